@@ -13,31 +13,30 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from train_utils.errors import CheckpointError, first_line
-from train_utils.files import CHECKPOINTS, find_checkpoint, has_checkpoint, whole_file
+from train_utils import errors, files
 
 FORMAT = "hydra-yolov3-spp checkpoint"
 VERSION = 1
+PREVIOUS = "last.previous"  # stem of the file that the newest last.pt replaced
 
 
 def save_checkpoint(path: Path, state: dict[str, Any], keep_previous: bool = False) -> None:
     """Write ``state`` to ``path``; after an error the old file is unchanged.
 
     ``state`` consists of dicts (keys: str or int), lists, tuples, tensors of any device, numbers,
-    strings, bools and None. With ``keep_previous`` the old file stays as ``<stem>.previous.pt``.
+    strings, bools and None. With ``keep_previous`` the old file stays as ``last.previous.pt``.
     Raises CheckpointError that names the entry that is not plain data, or the path and the reason.
     """
     plain = to_plain(state)
     content = {"format": FORMAT, "version": VERSION, "digest": digest_of(plain), "state": plain}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(path, "wb", previous_path(path) if keep_previous else None) as file:
+        with files.whole_file(path, "wb", path.with_stem(PREVIOUS) if keep_previous else None) as file:
             torch.save(content, file)
     except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError about positions
-        raise CheckpointError(
-            f"cannot write {path}: {first_line(error)}. fix: free some space, or choose another run_dir"
+        raise errors.CheckpointError(
+            f"cannot write {path}: {errors.first_line(error)}. fix: free some space, or choose another run_dir"
         ) from error
 
 
@@ -46,17 +45,17 @@ def load_checkpoint(path: Path, which: str = "best") -> dict[str, Any]:
 
     Raises CheckpointError if it is missing, damaged, or not of this project.
     """
-    file = find_checkpoint(path, which)
+    file = files.find_checkpoint(path, which)
     content = _content(file)
     state: dict[str, Any] = content["state"]
     if digest_of(state) != content.get("digest"):
-        raise CheckpointError(f"{file} is damaged: its content does not match its digest. fix: use another one")
+        raise errors.CheckpointError(f"{file} is damaged: its content does not match its digest. fix: use another one")
     return state
 
 
 def peek_config(path: Path) -> dict[str, Any]:
     """Read only the configuration of the checkpoint that ``load_checkpoint`` would read."""
-    config: dict[str, Any] = _content(find_checkpoint(path, "best"), mapped=True)["state"]["config"]
+    config: dict[str, Any] = _content(files.find_checkpoint(path, "best"), mapped=True)["state"]["config"]
     return config
 
 
@@ -65,24 +64,21 @@ def load_last(run_dir: Path) -> tuple[dict[str, Any], str | None]:
 
     Those are the ``last.pt`` before it and ``best.pt``. Raises CheckpointError if none can be read.
     """
-    last = run_dir / CHECKPOINTS / "last.pt"
-    files = [file for file in (last, previous_path(last), last.with_name("best.pt")) if file.exists()]
-    if not files:
-        raise CheckpointError(f"there is no checkpoint in {last.parent.absolute()}. fix: give the folder of a run")
+    last = run_dir / files.CHECKPOINTS / "last.pt"
+    present = [file for file in (last, last.with_stem(PREVIOUS), last.with_stem("best")) if file.exists()]
+    if not present:
+        raise errors.CheckpointError(f"there is no checkpoint in {last.parent.absolute()}. fix: give a run's folder")
     damaged: list[str] = []
-    for file in files:
+    for file in present:
         try:
             state = load_checkpoint(file)
-        except CheckpointError as error:
+        except errors.CheckpointError as error:
             damaged.append(str(error).partition(". fix:")[0])
             continue
         if file == last:
             return state, None
         return state, f"resuming from {file}, because {'; '.join(damaged) or f'there is no {last}'}"
-    raise CheckpointError(
-        f"no checkpoint of {run_dir} can be read: {'; '.join(damaged)}. fix: start a new run, or copy an intact one "
-        "there"
-    )
+    raise errors.CheckpointError(f"no checkpoint of {run_dir} can be read: {'; '.join(damaged)}. fix: start a new run")
 
 
 def continue_from(resume: str | None) -> tuple[dict[str, Any] | None, str | None]:
@@ -94,20 +90,15 @@ def continue_from(resume: str | None) -> tuple[dict[str, Any] | None, str | None
     if resume is None:
         return None, None
     folder = Path(resume)
-    if (folder / "config.yaml").is_file() and not has_checkpoint(folder):
+    if (folder / "config.yaml").is_file() and not files.has_checkpoint(folder):
         return None, f"{folder} holds no checkpoint yet: its run starts over"
     state, message = load_last(folder)
     if "optimizer" not in state:
-        raise CheckpointError(
+        raise errors.CheckpointError(
             f"resume={folder}: its checkpoint holds converted weights, no training to resume."
             " fix: start a new run with model.weights=<the .pt file>"
         )
     return state, message
-
-
-def previous_path(path: Path) -> Path:
-    """Where ``save_checkpoint`` keeps the file it replaces."""
-    return path.with_name(f"{path.stem}.previous{path.suffix}")
 
 
 def _content(file: Path, mapped: bool = False) -> dict[str, Any]:
@@ -117,16 +108,16 @@ def _content(file: Path, mapped: bool = False) -> dict[str, Any]:
     except Exception as error:
         # Damaged bytes can raise any error. Its text is left out: for a pickle of more than plain
         # data, torch advises to load it anyway.
-        raise CheckpointError(
+        raise errors.CheckpointError(
             f"{file} is damaged, or not a checkpoint of this project ({type(error).__name__}). fix: use another one"
         ) from error
     if not isinstance(content, dict) or (content.get("format"), content.get("version")) != (FORMAT, VERSION):
-        raise CheckpointError(
+        raise errors.CheckpointError(
             f"{file} is not a checkpoint of this project and version. fix: give one that train.py wrote; Darknet "
             ".weights go to model.weights"
         )
     if not isinstance(content.get("state"), dict):
-        raise CheckpointError(f"{file} is damaged: it holds no state. fix: use another one")
+        raise errors.CheckpointError(f"{file} is damaged: it holds no state. fix: use another one")
     return content
 
 
@@ -136,7 +127,7 @@ def to_plain(value: Any, key: str = "state", copied: bool = False) -> Any:
     With ``copied`` the result shares no memory with ``value``, which training keeps changing.
     Raises CheckpointError that names the entry, below ``key``, that is not plain data.
     """
-    if isinstance(value, Tensor):
+    if isinstance(value, torch.Tensor):
         tensor = value.detach().cpu().contiguous()
         # torch would save a view's whole storage.
         whole = tensor.untyped_storage().nbytes() == tensor.nbytes
@@ -149,7 +140,7 @@ def to_plain(value: Any, key: str = "state", copied: bool = False) -> Any:
     # Exact types: reading a subclass, such as a string enum, would need its class.
     if value is None or type(value) in (bool, int, float, str):
         return value
-    raise CheckpointError(
+    raise errors.CheckpointError(
         f"{key} of a checkpoint is a {type(value).__name__}. fix: save tensors, numbers, strings, lists and dicts only"
     )
 
@@ -159,7 +150,7 @@ def digest_of(state: Any) -> str:
     sha = hashlib.sha256()
 
     def walk(value: Any, key: str) -> None:
-        if isinstance(value, Tensor):
+        if isinstance(value, torch.Tensor):
             sha.update(f"{key}:{value.dtype}{list(value.shape)}\n".encode())
             sha.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
         elif isinstance(value, dict):
@@ -187,7 +178,7 @@ class CheckpointWriter:
     def __init__(
         self, folder: Path, log_line: Callable[[str], None], every_steps: int = 0, every_minutes: float = 0
     ) -> None:
-        self._folder, self._log_line = folder / CHECKPOINTS, log_line
+        self._folder, self._log_line = folder / files.CHECKPOINTS, log_line
         self._every_steps, self._every_seconds = every_steps, 60 * every_minutes
         self._last_save = time.monotonic()
         self._pool = ThreadPoolExecutor(1, "checkpoint")
@@ -214,10 +205,10 @@ class CheckpointWriter:
             self._log_line(f"{error}. Training continues with the previous checkpoint and will try again")
         self._pending = self._pool.submit(self._write, copy, is_best)
 
-    def wait(self) -> CheckpointError | None:
+    def wait(self) -> errors.CheckpointError | None:
         """Wait for the write under way; return its error if it failed."""
         error = self._pending.exception() if self._pending is not None else None
-        if error is not None and not isinstance(error, CheckpointError):
+        if error is not None and not isinstance(error, errors.CheckpointError):
             raise error
         return error
 

@@ -72,20 +72,16 @@ def score(truth: GroundTruth, detections: Detections) -> Evaluation:
     # (IoU thresholds, recalls, classes, areas: all, small, medium, large; limits: 1, 10, 100),
     # and the same without recalls.
     precision, recall = evaluation.eval["precision"], evaluation.eval["recall"]
-    of_all, sizes = precision[..., 0, 2], range(1, 4)
-    parts = [of_all, of_all[0], of_all[5], *(precision[..., size, 2] for size in sizes)]
-    parts += [recall[..., 0, limit] for limit in range(3)] + [recall[..., size, 2] for size in sizes]
+    of_all, by_size = precision[..., 0, 2], np.moveaxis(precision[..., 1:, 2], -1, 0)
+    by_limit, recall_by_size = np.moveaxis(recall[..., 0, :], -1, 0), np.moveaxis(recall[..., 1:, 2], -1, 0)
+    parts = [of_all, of_all[0], of_all[5], *by_size, *by_limit, *recall_by_size]
     figures = dict(zip(FIGURES, map(_mean_of_present, parts), strict=True))
     per_class = {}
     for index, name in enumerate(truth.names):
         of_class = (truth.classes == index) & ~truth.crowd.astype(bool)
-        all_sizes = of_all[:, :, index]
-        parts = [all_sizes, all_sizes[0], *(precision[:, :, index, size, 2] for size in sizes)]
+        parts = [of_all[..., index], of_all[0, :, index], *by_size[..., index]]
         row = dict(zip(PER_CLASS, map(_mean_of_present, parts), strict=True))
-        per_class[name] = row | {
-            "images": len(np.unique(truth.image_of_box[of_class])),
-            "boxes": int(of_class.sum()),
-        }
+        per_class[name] = row | {"images": len(np.unique(truth.image_of_box[of_class])), "boxes": int(of_class.sum())}
     return Evaluation(figures, per_class, truth, detections)
 
 

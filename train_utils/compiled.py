@@ -13,35 +13,31 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
 
-from train_utils.distributed import World, sum_over_ranks
-from train_utils.engine import Loss
-from train_utils.errors import TrainError
+from train_utils import distributed, engine, errors
 
 CUDA_GRAPHS = "reduce-overhead"  # torch's name of the mode
 TARGET_ROWS = 256  # targets are filled up to multiples of this, for few graphs of the loss
 GRAPHS_OF_A_SIZE = 16  # at most: one for each multiple
 
 
-def check_compiling(mode: str, world: World, rect: bool) -> None:
+def check_compiling(mode: str, world: distributed.World, rect: bool) -> None:
     """Raise TrainError for options that train.compile cannot go with."""
     if mode != "off" and rect:
-        raise TrainError(
+        raise errors.TrainError(
             "train.rect=true gives hundreds of image sizes, and train.compile needs minutes for each. "
             "fix: train.compile=off or train.rect=false"
         )
     if mode == CUDA_GRAPHS and (world.device.type == "cpu" or world.world_size > 1):
-        raise TrainError(
+        raise errors.TrainError(
             f"train.compile={mode} is for one GPU and a process without a launcher such as torchrun. "
             "fix: train.compile=default"
         )
 
 
 def compile_step(
-    network: nn.Module, loss: Loss, to_input: Callable[[Any], Tensor], mode: str, sizes: int
-) -> tuple[Loss, Callable[[Any], Tensor]]:
+    network: torch.nn.Module, loss: engine.Loss, to_input: Callable[[Any], torch.Tensor], mode: str, sizes: int
+) -> tuple[engine.Loss, Callable[[Any], torch.Tensor]]:
     """Compile ``network`` in place; return ``loss`` and ``to_input`` compiled, too.
 
     ``mode`` is one of torch.compile, and ``sizes`` the number of image sizes. Each is compiled in
@@ -55,12 +51,10 @@ def compile_step(
     limits.recompile_limit = max(limits.recompile_limit, sizes * GRAPHS_OF_A_SIZE)
     limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, sizes * GRAPHS_OF_A_SIZE)
     network.compile(mode=mode, dynamic=False)
-    compiled_input, parameters = (
-        torch.compile(to_input, mode=mode, dynamic=False, fullgraph=True),
-        [*network.parameters()],
-    )
+    compiled_input = torch.compile(to_input, mode=mode, dynamic=False, fullgraph=True)
+    parameters = list(network.parameters())
 
-    def begin_micro_batch(batch: Any) -> Tensor:
+    def begin_micro_batch(batch: Any) -> torch.Tensor:
         if mode == CUDA_GRAPHS:
             for parameter in parameters:
                 if parameter.grad is not None:
@@ -75,15 +69,16 @@ def compile_step(
 class _CompiledLoss:
     """A loss on targets filled up with rows of zeros, which count for nothing."""
 
-    def __init__(self, loss: Loss, mode: str) -> None:
-        def parts(maps: list[Tensor], targets: Tensor, ratio: Any, world_size: int) -> Any:
-            return loss(maps, targets, objectness_ratio=ratio, sum_over_ranks=sum_over_ranks, world_size=world_size)
+    def __init__(self, loss: engine.Loss, mode: str) -> None:
+        def parts(maps: list[torch.Tensor], targets: torch.Tensor, ratio: Any, world_size: int) -> Any:
+            exchange = {"sum_over_ranks": distributed.sum_over_ranks, "world_size": world_size}
+            return loss(maps, targets, objectness_ratio=ratio, **exchange)
 
         self._eager, self._is_prepared = loss, False
         self._parts = torch.compile(parts, mode=mode, dynamic=False, fullgraph=True)
 
     def __call__(
-        self, raw_maps: Sequence[Tensor], targets: Tensor, *, objectness_ratio: float, world_size: int, **_: Any
+        self, raw_maps: Sequence[Any], targets: torch.Tensor, *, objectness_ratio: float, world_size: int, **_: Any
     ) -> Any:
         """The parts of the loss; the exchange between ranks lies in its graph."""
         if not self._is_prepared:  # what a loss keeps for a device, such as its anchors, is to be no part of its graph
@@ -93,4 +88,5 @@ class _CompiledLoss:
         missing = max(len(targets), 1) + -max(len(targets), 1) % TARGET_ROWS - len(targets)
         # A number would be a constant of the graph, and each step of the burn-in has another.
         ratio = torch.full((), objectness_ratio, device=targets.device)
-        return self._parts(list(raw_maps), F.pad(targets, (0, 0, 0, missing)), ratio, world_size)
+        filled = torch.nn.functional.pad(targets, (0, 0, 0, missing))
+        return self._parts(list(raw_maps), filled, ratio, world_size)

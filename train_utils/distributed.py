@@ -1,7 +1,7 @@
 """The ranks of a run: how they meet, who builds first, and what they exchange.
 
-In a single process each function does nothing or returns its input, so callers need no second path.
-What must answer before torch is imported is in launch.py.
+In a single process each function does nothing or returns its input. What must answer before torch
+is imported is in launch.py.
 """
 
 import itertools
@@ -14,11 +14,9 @@ from datetime import timedelta
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
+from train_utils import launch
 from train_utils.errors import DistributedError, first_line
-from train_utils.launch import Launch, claim_report, read_launch
 
 PAUSE_SECONDS = 0.1  # between looks at the store
 _groups = itertools.count()  # that this process opened
@@ -54,28 +52,26 @@ def init_distributed_mode(device: str, timeout_seconds: float) -> World:
     wait for peers, here and in each later exchange. Raises DistributedError if they are not found,
     or if a rank has no device of its own.
     """
-    launch = read_launch()
-    chosen, num_nodes = choose_device(device, launch.local_rank), 1
+    place = launch.read_launch()
+    chosen, num_nodes = choose_device(device, place.local_rank), 1
     if chosen.type == "cuda":
-        if launch.launcher == "torchrun" and launch.local_rank >= torch.cuda.device_count():
+        if place.launcher == "torchrun" and place.local_rank >= torch.cuda.device_count():
             raise DistributedError(
-                f"process {launch.local_rank} of this machine finds {torch.cuda.device_count()} GPU(s). "
+                f"process {place.local_rank} of this machine finds {torch.cuda.device_count()} GPU(s). "
                 "fix: start one process for each GPU, or train.device=cpu"
             )
         torch.cuda.set_device(chosen)
-    if launch.world_size > 1:
+    if place.world_size > 1:
         if not dist.is_initialized():
-            _open_group(launch, chosen, timeout_seconds)
-        places = torch.tensor([launch.local_rank == 0, chosen.type == "cuda"]).long()
-        num_nodes, on_gpus = sum_over_ranks(places).tolist()
-        if on_gpus not in (0, launch.world_size):
+            _open_group(place, chosen, timeout_seconds)
+        counts = torch.tensor([place.local_rank == 0, chosen.type == "cuda"]).long()
+        num_nodes, on_gpus = sum_over_ranks(counts).tolist()
+        if on_gpus not in (0, place.world_size):
             raise DistributedError(
-                f"{on_gpus} of {launch.world_size} ranks have a GPU. fix: train.device=cpu, or GPUs on all nodes"
+                f"{on_gpus} of {place.world_size} ranks have a GPU. fix: train.device=cpu, or GPUs on all nodes"
             )
-    ranks_of_node = -(-launch.world_size // num_nodes)
-    return World(
-        launch.rank, launch.local_rank, launch.world_size, ranks_of_node, num_nodes, chosen, launch.launcher
-    )  # fmt: skip
+    of_node = -(-place.world_size // num_nodes)
+    return World(place.rank, place.local_rank, place.world_size, of_node, num_nodes, chosen, place.launcher)
 
 
 def choose_device(requested: str, local_rank: int | None = None) -> torch.device:
@@ -96,17 +92,17 @@ def choose_device(requested: str, local_rank: int | None = None) -> torch.device
     return torch.device("cuda", local_rank % torch.cuda.device_count())
 
 
-def _open_group(launch: Launch, device: torch.device, timeout_seconds: float) -> None:
+def _open_group(place: launch.Launch, device: torch.device, timeout_seconds: float) -> None:
     timeout = timedelta(seconds=timeout_seconds)
     try:
-        reached, rank, world_size = next(dist.rendezvous(launch.url, launch.rank, launch.world_size, timeout=timeout))
+        reached, rank, world_size = next(dist.rendezvous(place.url, place.rank, place.world_size, timeout=timeout))
         # torchrun's store may hold the keys of dead processes and of an earlier training here.
-        store = dist.PrefixStore(f"{launch.attempt}/{next(_groups)}", reached)
+        store = dist.PrefixStore(f"{place.attempt}/{next(_groups)}", reached)
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     except (RuntimeError, ValueError) as error:
         raise DistributedError(
-            f"rank {launch.rank} did not meet its peers ({first_line(error)}). fix: look for the first error in the "
+            f"rank {place.rank} did not meet its peers ({first_line(error)}). fix: look for the first error in the "
             "output of all ranks; MASTER_ADDR and MASTER_PORT say where to meet, "
             "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME=<the interface between the hosts> how"
         ) from error
@@ -116,10 +112,9 @@ def _open_group(launch: Launch, device: torch.device, timeout_seconds: float) ->
 def torch_distributed_zero_first(world: World) -> Iterator[None]:
     """Run the body on rank 0, then on the first rank of each other node, then on all others.
 
-    One builds, the others open what it built, whether or not the nodes share a disk. They wait on
-    the store, not in a collective with its time-out, so that building may take hours. No rank
-    leaves before all builders are done. If one raises, those that wait for it raise
-    DistributedError with its sentence. All ranks must enter in the same order.
+    One builds, the others open what it built. They wait on the store, not in a collective with its
+    time-out, so that building may take hours. No rank leaves before all builders are done. If one
+    raises, those that wait for it raise DistributedError with its sentence.
     """
     if world.world_size == 1:
         yield
@@ -138,7 +133,7 @@ def torch_distributed_zero_first(world: World) -> Iterator[None]:
     try:
         yield
     except BaseException as error:  # Ctrl-C too: peers must not wait for a builder that ends
-        claim_report()  # before its peers wake: this rank has the traceback
+        launch.claim_report()  # before its peers wake: this rank has the traceback
         store.compare_set(f"{section}/failure", "", f"{error} ({type(error).__name__} on rank {world.rank})")
         raise
     if world.is_local_main:
@@ -151,7 +146,7 @@ def barrier() -> None:
     max_over_ranks([0])  # on gloo, so the device's queue is left alone
 
 
-def sum_over_ranks(tensor: Tensor) -> Tensor:
+def sum_over_ranks(tensor: torch.Tensor) -> torch.Tensor:
     """Sum ``tensor`` (same shape and dtype everywhere) over all ranks, without autograd."""
     if not dist.is_initialized():
         return tensor
@@ -162,11 +157,10 @@ def sum_over_ranks(tensor: Tensor) -> Tensor:
 
 def max_over_ranks(values: list[int]) -> list[int]:
     """The maximum of each value over all ranks, exchanged on the CPU."""
-    if not dist.is_initialized():
-        return [int(value) for value in values]
     largest = torch.tensor(values, dtype=torch.int64)
-    dist.all_reduce(largest, dist.ReduceOp.MAX)
-    return [int(value) for value in largest]
+    if dist.is_initialized():
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+    return list(largest.tolist())
 
 
 def broadcast_text(text: str | None) -> str:
@@ -174,26 +168,23 @@ def broadcast_text(text: str | None) -> str:
     texts = [text]
     if dist.is_initialized():
         dist.broadcast_object_list(texts)
-    assert texts[0] is not None
-    return texts[0]
+    return str(texts[0])
 
 
-def broadcast_module(module: nn.Module) -> None:
+def broadcast_module(module: torch.nn.Module) -> None:
     """Overwrite parameters and buffers with rank 0's, so all ranks score the same model."""
     if dist.is_initialized():
-        for tensor in itertools.chain(module.parameters(), module.buffers()):
+        for tensor in (*module.parameters(), *module.buffers()):
             dist.broadcast(tensor.detach(), src=0)
 
 
-def wrap_ddp(model: nn.Module, world: World) -> nn.Module:
+def wrap_ddp(model: torch.nn.Module, world: World) -> torch.nn.Module:
     """Wrap the model so that ranks sync gradients; a single rank keeps the plain model."""
     if world.world_size == 1:
         return model
-    wrapped = DistributedDataParallel(
-        model,
-        device_ids=[world.device.index] if world.device.type == "cuda" else None,
-        gradient_as_bucket_view=True,  # saves one copy of the gradients
-    )
+    ids = [world.device.index] if world.device.type == "cuda" else None
+    # As views of its buckets the gradients exist once.
+    wrapped = torch.nn.parallel.DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
     # The constructor made buffers equal; as its argument this would skip that. Synchronised
     # statistics stay equal. Others do not affect training, and those of rank 0 are kept.
     wrapped.broadcast_buffers = False

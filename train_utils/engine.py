@@ -7,13 +7,8 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
-from train_utils.checkpoint import CheckpointWriter
-from train_utils.distributed import World, max_over_ranks, sum_over_ranks
-from train_utils.errors import TrainError
-from train_utils.optim import pairs_by_dtype
+from train_utils import checkpoint, distributed, errors, optim
 from train_utils.progress import Progress
 from train_utils.stop import StopRequest
 from train_utils.train_state import LOSS_NAMES, TrainState
@@ -25,23 +20,18 @@ HELP = "a lower optim.lr, a longer optim.burn_in_epochs, optim.clip_norm=10, or 
 class ForwardPass(NamedTuple):
     """The network with its loss: what every micro-batch goes through."""
 
-    model: nn.Module  # the plain model, or as ``wrap_ddp`` returned it
+    model: torch.nn.Module  # the plain model, or as ``wrap_ddp`` returned it
     loss: Loss
-    to_input: Callable[[Any], Tensor]  # turns a batch, on its device, into the network's floats
+    to_input: Callable[[Any], torch.Tensor]  # turns a batch, on its device, into the network's floats
     autocast_dtype: torch.dtype | None  # None: that of the weights
-    world: World
+    world: distributed.World
 
-    def __call__(self, images: Tensor, targets: Tensor, burn_in: float) -> Any:
+    def __call__(self, images: torch.Tensor, targets: torch.Tensor, burn_in: float) -> Any:
         """The parts of the loss of ``images`` (B, 3, H, W); ``burn_in``: the share that is done."""
         with torch.autocast(images.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None):
             raw_maps = self.model(images)
-        return self.loss(
-            raw_maps,
-            targets,
-            objectness_ratio=burn_in,
-            sum_over_ranks=sum_over_ranks,
-            world_size=self.world.world_size,
-        )
+        exchange = {"sum_over_ranks": distributed.sum_over_ranks, "world_size": self.world.world_size}
+        return self.loss(raw_maps, targets, objectness_ratio=burn_in, **exchange)
 
 
 class EpochResult(NamedTuple):
@@ -59,7 +49,7 @@ def train_one_epoch(  # noqa: PLR0915 - all that a step does
     state: TrainState,
     guard: "NonFiniteGuard",
     stop: StopRequest,
-    writer: CheckpointWriter,
+    writer: checkpoint.CheckpointWriter,
     log_step: Callable[[int, Mapping[str, float]], None],
     progress: Progress,
     accumulate: int,
@@ -91,7 +81,7 @@ def train_one_epoch(  # noqa: PLR0915 - all that a step does
             guard.begin_step()
             schedule.apply(state.optimizer, state.step)
         passes += 1
-        if isinstance(model, DistributedDataParallel):
+        if isinstance(model, torch.nn.parallel.DistributedDataParallel):
             model.require_backward_grad_sync = passes == accumulate  # as its no_sync() does
         batch = batch.to(world.device, non_blocking=True)
         parts = forward(forward.to_input(batch), batch.targets, schedule.burn_in(state.step))
@@ -106,7 +96,7 @@ def train_one_epoch(  # noqa: PLR0915 - all that a step does
             continue
 
         state.scaler.unscale_(state.optimizer)
-        norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         means = sums / accumulate
         *losses, _ = numbers = torch.cat([means, norm.to(means).view(1)]).tolist()  # the step's only host read
         named = dict(zip(LOSS_NAMES, losses, strict=True))
@@ -116,7 +106,7 @@ def train_one_epoch(  # noqa: PLR0915 - all that a step does
         else:
             guard.in_a_row = 0
             if schedule.config.clip_norm is not None:
-                nn.utils.clip_grads_with_norm_(parameters, schedule.config.clip_norm, norm)
+                torch.nn.utils.clip_grads_with_norm_(parameters, schedule.config.clip_norm, norm)
             state.optimizer.step()  # scaler.step() would ask the device again whether all is finite
             state.scaler.update()
             state.average.update()
@@ -134,7 +124,7 @@ def train_one_epoch(  # noqa: PLR0915 - all that a step does
             break
         progress.at(images, live_figures)
     seconds = time.perf_counter() - started
-    epoch_means = (sum_over_ranks(state.loss_sums) / max(1, state.loss_steps * world.world_size)).tolist()
+    epoch_means = (distributed.sum_over_ranks(state.loss_sums) / max(1, state.loss_steps * world.world_size)).tolist()
     losses_by_name = dict(zip(LOSS_NAMES, epoch_means, strict=True))
     return EpochResult(state.optimizer.param_groups[0]["lr"], losses_by_name, images / seconds, waited / seconds)
 
@@ -146,7 +136,7 @@ def rehearse(forward: ForwardPass, state: TrainState, side: int) -> None:
     then adds in another order. A resumed run needs that pass too, or it would differ from the
     uninterrupted run in the last bits.
     """
-    if not isinstance(forward.model, DistributedDataParallel):
+    if not isinstance(forward.model, torch.nn.parallel.DistributedDataParallel):
         return
     forward.model.train()
     dtype = next(parameter for parameter in forward.model.parameters() if parameter.requires_grad).dtype
@@ -163,11 +153,10 @@ class NonFiniteGuard:
     lines for the log.
     """
 
-    def __init__(self, model: nn.Module, limit: int, log_line: Callable[[str], None]) -> None:
+    def __init__(self, model: torch.nn.Module, limit: int, log_line: Callable[[str], None]) -> None:
         self.in_a_row = 0  # steps skipped; the caller sets it to 0 after a good step
         self._limit, self._log_line = limit, log_line
-        buffers = list(model.buffers())
-        self._buffers = pairs_by_dtype([buffer.clone() for buffer in buffers], buffers)  # copies, and the model's
+        self._buffers = optim.pairs_by_dtype(map(torch.clone, model.buffers()), model.buffers())
 
     def begin_step(self) -> None:
         """Copy the model's buffers before the step."""
@@ -184,7 +173,7 @@ class NonFiniteGuard:
         """
         for before, now in self._buffers:
             torch._foreach_copy_(now, before)
-        loss_broke = max_over_ranks([not all(map(math.isfinite, losses.values()))])[0]
+        loss_broke = distributed.max_over_ranks([not all(map(math.isfinite, losses.values()))])[0]
         scale = state.scaler.get_scale()
         state.scaler.update()
         if not loss_broke and scale > max(1.0, state.scaler.get_scale()):
@@ -197,14 +186,14 @@ class NonFiniteGuard:
         named = ", ".join(f"{name} {value:.4g}" for name, value in losses.items())
         self._log_line(f"step {state.step}: loss or gradient is not finite ({named}): update skipped")
         if self.in_a_row > self._limit:
-            raise TrainError(
+            raise errors.TrainError(
                 f"loss or gradient is no longer finite at step {state.step} ({named}), {self.in_a_row} step(s) in a "
                 f"row. fix: {HELP}"
             )
 
 
 @contextmanager
-def explain_out_of_memory(sampler: Any, world: World) -> Iterator[None]:
+def explain_out_of_memory(sampler: Any, world: distributed.World) -> Iterator[None]:
     """Raise TrainError with the next lower train.micro_batch_size if torch runs out of memory."""
     try:
         yield
@@ -214,7 +203,7 @@ def explain_out_of_memory(sampler: Any, world: World) -> Iterator[None]:
         images = sampler.images_per_rank
         lower = [size for size in range(1, images) if images * sampler.accumulate % size == 0]
         fix = f"train.micro_batch_size={lower[-1] * world.world_size}, or " if lower else ""
-        raise TrainError(
+        raise errors.TrainError(
             f"out of memory in a pass of train.micro_batch_size={images * world.world_size} images over all ranks. "
             f"fix: {fix}a smaller train.image_size or model.width"
         ) from error

@@ -1,7 +1,5 @@
 """Errors that end a run with one sentence: what is wrong, and how to fix it."""
 
-from __future__ import annotations
-
 import re
 
 

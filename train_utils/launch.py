@@ -1,8 +1,7 @@
 """How this process was started: its place among the ranks, its job, and how it ends.
 
-Three launchers are known: torch's (``torchrun`` or ``python -m torch.distributed.launch``), SLURM's
-``srun`` with one task per process, and none. Only this file reads the environment; tests pass
-dictionaries. It imports no torch, so that a refused option costs no start of torch.
+Three launchers are known: torch's, SLURM's ``srun`` with one task per process, and none. Only this
+file reads the environment; tests pass dictionaries. It imports no torch.
 """
 
 import os
@@ -65,12 +64,12 @@ def read_launch(environment: Mapping[str, str] = os.environ) -> Launch:
 def job_folder_name(environment: Mapping[str, str] = os.environ) -> str | None:
     """A run folder name that survives restarts: ``slurm-<job>`` or ``torchrun-<run id>``.
 
-    The latter needs a torchrun that may restart and has an id (``--rdzv-id``; automatic on one
-    machine).
+    The latter needs a torchrun that may restart and has an id (``--rdzv-id``).
     """
-    array, task = environment.get("SLURM_ARRAY_JOB_ID"), environment.get("SLURM_ARRAY_TASK_ID")
-    if job := f"{array}_{task}" if array and task else environment.get("SLURM_JOB_ID"):
-        return f"slurm-{job}"
+    if "SLURM_ARRAY_JOB_ID" in environment:
+        return f"slurm-{environment['SLURM_ARRAY_JOB_ID']}_{environment['SLURM_ARRAY_TASK_ID']}"
+    if "SLURM_JOB_ID" in environment:
+        return f"slurm-{environment['SLURM_JOB_ID']}"
     run = environment.get("TORCHELASTIC_RUN_ID", "none")
     if run in ("", "none") or allowed_restarts(environment) == 0:
         return None
@@ -79,7 +78,7 @@ def job_folder_name(environment: Mapping[str, str] = os.environ) -> str | None:
 
 def requeues(environment: Mapping[str, str] = os.environ) -> int:
     """How often SLURM has requeued this job; 0 elsewhere."""
-    return int(environment.get("SLURM_RESTART_COUNT", "0")) if "SLURM_JOB_ID" in environment else 0
+    return int(environment.get("SLURM_RESTART_COUNT", "0"))
 
 
 def allowed_restarts(environment: Mapping[str, str] = os.environ) -> int:
@@ -94,7 +93,7 @@ def requeue_file(environment: Mapping[str, str] = os.environ) -> Path | None:
 
 def prefer_expandable_segments() -> None:
     """Let CUDA's memory segments grow: sizes leave holes in fixed ones; call before torch loads."""
-    if sys.platform == "linux" and not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & set(os.environ):
+    if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & set(os.environ):
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
 
@@ -109,18 +108,17 @@ def claim_report() -> bool:
     The latter is for errors before there is a process group, as refused options. The other ranks
     wait here: their launcher ends all once one has ended, and the one that prints comes first.
     """
-    dist = sys.modules.get("torch.distributed")
-    if dist is None or not dist.is_initialized():
-        is_first = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0"
-    else:
+    rank = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0"))
+    first, dist = "0", sys.modules.get("torch.distributed")
+    if dist is not None and dist.is_initialized():
         rank = str(dist.get_rank())
         try:
-            is_first = dist.group.WORLD.get_group_store().compare_set("reporter", "", rank).decode() == rank
+            first = dist.group.WORLD.get_group_store().compare_set("reporter", "", rank).decode()
         except RuntimeError:  # the store is lost: twice is better than never
-            is_first = True
-    if not is_first:
+            first = rank
+    if first != rank:
         time.sleep(LAUNCHER_SECONDS)
-    return is_first
+    return first == rank
 
 
 def is_lost_peer(error: BaseException | None) -> bool:

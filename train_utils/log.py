@@ -8,9 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from train_utils.errors import TrainError
-from train_utils.files import whole_file
-from train_utils.progress import print_lines, warn
+from train_utils import errors, files, progress
 
 
 class GrowingFile:
@@ -35,7 +33,7 @@ class GrowingFile:
                 with suppress(OSError):
                     os.truncate(self._path, size)  # remove a partial line
             if not self._failed:
-                warn(f"cannot write {self._path} ({error.strerror}): its lines wait until it can")
+                progress.warn(f"cannot write {self._path} ({error.strerror}): its lines wait until it can")
             self._failed = True
         else:
             self._waiting, self._failed = "", False
@@ -51,9 +49,10 @@ class RunLog:
         """Write ``text``, in the file with a timestamp on each line; skip None and empty text."""
         if self._file is None or not text:
             return
-        print_lines(text)
+        progress.print_lines(text)
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
-        self._file.add("".join(f"{stamp} {line}".rstrip() + "\n" for line in text.split("\n")))
+        for line in text.split("\n"):
+            self._file.add(f"{stamp} {line}".rstrip() + "\n")
 
 
 class MetricsCsv:
@@ -72,11 +71,11 @@ class MetricsCsv:
                 if line.endswith("\n") and number.isdecimal() and int(number) <= done:  # a kill may have cut the last
                     rows.append(line)
         try:
-            with whole_file(path) as file:
+            with files.whole_file(path) as file:
                 csv.writer(file).writerow(columns)
                 file.writelines(rows)
         except OSError as error:
-            raise TrainError(f"cannot write {path} ({error.strerror}). fix: choose another run_dir") from error
+            raise errors.TrainError(f"cannot write {path} ({error.strerror}). fix: choose another run_dir") from error
 
     def write(self, row: Mapping[str, object]) -> None:
         """Append a row; a column without a value stays empty."""

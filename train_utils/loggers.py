@@ -4,30 +4,26 @@ A service, here or in a plugin, is a class that is made of a LoggedRun, called a
 thread of its own. It has the methods of TensorBoardLogger, which may raise any exception.
 """
 
+import queue
+import secrets
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from queue import SimpleQueue
-from threading import Thread
 from typing import Any
-from uuid import uuid4
 
 import cv2
 import torch
 import yaml
 
-from train_utils.coco_eval import ABSENT, FIGURES
+from train_utils import coco_eval, engine, errors, files, progress
 from train_utils.config import LoggerConfig
-from train_utils.engine import EpochResult
-from train_utils.errors import TrainError, first_line
-from train_utils.files import whole_file
 from train_utils.log import EPOCH_COLUMNS, MetricsCsv, RunLog, epoch_row
-from train_utils.progress import duration
 from train_utils.train_state import LOSS_NAMES, TrainState
 
 TABLES = {
-    "metrics": ("epoch", "step", "lr", *LOSS_NAMES, *FIGURES),  # equal in every repetition of a run
+    "metrics": ("epoch", "step", "lr", *LOSS_NAMES, *coco_eval.FIGURES),  # equal in every repetition of a run
     "times": ("epoch", "seconds", "images_per_second", "waiting"),
     "steps": ("step", "lr", *LOSS_NAMES),
 }
@@ -119,8 +115,8 @@ class LoggerThread:
 
     def __init__(self, name: str, logger: Any, warn: Callable[[str], None]) -> None:
         self._name, self._logger, self._warn, self._warned = name, logger, warn, False
-        self._messages: SimpleQueue[tuple[Any, ...] | None] = SimpleQueue()  # a method and its arguments
-        self._thread = Thread(target=self._work, name=f"logger-{name}", daemon=True)
+        self._messages: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()  # a method and its arguments
+        self._thread = threading.Thread(target=self._work, name=f"logger-{name}", daemon=True)
         self._thread.start()
 
     def send(self, method: str, *content: Any) -> None:
@@ -178,7 +174,7 @@ class Loggers:
             except Exception as error:  # of somebody else's client: of any kind
                 reason = f"logger={name} cannot start ({in_short(error)})"
                 if run.step == 0:
-                    raise TrainError(f"{reason}. fix: that, or leave {name} out") from error
+                    raise errors.TrainError(f"{reason}. fix: that, or leave {name} out") from error
                 self._log.line(f"warning: {reason}: the training is whole, figures are missing there")
             else:
                 self._threads.append(LoggerThread(name, logger, self._log.line))
@@ -189,7 +185,7 @@ class Loggers:
             self._tables["steps"].write({"step": step, **figures})
             self._scalars("train", figures)
 
-    def epoch(self, result: EpochResult, figures: Mapping[str, float], seconds: float, is_best: bool) -> None:
+    def epoch(self, result: engine.EpochResult, figures: Mapping[str, float], seconds: float, is_best: bool) -> None:
         """Log the epoch that the state has just counted, which took ``seconds``."""
         if not self._tables:
             return
@@ -202,20 +198,21 @@ class Loggers:
         self._scalars("val", figures)
         self._scalars("speed", speed)
 
-        scores = [f"{figures[name]:.3f}" if figures.get(name, ABSENT) != ABSENT else "-" for name in ("AP", "AP50")]
+        scores = map(coco_eval.format_figure, (figures.get("AP"), figures.get("AP50")))
         memory = f"{torch.cuda.max_memory_allocated() / 1e9:.1f}G" if torch.cuda.is_initialized() else "-"
         left = self.seconds / (state.epoch - self._first_epoch) * (self._epochs - state.epoch)  # evaluations included
-        times: list[str | float] = [result.images_per_second, memory, duration(seconds), duration(left)]
         if state.epoch == self._first_epoch + 1:
             self._log.line(epoch_row(list(EPOCH_COLUMNS)))
-        cells = [f"{state.epoch}/{self._epochs}", *result.losses.values(), *scores, *times]
-        self._log.line(epoch_row(cells) + " *" * is_best)
+        speeds = result.images_per_second, memory, progress.duration(seconds), progress.duration(left)
+        row_of_epoch = epoch_row([f"{state.epoch}/{self._epochs}", *result.losses.values(), *scores, *speeds])
+        self._log.line(row_of_epoch + " *" * is_best)
 
     def pictures(self, pattern: str) -> None:
         """Log the pictures of the run folder that match, by their names there."""
         for path in sorted(self._folder.glob(pattern)):
             name = path.relative_to(self._folder).with_suffix("").as_posix()
-            self._send("picture", self._state.step, name, path)
+            for thread in self._threads:
+                thread.send("picture", self._state.step, name, path)
 
     def result(self) -> None:
         """Log the best epoch's figures and the plots at the end of a training."""
@@ -229,24 +226,21 @@ class Loggers:
             thread.close(self._complete)
 
     def _scalars(self, group: str, figures: Mapping[str, float]) -> None:
-        present = {name: figure for name, figure in figures.items() if figure != ABSENT}
+        present = {name: figure for name, figure in figures.items() if figure != coco_eval.ABSENT}
         if present:
-            self._send("scalars", self._state.step, group, present)
-
-    def _send(self, method: str, *content: Any) -> None:
-        for thread in self._threads:
-            thread.send(method, *content)
+            for thread in self._threads:
+                thread.send("scalars", self._state.step, group, present)
 
 
 def own_id(folder: Path) -> str:
     """The id by which services find the run in ``folder`` again, from ``run_id.txt``."""
     path = folder / "run_id.txt"
     if not path.exists():
-        with whole_file(path) as file:
-            file.write(uuid4().hex[:12])
+        with files.whole_file(path) as file:
+            file.write(secrets.token_hex(6))
     return path.read_text()
 
 
 def in_short(error: BaseException) -> str:
     """The kind of an error and its first sentence."""
-    return f"{type(error).__name__}: {first_line(error)}"[:200]
+    return f"{type(error).__name__}: {errors.first_line(error)}"[:200]

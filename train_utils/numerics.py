@@ -10,11 +10,8 @@ from threading import Lock
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from train_utils.config import Precision, TrainSection
-from train_utils.errors import TrainError
-from train_utils.launch import fix_cublas_workspace
+from train_utils import config, errors, launch
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # parameters of mallopt(3)
 CPU_INFO = Path("/proc/cpuinfo")
@@ -32,9 +29,9 @@ def autocast_dtype(precision: str, device: torch.device, key: str = "train.preci
     if precision == "auto":
         return torch.bfloat16 if has_native_bfloat16(device) else None
     if precision == "float16" and device.type == "cpu":
-        raise TrainError(f"{key}=float16 needs a GPU. fix: {key}=bfloat16 or float32")
+        raise errors.TrainError(f"{key}=float16 needs a GPU. fix: {key}=bfloat16 or float32")
     if precision == "tf32" and not (device.type == "cuda" and torch.cuda.is_tf32_supported()):
-        raise TrainError(f"{key}=tf32 needs a GPU with TF32 (compute capability 8.0 or later). fix: {key}=float32")
+        raise errors.TrainError(f"{key}=tf32 needs a GPU of compute capability 8.0 or later. fix: {key}=float32")
     return DTYPES.get(precision)
 
 
@@ -68,7 +65,7 @@ def has_native_bfloat16(device: torch.device) -> bool:
     return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(listed)
 
 
-def prepare_numerics(options: TrainSection) -> None:
+def prepare_numerics(options: config.TrainSection) -> None:
     """Set seeds, determinism, TF32 and cuDNN's benchmark of a training, before CUDA computes.
 
     The seed is the same on every rank. Samples do not depend on it: each has its own generator,
@@ -78,25 +75,14 @@ def prepare_numerics(options: TrainSection) -> None:
     np.random.seed(options.seed % 2**32)
     torch.manual_seed(options.seed)
     if options.deterministic:
-        fix_cublas_workspace()
+        launch.fix_cublas_workspace()
     torch.use_deterministic_algorithms(options.deterministic, warn_only=True)
     torch.backends.cudnn.deterministic = options.deterministic
     # The benchmark picks algorithms by speed, and times them anew for each image size.
     one_size = not options.rect and options.multi_scale[0] == options.multi_scale[1]
     torch.backends.cudnn.benchmark = one_size and not options.deterministic
-    allow_tf32(options.precision is Precision.tf32)
+    allow_tf32(options.precision is config.Precision.tf32)
     keep_freed_memory()
-
-
-def cuda_generator() -> Tensor:
-    """State (uint8) of the CUDA generator, which dropout uses; empty if CUDA is not in use."""
-    return torch.cuda.get_rng_state() if torch.cuda.is_initialized() else torch.empty(0, dtype=torch.uint8)
-
-
-def set_cuda_generator(state: Tensor) -> None:
-    """Restore a state from ``cuda_generator``; do nothing if it is empty or CUDA is not in use."""
-    if torch.cuda.is_initialized() and len(state):
-        torch.cuda.set_rng_state(state)
 
 
 def keep_freed_memory() -> None:

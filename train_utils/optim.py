@@ -106,15 +106,15 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimiz
     ``bias``. Scales and offsets have no reason to be small, so they are not decayed.
     ``Schedule.apply`` sets the rest before each step.
     """
-    groups: dict[str, dict[str, nn.Parameter]] = {"convolution": {}, "norm": {}, "bias": {}}
-    for path, module in model.named_modules():
+    groups: dict[str, list[nn.Parameter]] = {"convolution": [], "norm": [], "bias": []}
+    for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             if parameter.requires_grad:
                 kind = "bias" if name == "bias" else "convolution" if isinstance(module, nn.Conv2d) else "norm"
-                groups[kind][f"{path}.{name}"] = parameter
-    rows: list[dict[str, Any]] = [
-        {"params": list(named.values()), "name": kind, "weight_decay": 0.0} for kind, named in groups.items()
-    ]
+                groups[kind].append(parameter)
+    rows: list[dict[str, Any]] = []
+    for kind, parameters in groups.items():
+        rows.append({"params": parameters, "name": kind, "weight_decay": 0.0})
     if config.name == Optimizer.adamw:
         return torch.optim.AdamW(rows, lr=config.lr, fused=True)  # the plain one reads its count of steps
     if config.name in OPTIMISERS:

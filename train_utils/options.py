@@ -1,7 +1,5 @@
 """Options of runs side by side, which of them a resume may change, and how a shell reads them."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Mapping

@@ -64,7 +64,8 @@ class Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._close()
+        if self._bar is not None:
+            self._bar.stop()
 
     def advance(self, units: int) -> None:
         """Count ``units`` more as finished."""
@@ -75,32 +76,24 @@ class Progress:
 
         ``figures`` are asked for only when they are shown: they may cost a wait for the device.
         """
-        self.done = done
-        if self._is_due():
-            self._show(figures)
-        if done == self.total:
-            self._close()
-
-    def _show(self, figures: Callable[[], Mapping[str, str]]) -> None:
-        done = self.done
-        self._shown, self._last = done, time.monotonic()
-        seconds = max(self._last - self._started, 1e-9)
-        left = [f"{duration(seconds / done * (self.total - done))} left"] if self.total and done else []
-        parts = [*(f"{name} {text}" for name, text in figures().items()), f"{done / seconds:.3g} {self._unit}/s"]
-        text = "  ".join([f"{done}/{self.total}" if self.total else str(done), *parts, *left])
-        if self._bar is None:
-            print(f"{self.title}  {text}", file=sys.stderr, flush=True)
+        self.done, now, total = done, time.monotonic(), self.total
+        if self._bar is not None:
+            is_due = now - self._last > SECONDS_BETWEEN_UPDATES
         else:
-            self._bar.update(bars.TaskID(0), completed=done, text=text, refresh=True)
-
-    def _close(self) -> None:
-        if self._bar is not None:
+            is_due = self._enabled and total > 0 and done * LINES // total > self._shown * LINES // total
+        if is_due:
+            self._shown, self._last = done, now
+            seconds = max(now - self._started, 1e-9)
+            parts = [f"{done}/{total}" if total else str(done), *map(" ".join, figures().items())]
+            parts.append(f"{done / seconds:.3g} {self._unit}/s")
+            if total and done:
+                parts.append(f"{duration(seconds / done * (total - done))} left")
+            if self._bar is None:
+                print("  ".join([self.title, *parts]), file=sys.stderr, flush=True)
+            else:
+                self._bar.update(bars.TaskID(0), completed=done, text="  ".join(parts), refresh=True)
+        if done == total and self._bar is not None:
             self._bar.stop()
-
-    def _is_due(self) -> bool:
-        if self._bar is not None:
-            return time.monotonic() - self._last > SECONDS_BETWEEN_UPDATES
-        return self._enabled and self.total > 0 and self.done * LINES // self.total > self._shown * LINES // self.total
 
 
 def duration(seconds: float) -> str:

@@ -12,48 +12,45 @@ from zipfile import BadZipFile
 import numpy as np
 import yaml
 
-from train_utils.coco_eval import FIGURES, PER_CLASS, Evaluation, format_figure
-from train_utils.detections import GroundTruth
-from train_utils.errors import TrainError
-from train_utils.files import whole_file
+from train_utils import coco_eval, detections, errors, files, plots
 from train_utils.options import flat, option
-from train_utils.plots import FOLDER, PLOTS
 
 FILE = "best_detections.npz"
 
 
-def keep_best(folder: Path, best: Evaluation) -> None:
+def keep_best(folder: Path, best: coco_eval.Evaluation) -> None:
     """Write ``best_detections.npz`` whole or not at all. Raises OSError."""
     scores = json.dumps({"figures": best.figures, "per_class": best.per_class})
-    with whole_file(folder / FILE, "wb") as file:
+    with files.whole_file(folder / FILE, "wb") as file:
         np.savez(file, scores=scores, detections=best.detections, **vars(best.truth))
 
 
-def read_best(folder: Path) -> Evaluation:
+def read_best(folder: Path) -> coco_eval.Evaluation:
     """Read what ``keep_best`` wrote. Raises TrainError if it is absent or damaged."""
     path = folder / FILE
     again = f"fix: python eval.py {option('ckpt', folder)} {option('out', folder)}"
     if not path.is_file():
-        raise TrainError(f"{folder} holds no {FILE}: not evaluated yet. {again}")
+        raise errors.TrainError(f"{folder} holds no {FILE}: not evaluated yet. {again}")
     try:
         with np.load(path) as file:
             arrays = dict(file)
-        scores, detections, names = (arrays.pop(name) for name in ("scores", "detections", "names"))
-        truth = GroundTruth(**arrays, names=names.tolist())
-        return Evaluation(**json.loads(str(scores)), truth=truth, detections=detections)
+        scores, reported, names = map(arrays.pop, ("scores", "detections", "names"))
+        truth = detections.GroundTruth(**arrays, names=names.tolist())
+        return coco_eval.Evaluation(**json.loads(str(scores)), truth=truth, detections=reported)
     except (OSError, ValueError, KeyError, TypeError, BadZipFile) as error:
-        raise TrainError(f"{path} is damaged ({error}). {again}") from error
+        raise errors.TrainError(f"{path} is damaged ({error}). {again}") from error
 
 
 def read_options(folder: Path) -> dict[str, Any]:
     """The options of a run by full key, as ``optim.lr``. Raises TrainError if it is none."""
     path = folder / "config.yaml"
     if not path.is_file():
-        raise TrainError(f"{folder} is not the folder of a run (no config.yaml). fix: runs/<name>/<date_time>")
+        raise errors.TrainError(f"{folder} is not the folder of a run (no config.yaml). fix: runs/<name>/<date_time>")
     return flat(yaml.safe_load(path.read_text(encoding="utf-8")))
 
 
-TRAIN_BATCH = "The first training batch, as the network gets it, with its boxes"
+PICTURES = {f"{plots.FOLDER}/{name}": title for name, title in plots.PLOTS.items()}  # titles by path in the run
+PICTURES["train_batch.jpg"] = "The first training batch, as the network gets it, with its boxes"
 PAGE = Template("""<!DOCTYPE html>
 <html lang="en">
 <meta charset="utf-8">
@@ -85,39 +82,44 @@ def write_report(folder: Path, options: Mapping[str, Any], defaults: Mapping[str
     figures = "<p>No epoch was evaluated yet.</p>"
     if (folder / FILE).is_file():
         best = read_best(folder)
-        figures = html_table(FIGURES, [[format_figure(best.figures[name]) for name in FIGURES]])
-        rows = [
-            (name, row["images"], row["boxes"], *(format_figure(row[key]) for key in PER_CLASS))
-            for name, row in best.per_class.items()
-        ]
-        figures += html_table(("class", "images", "boxes", *PER_CLASS), rows)
-    pictures = {folder / FOLDER / name: title for name, title in PLOTS.items()}
-    pictures[folder / "train_batch.jpg"] = TRAIN_BATCH
-    shown = [(key, _text(value), _text(defaults.get(key, "-"))) for key, value in options.items()]
+        figures = html_table(list(best.figures), [list(map(coco_eval.format_figure, best.figures.values()))])
+        rows: list[list[object]] = []
+        for name, row in best.per_class.items():
+            scores = map(coco_eval.format_figure, map(row.get, coco_eval.PER_CLASS))
+            rows.append([name, row["images"], row["boxes"], *scores])
+        figures += html_table(["class", "images", "boxes", *coco_eval.PER_CLASS], rows)
+    pictures = ""
+    for name, title in PICTURES.items():
+        if (folder / name).is_file():
+            data = base64.b64encode((folder / name).read_bytes()).decode()
+            source = f"data:image/{'png' if name.endswith('.png') else 'jpeg'};base64,{data}"
+            pictures += f'<figure><img alt="{title}" src="{source}"><figcaption>{title}</figcaption></figure>'
+    changed, unchanged = [], []
+    for key, value in options.items():
+        now, default = _text(value), _text(defaults.get(key, "-"))
+        if now == default:
+            unchanged.append((key, now))
+        else:
+            changed.append((key, now, default))
     text = PAGE.substitute(
         title=escape(f"{options['name']} · {folder.name}"),
         folder=escape(str(folder)),
         figures=figures,
-        pictures="".join(_figure(path, title) for path, title in pictures.items() if path.is_file()),
-        changed=html_table(("option", "value", "default"), [row for row in shown if row[1] != row[2]]),
-        unchanged=html_table(("option", "value"), [row[:2] for row in shown if row[1] == row[2]]),
+        pictures=pictures,
+        changed=html_table(["option", "value", "default"], changed),
+        unchanged=html_table(["option", "value"], unchanged),
     )
-    with whole_file(folder / "report.html") as file:
+    with files.whole_file(folder / "report.html") as file:
         file.write(text)
     return folder / "report.html"
 
 
 def html_table(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """An HTML table of escaped cells."""
-    head = "".join(f"<th>{escape(title)}</th>" for title in titles)
-    body = "".join(f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in row)}</tr>\n" for row in rows)
-    return f"<table>\n<tr>{head}</tr>\n{body}</table>\n"
-
-
-def _figure(path: Path, title: str) -> str:
-    data = base64.b64encode(path.read_bytes()).decode()
-    kind = "png" if path.suffix == ".png" else "jpeg"
-    return f'<figure><img alt="{title}" src="data:image/{kind};base64,{data}"><figcaption>{title}</figcaption></figure>'
+    """An HTML table of ``titles`` and escaped cells."""
+    text = f"<table>\n<tr><th>{'</th><th>'.join(titles)}</th></tr>\n"
+    for row in rows:
+        text += f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in row)}</tr>\n"
+    return f"{text}</table>\n"
 
 
 def _text(value: Any) -> str:

@@ -4,7 +4,6 @@ import fcntl
 import itertools
 import json
 import os
-import platform
 import re
 import tempfile
 import time
@@ -12,17 +11,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from train_utils import launch
-from train_utils.distributed import World, broadcast_text
-from train_utils.errors import CheckpointError, TrainError
-from train_utils.files import CHECKPOINTS, has_checkpoint
-from train_utils.options import option
+from train_utils import distributed, errors, files, launch, options
 
 LOCK = ".lock"
 
 
 @contextmanager
-def open_run_folder(world: World, name: str, run_dir: str | None, resume: str | None) -> Iterator[Path]:
+def open_run_folder(world: distributed.World, name: str, run_dir: str | None, resume: str | None) -> Iterator[Path]:
     """Create and lock the run's folder while the body runs; it is the same on every rank.
 
     The folder is ``resume``, else ``run_dir``, else a new one: ``runs/<name>/slurm-<job id>`` under
@@ -40,9 +35,9 @@ def open_run_folder(world: World, name: str, run_dir: str | None, resume: str | 
             folder = _locked(Path(resume).resolve(), "resume")
         elif run_dir is not None:
             folder = _locked(path := Path(run_dir).resolve(), "run_dir")
-            if has_checkpoint(path):
-                raise TrainError(
-                    f"run_dir={path} already holds a run. fix: {option('resume', path)} to continue it"
+            if files.has_checkpoint(path):
+                raise errors.TrainError(
+                    f"run_dir={path} already holds a run. fix: {options.option('resume', path)} to continue it"
                     " (resume=auto finds it), or another run_dir"
                 )
         else:
@@ -53,7 +48,7 @@ def open_run_folder(world: World, name: str, run_dir: str | None, resume: str | 
 
     try:
         on_main(world, choose)
-        yield Path(broadcast_text(str(folder or "")))
+        yield Path(distributed.broadcast_text(str(folder or "")))
     finally:
         if folder is not None:
             with suppress(OSError):
@@ -71,32 +66,34 @@ def find_run(name: str, run_dir: str | None, is_same: Callable[[Path], bool]) ->
         return own if (own / "config.yaml").is_file() else None
     runs, job = [path.parent for path in Path("runs", name).resolve().glob("*/config.yaml")], launch.job_folder_name()
     if job is None:
-        return max(filter(has_checkpoint, runs), key=lambda run: (run / "config.yaml").stat().st_mtime, default=None)
+        return max(
+            filter(files.has_checkpoint, runs), key=lambda run: (run / "config.yaml").stat().st_mtime, default=None
+        )
     ours = [run for run in runs if re.fullmatch(rf"{re.escape(job)}(-\d+)?", run.name) and is_same(run)]
     return min(ours, key=lambda run: (len(run.name), run.name), default=None)
 
 
-def open_out(world: World, out: str | None, name: str) -> Path:
+def open_out(world: distributed.World, out: str | None, name: str) -> Path:
     """Create the folder ``out``, null: ``runs/<name>/<date_time>``, on rank 0.
 
     It is numbered if that exists. Raises TrainError on all ranks if it is not writable.
     """
     folder = next(folder for folder in _numbered(_dated(name)) if not folder.exists()) if out is None else Path(out)
-    folder = Path(broadcast_text(str(folder.resolve())))
+    folder = Path(distributed.broadcast_text(str(folder.resolve())))
     on_main(world, lambda: _make(folder, "out"))
     return folder
 
 
-def on_main(world: World, function: Callable[[], object]) -> None:
+def on_main(world: distributed.World, function: Callable[[], object]) -> None:
     """Run ``function`` on rank 0; if it fails with an error for users, raise TrainError on all."""
     error = ""
     if world.is_main:
         try:
             function()
-        except (TrainError, CheckpointError) as failure:
+        except (errors.TrainError, errors.CheckpointError) as failure:
             error = str(failure)
-    if error := broadcast_text(error):
-        raise TrainError(error)
+    if error := distributed.broadcast_text(error):
+        raise errors.TrainError(error)
 
 
 def _locked(folder: Path, key: str) -> Path:
@@ -106,8 +103,8 @@ def _locked(folder: Path, key: str) -> Path:
     it over, since SLURM and torchrun end a job before they restart it. Raises TrainError, naming
     ``key``, if another run holds it or it is not writable.
     """
-    _make(folder / CHECKPOINTS, key)
-    path, own = folder / LOCK, {"host": platform.node(), "pid": os.getpid(), "job": launch.job_folder_name()}
+    _make(folder / files.CHECKPOINTS, key)
+    path, own = folder / LOCK, {"host": os.uname().nodename, "pid": os.getpid(), "job": launch.job_folder_name()}
     with path.open("a+", encoding="utf-8") as file:
         with suppress(OSError):  # some network disks know no such locks
             fcntl.flock(file, fcntl.LOCK_EX)  # of two processes that find a dead holder, one goes first
@@ -116,7 +113,7 @@ def _locked(folder: Path, key: str) -> Path:
         with suppress(ValueError):  # of a free lock, or one cut by a crash
             holder = json.load(file)
         if holder["pid"] not in (None, own["pid"]) and _is_held(holder, own):
-            raise TrainError(
+            raise errors.TrainError(
                 f"{key}={folder} is in use by process {holder['pid']} on host {holder['host']}. fix: wait for its end "
                 f"or stop it, or give another run_dir; if it is gone, remove {path}"
             )
@@ -142,7 +139,7 @@ def _make(folder: Path, key: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
-        raise TrainError(
+        raise errors.TrainError(
             f"the folder {folder} cannot be written ({error.strerror}). fix: {key}=<a folder you may write to>"
         ) from error
 

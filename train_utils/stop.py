@@ -6,11 +6,9 @@ a collective. So each step ends with one small exchange, and all ranks act alike
 
 import signal
 import threading
-from types import FrameType
 from typing import Any
 
-from train_utils.distributed import World, max_over_ranks
-from train_utils.launch import is_lost_peer, requeue_file
+from train_utils import distributed, launch
 
 NAMES = ("SIGUSR1", "SIGUSR2", "SIGTERM", "SIGHUP", "SIGINT")
 STOP_SIGNALS = tuple(signal.Signals[name] for name in NAMES if hasattr(signal, name))
@@ -43,11 +41,11 @@ class StopRequest:
         if self.signal is None:
             return
         # A launcher ends all ranks with TERM, as one of them failed and said why.
-        is_ended = self.signal == signal.SIGTERM and is_lost_peer(error)
+        is_ended = self.signal == signal.SIGTERM and launch.is_lost_peer(error)
         if is_ended or (kind is None and callable(self._before.get(self.signal))):
             signal.raise_signal(self.signal)
 
-    def _handle(self, number: int, _: FrameType | None) -> None:
+    def _handle(self, number: int, _: object) -> None:
         if number == signal.SIGINT and self.signal is not None:
             raise KeyboardInterrupt
         self.signal = self.signal or signal.Signals(number)
@@ -57,16 +55,16 @@ class StopRequest:
 
         All ranks call this together.
         """
-        any_skip, any_save, number = max_over_ranks([skip, save, self.signal or 0])
+        any_skip, any_save, number = distributed.max_over_ranks([skip, save, self.signal or 0])
         self.agreed = signal.Signals(number) if number else None
         return bool(any_skip), bool(any_save)
 
 
-def ask_for_requeue(world: World, stopped_by: signal.Signals) -> None:
+def ask_for_requeue(world: distributed.World, stopped_by: signal.Signals) -> None:
     """Ask the SLURM job script, through the file it named, to requeue; not after Ctrl-C.
 
     Call this last, when the checkpoint is on disk: the requeue ends the job.
     """
-    path = requeue_file()
+    path = launch.requeue_file()
     if world.is_main and path is not None and stopped_by != signal.SIGINT:
         path.write_text(f"{stopped_by.name}\n", encoding="utf-8")

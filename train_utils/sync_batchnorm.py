@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from train_utils.distributed import World, sum_over_ranks
 
@@ -80,7 +79,7 @@ class _Normalise(torch.autograd.Function):
         return nn.functional.batch_norm(x, mean, variance, weight, bias, training=False, eps=eps)
 
     @staticmethod
-    @once_differentiable
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mean, variance, elements = ctx.saved_tensors
         by_channel = x.is_contiguous(memory_format=torch.channels_last)

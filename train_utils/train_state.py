@@ -7,14 +7,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 
-from train_utils.coco_eval import ABSENT
-from train_utils.config import TrainSection
-from train_utils.distributed import World, gather_arrays, max_over_ranks
-from train_utils.errors import CheckpointError
-from train_utils.numerics import cuda_generator, set_cuda_generator
-from train_utils.optim import WeightAverage, restore_optimizer
+from train_utils import coco_eval, config, distributed, errors, optim
 from train_utils.options import changed_values
 
 LOSS_NAMES = ("loss", "loss_box", "loss_objectness", "loss_classification")
@@ -30,31 +24,31 @@ class TrainState:
     self-contained.
     """
 
-    model: nn.Module  # the plain model, never a DDP wrapper
-    average: WeightAverage
+    model: torch.nn.Module  # the plain model, never a DDP wrapper
+    average: optim.WeightAverage
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     description: dict[str, Any]
     epoch: int = 0  # epochs finished
     step: int = 0  # optimiser steps made
     seen: int = 0  # images trained on, including those of the initial weights: Darknet's count
-    best: float = ABSENT  # best AP so far
+    best: float = coco_eval.ABSENT  # best AP so far
     best_epoch: int = 0
     evaluated_epoch: int = 0  # the last evaluated one, on rank 0
     best_figures: dict[str, float] = field(default_factory=dict)  # on rank 0
-    loss_sums: Tensor = field(default_factory=lambda: torch.zeros(len(LOSS_NAMES), dtype=torch.float64))
     loss_steps: int = 0  # steps of the current epoch in loss_sums, which are this rank's
 
     def __post_init__(self) -> None:
-        self.loss_sums = self.loss_sums.to(next(self.model.parameters()).device)
+        device = next(self.model.parameters()).device
+        self.loss_sums = torch.zeros(len(LOSS_NAMES), dtype=torch.float64, device=device)
 
-    def why_over(self, options: TrainSection, world: World) -> str | None:
+    def why_over(self, options: config.TrainSection, world: distributed.World) -> str | None:
         """Why training is over, the same on all ranks, which ask together; None if it is not."""
         if self.epoch >= options.epochs:
             return f"all {options.epochs} epochs are done"
         waited = self.epoch - self.best_epoch if self.evaluated_epoch == self.epoch else 0
         # Only rank 0 has the figures.
-        if max_over_ranks([world.is_main and 0 < options.patience <= waited])[0]:
+        if distributed.max_over_ranks([world.is_main and 0 < options.patience <= waited])[0]:
             return f"no better AP in {options.patience} epochs (train.patience)"
         return None
 
@@ -65,7 +59,7 @@ class TrainState:
         """
         if figures:
             self.evaluated_epoch = self.epoch
-        if not figures or (figures["AP"] <= self.best and not figures["AP"] == self.best == ABSENT):
+        if not figures or (figures["AP"] <= self.best and not figures["AP"] == self.best == coco_eval.ABSENT):
             return False
         self.best, self.best_epoch, self.best_figures = figures["AP"], self.epoch, dict(figures)
         return True
@@ -74,7 +68,7 @@ class TrainState:
         """The best AP so far and its epoch, or why there is none."""
         if self.best_epoch == 0:
             return "not evaluated yet"
-        if self.best == ABSENT:
+        if self.best == coco_eval.ABSENT:
             return f"no AP, since the validation set has no boxes; best.pt is of epoch {self.best_epoch}"
         return f"best AP {self.best:.4f} after epoch {self.best_epoch}"
 
@@ -86,9 +80,10 @@ class TrainState:
 
     def to_plain(self) -> dict[str, Any] | None:
         """Gather the state as plain data on rank 0; None on the others. All ranks call this."""
-        generators = gather_arrays(torch.get_rng_state().numpy())
-        on_cuda = gather_arrays(cuda_generator().numpy())
-        sums = gather_arrays(self.loss_sums.cpu().numpy())
+        generators = distributed.gather_arrays(torch.get_rng_state().numpy())
+        of_cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else torch.empty(0, dtype=torch.uint8)
+        on_cuda = distributed.gather_arrays(of_cuda.numpy())
+        sums = distributed.gather_arrays(self.loss_sums.cpu().numpy())
         if generators is None or on_cuda is None or sums is None:
             return None
         return {
@@ -101,13 +96,13 @@ class TrainState:
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
             "loss_sums": torch.from_numpy(np.stack(sums)),
-            "rng": [torch.from_numpy(np.array(state)) for state in generators],
-            "cuda_rng": [torch.from_numpy(np.array(state)) for state in on_cuda],
+            "rng": list(map(torch.tensor, generators)),
+            "cuda_rng": list(map(torch.tensor, on_cuda)),  # empty where CUDA is not in use
             "world_size": len(generators),
             "versions": {"python": platform.python_version(), "torch": str(torch.__version__), "numpy": np.__version__},
         }
 
-    def resume(self, state: dict[str, Any], folder: Path, world: World) -> str:
+    def resume(self, state: dict[str, Any], folder: Path, world: distributed.World) -> str:
         """Resume from the content of a checkpoint; return a text with the place and what changed.
 
         The same number of ranks continues the run exactly, another number up to rounding. Raises
@@ -115,13 +110,13 @@ class TrainState:
         """
         for key in ("names", "data"):
             if state[key] != self.description[key]:
-                raise CheckpointError(
+                raise errors.CheckpointError(
                     f"resume={folder}: the training set would change ({state[key]} -> {self.description[key]}). fix: "
                     f"data.root=<where its data lie>, or start a new run with model.weights={folder}"
                 )
         self.model.load_state_dict(state["model"])
         self.average.load(state["ema"], state["ema_updates"])
-        restore_optimizer(self.optimizer, state["optimizer"])
+        optim.restore_optimizer(self.optimizer, state["optimizer"])
         if state["scaler"]:  # empty if the precision was another one
             self.scaler.load_state_dict(state["scaler"])
         for name in COUNTERS:
@@ -131,7 +126,8 @@ class TrainState:
         self.loss_sums = (sums[world.rank] if same_ranks else sums.mean(0)).to(world.device)
         if same_ranks:
             torch.set_rng_state(state["rng"][world.rank])
-            set_cuda_generator(state["cuda_rng"][world.rank])
+            if torch.cuda.is_initialized() and len(state["cuda_rng"][world.rank]):
+                torch.cuda.set_rng_state(state["cuda_rng"][world.rank])
         lines = [f"resumed {folder} after epoch {self.epoch}, step {self.step}; {self.best_sentence()}"]
         changed = changed_values(state["config"], self.description["config"])
         lines += [f"changed: {key}: {change}" for key, change in changed.items()]
