@@ -11,12 +11,10 @@ centre of the object: its own cell, and its neighbours if scale_x_y is above 1.
 
 import math
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from models.config import IouKind, PositivesBy
 from models.decode import at_least_float32, box_iou_aligned, boxes_in_cells, cxcywh_to_xyxy, wh_iou
@@ -160,11 +158,12 @@ def dynamic_positives(
 
 def _without_rivals(maps: Sequence[HeadMap], places: Sequence[Cells], merits: Tensor) -> Tensor:
     """Whether each merit (t, n) is that of a positive: no other target has more at its place."""
-    shapes = [part.raw.shape[:4] for part in maps]
-    starts = accumulate((shape.numel() for shape in shapes[:-1]), initial=0)
-    parts = [cells.flat(shape) + start for cells, shape, start in zip(places, shapes, starts, strict=True)]
-    position = torch.cat(parts, dim=1)
-    most = merits.new_full((sum(shape.numel() for shape in shapes),), NEVER)
+    positions, start = [], 0
+    for (_, _, raw), cells in zip(maps, places, strict=True):
+        positions.append(cells.flat(raw.shape) + start)
+        start += raw.shape[:4].numel()
+    position = torch.cat(positions, dim=1)
+    most = merits.new_full((start,), NEVER)
     most.scatter_reduce_(0, position.flatten(), merits.flatten(), reduce="amax")
     return (merits >= most[position]) & (merits > NEVER)
 
@@ -202,7 +201,8 @@ def _overlaps_and_merits(
     overlap = torch.where(reached, iou, 0)
     merit = overlap
     if by != PositivesBy.overlap:
-        logs = F.logsigmoid(predicted[..., 4:5]) + F.logsigmoid(predicted[..., 5:])  # of scores (t, p, classes)
+        log_sigmoid = nn.functional.logsigmoid
+        logs = log_sigmoid(predicted[..., 4:5]) + log_sigmoid(predicted[..., 5:])  # of scores (t, p, classes)
         labels = targets[:, None, 1:2].long().expand(*overlap.shape, 1)
         if by == PositivesBy.alignment:
             merit = logs.gather(2, labels)[..., 0].exp() * overlap**OVERLAP_POWER

@@ -9,7 +9,6 @@ layer might change what the network computes, so it is refused, never skipped.
 """
 
 import difflib
-import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,13 +101,11 @@ class Section:
         """`key` as a float from `minimum` to `maximum`, required if there is no default."""
         return self._parsed(key, self.text(key, default), float, minimum, maximum)
 
-    def values(self, key: str, kind: type[Number]) -> list[Number]:
+    def values(self, key: str, kind: type[Number], minimum: float = -LARGEST, maximum: float = LARGEST) -> list[Number]:
         """A comma-separated list of ints or floats, at least one. It may end with a comma."""
-        return [self._parsed(key, item, kind) for item in self.text(key).strip(",").split(",")]
+        return [self._parsed(key, item, kind, minimum, maximum) for item in self.text(key).strip(",").split(",")]
 
-    def _parsed(
-        self, key: str, text: str, kind: type[Number], minimum: float = -LARGEST, maximum: float = LARGEST
-    ) -> Number:
+    def _parsed(self, key: str, text: str, kind: type[Number], minimum: float, maximum: float) -> Number:
         try:
             value = kind(text)
         except ValueError:
@@ -156,14 +153,30 @@ def parse_cfg(text: str, source: str) -> Cfg:
     """Parse the text of a .cfg. `source` names it in messages. Raises ModelError."""
     sections: list[Section] = []
     # Not splitlines, which also splits at form feeds and the like; comments may hold those.
-    for line_number, line in enumerate(text.split("\n"), start=1):
-        content = re.split("[#;]", line)[0].strip()
+    for number, line in enumerate(text.split("\n"), start=1):
+        content = line.partition("#")[0].partition(";")[0].strip()
+        place, shown = f"{source}:{number}:", repr(content[:40])
         if not sections and content not in ("", "[net]", "[network]"):
-            raise ModelError(f"{source}:{line_number}: {content[:40]!r} comes before [net]. fix: check the path")
+            raise ModelError(f"{place} {shown} comes before [net]. fix: check the path")
         if content.startswith("["):
-            sections.append(_start_section(content, source, line_number, is_net=not sections))
+            kind = content.strip("[] \t").lower() if sections else "net"
+            if kind in REFUSED_SECTIONS:
+                fix = "fix: use a .cfg with [yolo] sections that detects in single images"
+                raise ModelError(f"{place} [{kind}] belongs to a network that this project does not build. {fix}")
+            if sections and not (content.endswith("]") and kind in SECTION_KEYS):
+                raise ModelError(f"{place} there is no layer {shown}; {nearest_name(kind, SECTION_KEYS)}")
+            sections.append(Section(kind, source, number))
         elif content:
-            _add_option(sections[-1], content, line_number)
+            section = sections[-1]
+            # Darknet removes all blanks from a line, so "45    61" is one number.
+            key, equals, value = "".join(content.split()).partition("=")
+            if not equals or not key:
+                raise ModelError(f"{place} {shown} is neither a [section] nor a key=value line")
+            if section.kind != "net" and key not in (names := SECTION_KEYS[section.kind]):
+                raise ModelError(f"{place} [{section.kind}] has no option {key[:40]!r}; {nearest_name(key, names)}")
+            # Of two equal keys the first counts, as in Darknet.
+            section.options.setdefault(key, value)
+            section.option_lines.setdefault(key, number)
     if not sections:
         raise ModelError(f"{source}:1: is empty, so it is no Darknet .cfg. fix: check the path")
     return Cfg(text, source, net=sections[0], layers=sections[1:])
@@ -183,32 +196,6 @@ def nearest_name(name: str, names: Collection[str]) -> str:
     if close := difflib.get_close_matches(name[:40], sorted(names), n=1):
         return f"did you mean {close[0]}?"
     return f"known are {', '.join(sorted(names))}"
-
-
-def _start_section(content: str, source: str, line: int, is_net: bool) -> Section:
-    if is_net:
-        return Section("net", source, line)
-    kind = content.strip("[] \t").lower()
-    if kind in REFUSED_SECTIONS:
-        fix = "fix: use a .cfg with [yolo] sections that detects in single images"
-        raise ModelError(f"{source}:{line}: [{kind}] belongs to a network that this project does not build. {fix}")
-    if not content.endswith("]") or kind not in SECTION_KEYS:
-        raise ModelError(f"{source}:{line}: there is no layer {content[:40]!r}; {nearest_name(kind, SECTION_KEYS)}")
-    return Section(kind, source, line)
-
-
-def _add_option(section: Section, content: str, line: int) -> None:
-    # Darknet removes all blanks from a line, so "45    61" is one number.
-    key, equals, value = "".join(content.split()).partition("=")
-    if not equals or not key:
-        message = f"{content[:40]!r} is neither a [section] nor a key=value line"
-        raise ModelError(f"{section.source}:{line}: {message}")
-    if section.kind != "net" and key not in (names := SECTION_KEYS[section.kind]):
-        message = f"[{section.kind}] has no option {key[:40]!r}; {nearest_name(key, names)}"
-        raise ModelError(f"{section.source}:{line}: {message}")
-    # Of two equal keys the first counts, as in Darknet.
-    section.options.setdefault(key, value)
-    section.option_lines.setdefault(key, line)
 
 
 def with_options(text: str, changes: Iterable[tuple[Section, str, str]]) -> str:

@@ -144,8 +144,3 @@ class LossConfig(LossSection):
         if self.positives_by != PositivesBy.auto:
             return self.positives_by
         return PositivesBy.shape if self.positives is None else PositivesBy.overlap
-
-    @property
-    def class_weight(self) -> float:
-        """``classification`` as a number; that of the published recipe before a set is known."""
-        return float(PUBLISHED_LOSS["classification"] if self.classification == AUTO else self.classification)

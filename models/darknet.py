@@ -6,7 +6,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from models.cfg import Cfg, load_cfg, with_options
 from models.errors import ModelError
@@ -47,7 +46,7 @@ class Darknet(nn.Module):
             raise ModelError(f"the number of classes must be 1 or more, got {num_classes}")
         self.cfg = cfg if isinstance(cfg, Cfg) else load_cfg(cfg)
         graph = Graph(self.cfg, num_classes, width)
-        self.layers = nn.ModuleList(node.module for node in graph.nodes)
+        self.layers = nn.ModuleList([node.module for node in graph.nodes])
         self.heads = graph.heads
         self.notes = graph.notes
         self.shapes = [node.shape for node in graph.nodes]
@@ -193,6 +192,6 @@ def fuse_batch_norm(model: Darknet) -> Darknet:
     for layer in fused.layers:
         if isinstance(layer, Convolution) and layer.norm is not None and not layer.xnor:
             dtype = layer.conv.weight.dtype
-            layer.conv = fuse_conv_bn_eval(layer.conv.double(), layer.norm.double()).to(dtype)
+            layer.conv = nn.utils.fuse_conv_bn_eval(layer.conv.double(), layer.norm.double()).to(dtype)
             layer.norm = None
     return fused

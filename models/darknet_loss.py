@@ -33,17 +33,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from models.assignment import best_overlaps, merge_classes, positives_by_shape
-from models.decode import (
-    EPS,
-    MAX_LOG_SIZE,
-    at_least_float32,
-    box_iou_aligned,
-    box_sizes,
-    cell_offsets,
-    cxcywh_to_xyxy,
-    decode_boxes,
-)
+from models import assignment, decode
 from models.heads import Anchors, Head, HeadMap
 from models.loss import HeadLoss, SumOverRanks, Terms, cross_entropy
 
@@ -65,10 +55,12 @@ class DarknetLoss(HeadLoss):
     def _head_terms(self, head: Head, anchors: Anchors, raw: Tensor, targets: Tensor) -> Terms:
         """The weighted terms of one head, summed over the images."""
         keys = head.darknet_loss
-        boxes = decode_boxes(at_least_float32(raw[..., :4].detach()), anchors.own, head).flatten(1, 3)
-        overlaps = best_overlaps(boxes, targets)  # (batch, a * rows * columns)
-        weight, cells, objects = positives_by_shape(targets, anchors, head.stride, raw.shape, keys.iou_thresh)
-        predicted = at_least_float32(raw[tuple(cells)])  # (p, 5 + classes)
+        boxes = decode.decode_boxes(decode.at_least_float32(raw[..., :4].detach()), anchors.own, head).flatten(1, 3)
+        overlaps = assignment.best_overlaps(boxes, targets)  # (batch, a * rows * columns)
+        weight, cells, objects = assignment.positives_by_shape(
+            targets, anchors, head.stride, raw.shape, keys.iou_thresh
+        )
+        predicted = decode.at_least_float32(raw[tuple(cells)])  # (p, 5 + classes)
 
         recognised = raw[..., 5:].detach().amax(-1).float() > RECOGNISED
         left_out = recognised & (overlaps.view(raw.shape[:4]) > keys.ignore_thresh)
@@ -76,9 +68,9 @@ class DarknetLoss(HeadLoss):
         wanted = weight.new_zeros(raw.shape[:4])
         wanted.view(-1).scatter_reduce_(0, places, weight, reduce="amax")
         counted = torch.maximum(wanted, (~left_out).float())
-        objectness = (cross_entropy(at_least_float32(raw[..., 4]), wanted) * counted).sum()
+        objectness = (cross_entropy(decode.at_least_float32(raw[..., 4]), wanted) * counted).sum()
 
-        classes, objects_there = merge_classes(places, weight, objects[:, 1], head.num_classes)
+        classes, objects_there = assignment.merge_classes(places, weight, objects[:, 1], head.num_classes)
         classification = (cross_entropy(predicted[:, 5:], classes).sum(-1) * weight / objects_there).sum()
 
         image_size = weight.new_full((2,), raw.shape[3] * head.stride)  # filled on the device
@@ -103,7 +95,7 @@ def _box_errors(
     """
     raw_xy, raw_wh = raw.split(2, dim=-1)
     centre = objects[:, 2:4] / head.stride - corners  # in cells, from the corner of the cell
-    size = objects[:, 4:6].clamp(min=EPS)
+    size = objects[:, 4:6].clamp(min=decode.EPS)
     kind = head.darknet_loss.iou_loss
     if kind is None:  # Darknet's gradients are offset - wanted in cells, and raw or sigmoid - wanted in anchors
         probability = (centre + (head.scale_x_y - 1) / 2) / head.scale_x_y  # inverse of cell_offsets
@@ -117,12 +109,12 @@ def _box_errors(
 
     # Darknet's units: the image's width and height are 1.
     cell = head.stride / image_size
-    growth = 1 if head.new_coords else raw_wh.detach().clamp(max=MAX_LOG_SIZE).exp()
-    predicted_centre = _carried_by(raw_xy, cell_offsets(raw_xy, head) * cell)
-    predicted_size = _carried_by(raw_wh, box_sizes(raw_wh, anchors, head) / image_size, growth)
-    predicted = cxcywh_to_xyxy(torch.cat((predicted_centre, predicted_size), dim=-1))
-    boxes = cxcywh_to_xyxy(torch.cat((centre * cell, size / image_size), dim=-1))
-    return 1 - box_iou_aligned(predicted, boxes, kind)
+    growth = 1 if head.new_coords else raw_wh.detach().clamp(max=decode.MAX_LOG_SIZE).exp()
+    predicted_centre = _carried_by(raw_xy, decode.cell_offsets(raw_xy, head) * cell)
+    predicted_size = _carried_by(raw_wh, decode.box_sizes(raw_wh, anchors, head) / image_size, growth)
+    predicted = decode.cxcywh_to_xyxy(torch.cat((predicted_centre, predicted_size), dim=-1))
+    boxes = decode.cxcywh_to_xyxy(torch.cat((centre * cell, size / image_size), dim=-1))
+    return 1 - decode.box_iou_aligned(predicted, boxes, kind)
 
 
 def _divergence(logits: Tensor, wanted: Tensor) -> Tensor:

@@ -8,7 +8,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, repeat
 
 import numpy as np
 import torch
@@ -170,8 +169,10 @@ class Postprocess:
         if raw_maps[0].device.type != "cpu":
             return self.of_batch(raw_maps)
         # The scores of one image fit a CPU's cache.
-        images = zip(*map(torch.split, raw_maps, repeat(1)), strict=True)
-        return [self.of_batch(image)[0] for image in images]
+        detections = []
+        for image in range(len(raw_maps[0])):
+            detections += self.of_batch([raw[image : image + 1] for raw in raw_maps])
+        return detections
 
     def of_batch(self, raw_maps: Sequence[Tensor]) -> list[Tensor]:
         """The same for all images together, as accelerators need it.
@@ -237,13 +238,11 @@ class Postprocess:
         counts = np.bincount(rows[:, 6].numpy().astype(int), minlength=max(parts) + 1)[[*parts]].tolist()
         detections = [of_image[: self.max_detections, :6] for of_image in rows.split(counts)]
         if self.merge:
-            starts = accumulate(map(len, parts.values()), initial=0)
-            of_images = zip(survivors.split(counts), starts, strict=False)
-            places = [at[: self.max_detections] - start for at, start in of_images]
-            means = [
-                merge_boxes(part[:, :4], part[:, 4], part[:, 5], at, self.nms_iou)
-                for part, at in zip(parts.values(), places, strict=True)
-            ]
+            means, start = [], 0
+            for part, places in zip(parts.values(), survivors.split(counts), strict=True):
+                own = places[: self.max_detections] - start
+                means.append(merge_boxes(part[:, :4], part[:, 4], part[:, 5], own, self.nms_iou))
+                start += len(part)
             for of_image, boxes in zip(detections, torch.cat(means).cpu().split([*map(len, means)]), strict=True):
                 of_image[:, :4] = boxes
         yield from zip(parts, detections, strict=True)
@@ -273,9 +272,10 @@ def nms_in_each_group(boxes_xyxy: Tensor, scores: Tensor, groups: Tensor, iou: f
         return groups
     sorted_groups, by_group = groups.sort(stable=True)  # best first inside each group
     sizes = sorted_groups.unique_consecutive(return_counts=True)[1].tolist()
-    columns = (by_group, boxes_xyxy[by_group], scores[by_group])  # gathered once, then only cut
-    parts = zip(*(column.split(sizes) for column in columns), strict=True)
-    survivors = [positions[nms(boxes, values, iou)] for positions, boxes, values in parts]
+    # Gathered once, then only cut.
+    boxes, values = boxes_xyxy[by_group].split(sizes), scores[by_group].split(sizes)
+    parts = zip(by_group.split(sizes), boxes, values, strict=True)
+    survivors = [positions[nms(own, best_first, iou)] for positions, own, best_first in parts]
     return torch.cat(survivors).sort().values
 
 

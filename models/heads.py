@@ -12,8 +12,7 @@ from models.config import MAX_SCALE_X_Y, IouKind
 from models.errors import ModelError
 
 MISSING_ANCHOR = 0.5
-MAX_ANCHORS = 1000
-MIN_ANCHOR, MAX_ANCHOR = 0.01, 1e6  # pixels
+MIN_ANCHOR, MAX_ANCHOR = 0.01, 1_000_000  # pixels
 Sizes = tuple[tuple[float, float], ...]  # (width, height) in pixels at network scale
 
 
@@ -83,8 +82,9 @@ class HeadAnchors(dict[torch.device, list[Anchors]]):
     def __missing__(self, device: torch.device) -> list[Anchors]:
         self[device] = []
         for head in self.heads:
-            parts = head.anchors, head.all_anchors, head.mask
-            self[device].append(Anchors(*(torch.tensor(part, device=device) for part in parts)))
+            own = torch.tensor(head.anchors, device=device)
+            every = torch.tensor(head.all_anchors, device=device)
+            self[device].append(Anchors(own, every, torch.tensor(head.mask, device=device)))
         return self[device]
 
 
@@ -92,11 +92,10 @@ def read_head(section: Section, layer: int, stride: int, num_classes: int) -> He
     """The head of a [yolo] section. Raises ModelError with file and line for bad values."""
     all_anchors, mask = read_anchors(section)
     iou_loss = section.choice("iou_loss", "mse", ("mse", *IouKind.__members__))
-    weights = {
-        field.name: section.number(field.name, field.default, minimum=0)
-        for field in fields(DarknetLossKeys)
-        if isinstance(field.default, float)
-    }
+    weights = {}
+    for field in fields(DarknetLossKeys):
+        if isinstance(field.default, float):
+            weights[field.name] = section.number(field.name, field.default, minimum=0)
     return Head(
         layer=layer,
         stride=stride,
@@ -116,19 +115,13 @@ def read_anchors(section: Section) -> tuple[Sizes, tuple[int, ...]]:
     All listed pairs count, even beyond `num`: published files list more. If the last pair is
     incomplete, its height is 0.5, as in Darknet.
     """
-    values = section.values("anchors", float)
+    values = section.values("anchors", float, MIN_ANCHOR, MAX_ANCHOR)
     if len(values) % 2:
         values.append(MISSING_ANCHOR)
-    if wrong_sizes := [value for value in values if not MIN_ANCHOR <= value <= MAX_ANCHOR]:
-        raise section.error(
-            f"anchors must lie in {MIN_ANCHOR}..{MAX_ANCHOR:,.0f} pixels, got {wrong_sizes[0]:g}", "anchors"
-        )
     anchors = tuple(zip(values[::2], values[1::2], strict=True))
-    num = section.integer("num", 1, minimum=1, maximum=MAX_ANCHORS)
-    mask = tuple(section.values("mask", int) if "mask" in section.options else range(num))
-    if wrong := [index for index in mask if not 0 <= index < len(anchors)]:
-        raise section.error(f"mask names anchor {wrong[0]}, but the {len(anchors)} are numbered from 0", "mask")
-    return anchors, mask
+    if "mask" in section.options:
+        return anchors, tuple(section.values("mask", int, 0, len(anchors) - 1))
+    return anchors, tuple(range(section.integer("num", 1, 1, len(anchors))))
 
 
 def with_anchors(cfg: Cfg, anchors: Sequence[Sequence[float]] | str) -> Cfg:

@@ -15,11 +15,10 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from models.assignment import Cells, centre_cells, dynamic_positives, targets_in_cells
-from models.config import Balance, LossConfig
+from models.config import AUTO, PUBLISHED_LOSS, Balance, LossConfig
 from models.decode import at_least_float32, box_iou_aligned, boxes_in_cells, wh_iou
 from models.errors import ModelError
 from models.heads import Head, HeadAnchors, HeadMap
@@ -27,7 +26,7 @@ from models.heads import Head, HeadAnchors, HeadMap
 Terms = tuple[Tensor, Tensor, Tensor]  # scalars: box, objectness, classification
 SumOverRanks = Callable[[Tensor], Tensor]
 # Elementwise, of logits and targets; its gradient is probability - target.
-cross_entropy = partial(F.binary_cross_entropy_with_logits, reduction="none")
+cross_entropy = partial(nn.functional.binary_cross_entropy_with_logits, reduction="none")
 
 
 class LossParts(NamedTuple):
@@ -72,7 +71,8 @@ class HeadLoss(ABC):
             of_heads = zip(*terms, strict=True)
             summands = [torch.stack(parts).sum() * gain for parts, gain in zip(of_heads, gains, strict=True)]
             box, objectness, classification = summands
-            return LossParts(box + objectness + classification, *(part.detach() for part in summands))
+            total = box + objectness + classification
+            return LossParts(total, box.detach(), objectness.detach(), classification.detach())
 
     @abstractmethod
     def _terms(
@@ -115,7 +115,9 @@ class YoloLoss(HeadLoss):
             positives = positives.maximum(positives.mean())
         shares = 1 / positives.clamp(min=1)  # without positives the terms are 0, not 0 / 0
         terms = [self._head_terms(*each, targets, ratio) for each in zip(maps, pairs, shares, cells, strict=True)]
-        return terms, (config.box, config.objectness, config.class_weight * self.heads[0].num_classes / 80)
+        # Before a training set is known, auto is the published recipe's.
+        gain = PUBLISHED_LOSS["classification"] if config.classification == AUTO else config.classification
+        return terms, (config.box, config.objectness, gain * self.heads[0].num_classes / 80)
 
     def _head_terms(
         self, part: HeadMap, pairs: tuple[Tensor, Cells], share: Tensor, num_cells: float, targets: Tensor, ratio: float

@@ -80,27 +80,24 @@ class Graph:
         self.notes: list[str] = []  # as Darknet.notes, with file and line
         self.following: Section | None  # the section after the one being built
         for section, self.following in zip(cfg.layers, [*cfg.layers[1:], None], strict=False):
-            self._add(section, BUILDERS[section.kind](self, section))
+            index, node = len(self.nodes), BUILDERS[section.kind](self, section)
+            for source in node.sources:
+                if source != IMAGES and isinstance(self.nodes[source].module, YoloMap):
+                    raise section.error(f"takes its input from the [yolo] layer {source}. fix: put a [route] before it")
+                self.last_readers[source] = index
+            if not isinstance(node.module, YoloMap):
+                self.last_readers[index] = index
+            channels, stride = node.shape.channels, node.shape.stride
+            if stride is not None:
+                if channels > MAX_VALUES_PER_PIXEL * stride**2:
+                    raise section.error(f"makes a map of {channels:,} channels at {node.shape}. fix: check the strides")
+                self.max_stride = math.lcm(self.max_stride, stride.numerator)
+            if self.max_stride > MAX_STRIDE:
+                raise section.error(f"needs images in multiples of {self.max_stride:,} pixels. fix: check the strides")
+            self.shapes[index] = node.shape
+            self.nodes.append(node)
         if not self.heads:
             raise cfg.net.error("is not followed by any [yolo], so this is not a detector. fix: use another .cfg")
-
-    def _add(self, section: Section, node: Node) -> None:
-        index = len(self.nodes)
-        for source in node.sources:
-            if source != IMAGES and isinstance(self.nodes[source].module, YoloMap):
-                raise section.error(f"takes its input from the [yolo] layer {source}. fix: put a [route] before it")
-            self.last_readers[source] = index
-        if not isinstance(node.module, YoloMap):
-            self.last_readers[index] = index
-        channels, stride = node.shape.channels, node.shape.stride
-        if stride is not None:
-            if channels > MAX_VALUES_PER_PIXEL * stride**2:
-                raise section.error(f"makes a map of {channels:,} channels at {node.shape}. fix: check the strides")
-            self.max_stride = math.lcm(self.max_stride, stride.numerator)
-        if self.max_stride > MAX_STRIDE:
-            raise section.error(f"needs images in multiples of {self.max_stride:,} pixels. fix: check the strides")
-        self.shapes[index] = node.shape
-        self.nodes.append(node)
 
     def previous(self) -> tuple[int, Shape]:
         """The layer before the one being built (IMAGES for the first) and the shape of its map."""
@@ -116,9 +113,11 @@ class Graph:
 
     def check_same_size(self, section: Section, sources: tuple[int, ...]) -> None:
         """Refuse sources whose maps differ in size."""
-        if len({self.shapes[source].stride for source in sources}) > 1:
-            listed = ", ".join(f"layer {source} at {self.shapes[source]}" for source in sources)
-            raise section.error(f"joins maps of different sizes: {listed}. fix: use sources of equal stride")
+        first = self.shapes[sources[0]]
+        for source in sources[1:]:
+            if (other := self.shapes[source]).stride != first.stride:
+                sizes = f"layer {sources[0]} at {first}, layer {source} at {other}"
+                raise section.error(f"joins maps of different sizes: {sizes}. fix: use sources of equal stride")
 
 
 def check_grid(section: Section, shape: Shape, size: int, stride: int, padding: int) -> None:
@@ -226,10 +225,12 @@ def route(graph: Graph, section: Section) -> Node:
     graph.check_same_size(section, sources)
     groups = section.integer("groups", 1, minimum=1)
     group = section.integer("group_id", 0, minimum=0, maximum=groups - 1)
-    channels = [graph.shapes[source].channels for source in sources]
-    if any(count % groups for count in channels):
-        raise section.error(f"groups={groups} must divide the channels of every source, {channels}", "groups")
-    return Node(Route(groups, group), sources, graph.shapes[sources[0]].scaled(sum(channels) // groups, 1))
+    channels = 0
+    for source in sources:
+        channels += (of_source := graph.shapes[source].channels)
+        if of_source % groups:
+            raise section.error(f"groups={groups} must divide the {of_source} channels of layer {source}", "groups")
+    return Node(Route(groups, group), sources, graph.shapes[sources[0]].scaled(channels // groups, 1))
 
 
 def product(graph: Graph, section: Section) -> Node:

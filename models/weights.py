@@ -12,8 +12,6 @@ dict are matched with the n-th of the network, likewise biases, gammas, means an
 shapes agree.
 """
 
-import os
-import pickle
 import re
 import warnings
 import zipfile
@@ -25,7 +23,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -63,11 +60,6 @@ class WeightsReport:
     same_decoding: bool = False
 
     @property
-    def has_other_classes(self) -> bool:
-        """Whether the file's class count is known and not the network's."""
-        return self.num_classes not in (None, self.model_classes)
-
-    @property
     def is_whole(self) -> bool:
         """Whether every convolution was loaded."""
         return self.layers_loaded == self.layers_total
@@ -78,7 +70,8 @@ class WeightsReport:
             text += f"; the file ends after layer {self.cut}, later layers start fresh"
         if self.heads_left_out:
             text += "; its heads were left out and start fresh"
-            text += f" (for {self.num_classes} classes, here {self.model_classes})" if self.has_other_classes else ""
+            if self.num_classes not in (None, self.model_classes):
+                text += f" (for {self.num_classes} classes, here {self.model_classes})"
         return text
 
 
@@ -139,7 +132,7 @@ def load_darknet_weights(model: Darknet, path: str | Path) -> WeightsReport:
     num_classes, cut = _extent(model, path, len(values))
     heads = _head_layers(model)
     leave_out = num_classes not in (None, model.num_classes)
-    loads: list[tuple[Tensor, npt.NDArray[np.float32]]] = []
+    loads: list[tuple[Tensor, np.ndarray]] = []
     start = 0
     for layer, name, tensor in weight_tensors(model):
         if cut is not None and layer > cut:
@@ -161,11 +154,11 @@ def load_darknet_weights(model: Darknet, path: str | Path) -> WeightsReport:
     return _report(model, path, num_classes, leave_out, cut)
 
 
-def _open_weights(path: Path) -> tuple[Version, int, npt.NDArray[np.float32]]:
+def _open_weights(path: Path) -> tuple[Version, int, np.ndarray]:
     """The version, the images seen and the mapped values of a .weights file."""
     try:
         with path.open("rb") as file:
-            header, size = file.read(LONGEST_HEADER), os.fstat(file.fileno()).st_size
+            header, size = file.read(LONGEST_HEADER), path.stat().st_size
     except OSError as error:
         message = f"cannot read the weights {path} ({error.strerror}). fix: set model.weights to a file"
         raise ModelError(message) from error
@@ -250,7 +243,7 @@ def read_tensor_file(path: Path) -> Any:
             # Memory-mapped, so unused parts (an optimiser's state) stay on disk.
             return torch.load(str(path), map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except Exception as error:  # damaged bytes can break any step of reading, with any error
-        pickled = re.search(r"GLOBAL (\S+)", str(error)) if isinstance(error, pickle.UnpicklingError) else None
+        pickled = re.search(r"GLOBAL (\S+)", str(error))
         if pickled is None:
             raise ModelError(f"{path} is damaged, or torch.save did not write it. fix: download it again") from error
         raise ModelError(
