@@ -6,12 +6,11 @@ Sizes are (width, height) in pixels of images letterboxed to the training size.
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from data.files import counted
 from data.index import Annotations
 
-Sizes = NDArray[np.float64]  # (n, 2) width, height
+Sizes = np.typing.NDArray[np.float64]  # (n, 2) width, height
 
 CHUNK = 65536  # boxes compared at once, which bounds memory
 KMEANS_ROUNDS = 300
@@ -44,7 +43,7 @@ def network_sizes(annotations: Annotations, image_size: int, most: int | None = 
     return sizes
 
 
-def match_anchors(sizes: Sizes, anchors: Sizes) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+def match_anchors(sizes: Sizes, anchors: Sizes) -> tuple[np.typing.NDArray[np.float64], np.typing.NDArray[np.int64]]:
     """For each size (n, 2) the largest IoU (n,) with concentric anchors (k, 2), and the index (n,).
 
     Of equals the first counts.
@@ -145,10 +144,10 @@ def describe_set(
     return f"{line}, recall of the anchors {reached:.4f} at IoU {min_iou:g}", warning if reached < LOW_RECALL else None
 
 
-def objects_per_image(annotations: Annotations) -> NDArray[np.int64]:
+def objects_per_image(annotations: Annotations) -> np.typing.NDArray[np.int64]:
     """The number of boxes (N,) of each image, without crowds."""
     before = np.concatenate([[0], np.cumsum(~annotations.crowd)])
-    counts: NDArray[np.int64] = np.diff(before[annotations.offsets])
+    counts: np.typing.NDArray[np.int64] = np.diff(before[annotations.offsets])
     return counts
 
 

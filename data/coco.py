@@ -5,7 +5,6 @@ Their numbers stay unchanged, so that an evaluation equals pycocotools on the fi
 the types and skips what is not needed, such as polygons.
 """
 
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -111,10 +110,13 @@ def _problem(entry: _Annotation) -> str | None:
 
 
 def _category_names(categories: list[_Category], path: Path) -> dict[int, str]:
-    for key in ("id", "name"):
-        (value, count), *_ = Counter(getattr(category, key) for category in categories).most_common(1) or [(None, 0)]
-        if count > 1:
-            raise DataError(f"{path} has two categories with the {key} {value!r}. fix: give each its own {key}")
-    if not categories:
+    """The name of each category id, in the order of the ids."""
+    names: dict[int, str] = {}
+    for category in categories:
+        for key, value, used in (("id", category.id, names), ("name", category.name, names.values())):
+            if value in used:
+                raise DataError(f"{path} has two categories with the {key} {value!r}. fix: give each its own {key}")
+        names[category.id] = category.name
+    if not names:
         raise DataError(f"{path} defines no categories. fix: check data.<split>.annotations")
-    return {category.id: category.name for category in sorted(categories, key=lambda category: category.id)}
+    return dict(sorted(names.items()))

@@ -7,8 +7,6 @@ device path floats.
 import cv2
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 from data.geometry import Image
 
@@ -17,7 +15,7 @@ HUES = 180  # of OpenCV's 8-bit HSV
 TINY = 1e-6  # replaces 0 in divisions; far below the distance between two levels
 
 
-def change_colour(image: Image, gains: NDArray[np.float64]) -> None:
+def change_colour(image: Image, gains: np.typing.NDArray[np.float64]) -> None:
     """Multiply hue, saturation and value of an RGB image by three gains, in place.
 
     Look-up tables act on OpenCV's 8-bit HSV. Hue in 0..179 wraps around, the others saturate at
@@ -35,7 +33,7 @@ def change_colour(image: Image, gains: NDArray[np.float64]) -> None:
     cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB, dst=image)
 
 
-def network_input(images: Tensor, gains: Tensor) -> Tensor:
+def network_input(images: torch.Tensor, gains: torch.Tensor) -> torch.Tensor:
     """Turn uint8 RGB images (B, 3, H, W) into floats in 0..1, with HSV gains (B, 3) applied.
 
     Hue wraps around at a full turn; saturation and value saturate at 1. Gains of shape (0, 3) leave

@@ -51,7 +51,7 @@ class SplitConfig:
         for name in ("annotations", "images"):
             value = getattr(self, name)
             lists[name] = value if isinstance(value, list) else [value]
-            if not lists[name] or not all(isinstance(item, str) for item in lists[name]):
+            if set(map(type, lists[name])) != {str}:
                 raise ValueError(f"{key}.{name} must be a path or a list of paths, got {value!r}")
         annotations, images = lists.values()
         if len(images) not in (1, len(annotations)):

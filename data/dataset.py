@@ -5,34 +5,32 @@ earlier samples. First comes its plan (data/plan.py), then its pixels and boxes,
 """
 
 import zlib
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch.utils.data import Dataset
 
 from data.colour import change_colour
 from data.config import AugmentConfig, Colour, Resize
 from data.errors import DataError
-from data.geometry import PAD_VALUE, Image, Matrix, Size, move_boxes, resize_into, visible_boxes
+from data.geometry import PAD_VALUE, Boxes, Image, Matrix, Size, move_boxes, resize_into, visible_boxes
 from data.images import ImageSource
 from data.index import Annotations
-from data.loader import Batch, empty_images, target_rows
-from data.plan import Picture, Plan, Request, draw_plan
+from data.loader import Batch, empty_images
+from data.plan import Plan, Request, draw_plan
 from data.tiles import UprightTile, WarpedTile, tile_of
+
+Targets = np.typing.NDArray[np.float32]  # (T, 6) sample, class, cx, cy, w, h
 
 
 class Sample(NamedTuple):
     """A sample before it becomes network input."""
 
     image: Image  # uint8 (H, W, 3) RGB; may be changed in place
-    boxes_xyxy: NDArray[np.float32]  # (n, 4) in its pixels
-    classes: NDArray[np.int32]  # (n,)
+    boxes_xyxy: Boxes  # (n, 4) in its pixels
+    classes: np.typing.NDArray[np.int32]  # (n,)
 
 
 Change = Callable[[Sample, np.random.Generator], Sample]
@@ -47,7 +45,7 @@ class Tile(NamedTuple):
     drawing: UprightTile | WarpedTile
 
 
-class TrainDataset(Dataset[Batch]):
+class TrainDataset(torch.utils.data.Dataset[Batch]):
     """Augmented training samples; the last epochs go without mosaic and mixup.
 
     ``changes`` change each sample further, one after the other.
@@ -60,7 +58,7 @@ class TrainDataset(Dataset[Batch]):
         seed: int,
         epochs: int,
         images: ImageSource,
-        changes: Mapping[str, Change] = MappingProxyType({}),
+        changes: Mapping[str, Change] | None = None,
     ) -> None:
         self.annotations = annotations
         self.augment = augment
@@ -68,7 +66,7 @@ class TrainDataset(Dataset[Batch]):
         self.epochs = epochs
         self.first_plain_epoch = epochs - augment.plain_epochs(epochs)
         self.images = images
-        self.changes = dict(changes)
+        self.changes = dict(changes or {})
         # Plain views: indexing a memory map is slow.
         self._sizes = np.asarray(annotations.sizes)
         self._offsets = np.asarray(annotations.offsets)
@@ -94,7 +92,7 @@ class TrainDataset(Dataset[Batch]):
         """
         buffer = empty_images(requests)
         plans = [self.plan(request) for request in requests]
-        pictures = [[_visible_tiles(picture, plan.size) for picture in plan.pictures] for plan in plans]
+        pictures = [_visible_tiles(plan) for plan in plans]
         images = _BatchImages(self.images, [tile for sample in pictures for tiles in sample for tile in tiles])
         drawn = [
             self._draw(canvas, plan, sample, images)
@@ -126,8 +124,8 @@ class TrainDataset(Dataset[Batch]):
             change_colour(canvas, plan.gains)
         return tiles
 
-    def _targets(self, drawn: list[list[Tile]], size: Size) -> NDArray[np.float32]:
-        """Return the targets (T, 6) of all samples: sample, class, cx, cy, w, h.
+    def _targets(self, drawn: list[list[Tile]], size: Size) -> Targets:
+        """Return the targets of all samples.
 
         The boxes are clipped to their images, then mapped, for all tiles of the batch at once:
         that takes hardly longer than one. Crowds are regions, not objects, and are left out.
@@ -148,9 +146,7 @@ class TrainDataset(Dataset[Batch]):
         samples = np.repeat(np.arange(len(drawn)), [len(sample) for sample in drawn])[of_tile]
         return target_rows(samples[usable], self._classes[rows][usable], clipped[usable])
 
-    def _changed(
-        self, images: NDArray[np.uint8], targets: NDArray[np.float32], requests: Sequence[Request]
-    ) -> NDArray[np.float32]:
+    def _changed(self, images: np.ndarray, targets: Targets, requests: Sequence[Request]) -> Targets:
         """Change the images (B, H, W, 3) in place, and return the changed targets.
 
         Each change gets a generator that depends on its name, the run's seed and the request only.
@@ -179,14 +175,18 @@ class TrainDataset(Dataset[Batch]):
         return np.concatenate(changed)
 
 
-def _visible_tiles(picture: Picture, size: Size) -> list[Tile]:
-    tiles = []
-    for index, placed in zip(picture.indices, picture.placed, strict=True):
-        matrix = picture.canvas_to_sample @ placed.matrix()
-        drawing = tile_of(matrix, placed.size, size)
-        if drawing is not None:
-            tiles.append(Tile(index, matrix, drawing))
-    return tiles
+def _visible_tiles(plan: Plan) -> list[list[Tile]]:
+    """The tiles of each picture."""
+    pictures = []
+    for picture in plan.pictures:
+        tiles = []
+        for index, placed in zip(picture.indices, picture.placed, strict=True):
+            matrix = picture.canvas_to_sample @ placed.matrix()
+            drawing = tile_of(matrix, placed.size, plan.size)
+            if drawing is not None:
+                tiles.append(Tile(index, matrix, drawing))
+        pictures.append(tiles)
+    return pictures
 
 
 def _draw_picture(canvas: Image, tiles: list[Tile], images: "_BatchImages") -> list[Tile]:
@@ -205,9 +205,10 @@ class _BatchImages:
 
     def __init__(self, source: ImageSource, tiles: Sequence[Tile]) -> None:
         self._source = source
-        self._uses = Counter(tile.position for tile in tiles)
+        self._uses: dict[int, int] = {}
         self._rows: dict[int, int] = {}
         for tile in tiles:
+            self._uses[tile.position] = self._uses.get(tile.position, 0) + 1
             self._rows[tile.position] = max(self._rows.get(tile.position, 0), tile.drawing.last_row)
         self._decoded: dict[int, Image | None] = {}
 
@@ -219,7 +220,14 @@ class _BatchImages:
         return self._decoded[index] if self._uses[index] else self._decoded.pop(index)
 
 
-class EvalDataset(Dataset[Batch]):
+def target_rows(samples: np.ndarray, classes: np.ndarray, boxes_xyxy: Boxes) -> Targets:
+    """Targets of boxes (T, 4), each with its sample and class (T,)."""
+    low, high = boxes_xyxy[:, :2], boxes_xyxy[:, 2:]
+    columns = (samples[:, None], classes[:, None], (low + high) / 2, high - low)
+    return np.concatenate(columns, axis=1, dtype=np.float32)
+
+
+class EvalDataset(torch.utils.data.Dataset[Batch]):
     """Images resized as ``resize`` says."""
 
     def __init__(self, annotations: Annotations, images: ImageSource, resize: Resize = Resize.letterbox) -> None:

@@ -7,7 +7,6 @@ import stat
 import sys
 import time
 import uuid
-from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import Progress
 
@@ -118,29 +116,31 @@ class Stamps(NamedTuple):
     """File status without content. An edit can keep size and mtime, but not ctime."""
 
     digest: str  # of names, sizes and times
-    is_file: NDArray[np.bool_]  # (N,) whether each is a regular file
+    is_file: np.typing.NDArray[np.bool_]  # (N,) whether each is a regular file
 
 
 def stamp_files(paths: Sequence[str]) -> Stamps:
     """Stat many files."""
-    parts = list(in_chunks(_stamp_chunk, paths, "looking for files"))
-    digest = hashlib.sha256(b"".join(part for part, _ in parts)).hexdigest()
-    return Stamps(digest, np.array([is_file for _, chunk in parts for is_file in chunk], dtype=bool))
+    digest, are_files = hashlib.sha256(), []
+    for of_chunk, in_chunk in in_chunks(_stamp_chunk, paths, "looking for files"):
+        digest.update(of_chunk)
+        are_files += in_chunk
+    return Stamps(digest.hexdigest(), np.array(are_files, dtype=bool))
 
 
 def _stamp_chunk(paths: Sequence[str]) -> tuple[bytes, list[bool]]:
-    columns, are_files = array("q"), []
+    rows, are_files = [], []
     for path in paths:
         try:
             status = os.stat(path)
         except (OSError, ValueError):  # ValueError: an impossible name
-            columns.extend((0, 0, 0, 0))
+            rows.append((0, 0, 0, 0))
             are_files.append(False)
         else:
-            columns.extend((status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+            rows.append((status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
             are_files.append(stat.S_ISREG(status.st_mode))
     digest = hashlib.sha256("\n".join(paths).encode("utf-8", "surrogateescape"))
-    digest.update(columns)
+    digest.update(np.array(rows, dtype=np.int64).data)
     return digest.digest(), are_files
 
 

@@ -34,7 +34,7 @@ def random_homography(augment: AugmentConfig, target: Size, generator: np.random
     zoom, turn, slant_x, slant_y, shift_x, shift_y, tilt_x, tilt_y = generator.uniform(-1, 1, 8).tolist()
     scale = 1 + augment.scale * zoom
     angle = math.radians(augment.degrees * turn)
-    shear_x, shear_y = (math.tan(math.radians(augment.shear * slant)) for slant in (slant_x, slant_y))
+    shear_x, shear_y = math.tan(math.radians(augment.shear * slant_x)), math.tan(math.radians(augment.shear * slant_y))
     flips = generator.random(2) < (augment.flip_horizontal, augment.flip_vertical)
     mirror_x, mirror_y = (1 - 2 * flips).tolist()
 

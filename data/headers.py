@@ -14,7 +14,6 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 import PIL.Image
-from numpy.typing import NDArray
 
 from data.config import Exif
 from data.files import in_chunks, read_file
@@ -157,7 +156,7 @@ def rule_of(source: Source, exif: Exif) -> TurnRule:
     return rule
 
 
-def _read_rows(paths: Sequence[str]) -> NDArray[np.int64]:
+def _read_rows(paths: Sequence[str]) -> np.typing.NDArray[np.int64]:
     """Height, width and orientation (n, 3) of files; 0 where one is missing or no image."""
     rows = np.zeros((len(paths), 3), dtype=np.int64)
     for row, path in enumerate(paths):

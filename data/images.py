@@ -6,13 +6,10 @@ import shutil
 import struct
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from os import PathLike
 from pathlib import Path
-from typing import Any
 
 import cv2
 import numpy as np
-from numpy.typing import NDArray
 
 from data.config import ImageCache, OnError
 from data.errors import DataError
@@ -63,7 +60,7 @@ def decode_rows(data: bytes, height: int, rows: int) -> Image | None:
     return np.asarray(image, dtype=np.uint8)
 
 
-def open_image(path: str | PathLike[str], fix: str) -> tuple[bytes, Header]:
+def open_image(path: str | Path, fix: str) -> tuple[bytes, Header]:
     """Read a complete image file of a known type and a size that is safe to decode.
 
     Raises ``DataError``, with ``fix`` as its way out.
@@ -84,7 +81,7 @@ def open_image(path: str | PathLike[str], fix: str) -> tuple[bytes, Header]:
     return data, header
 
 
-def decode_stored(path: str | PathLike[str], data: bytes, header: Header, fix: str) -> Image:
+def decode_stored(path: str | Path, data: bytes, header: Header, fix: str) -> Image:
     """Decode an image with OpenCV, not yet turned. Raises ``DataError``."""
     # OpenCV prints about broken images without naming them; the errors here name the file.
     cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
@@ -112,10 +109,10 @@ class ImageSource:
             self._bytes = np.memmap(cache, dtype=np.uint8, mode="r").view(np.ndarray)
             assert len(self._bytes) == self._starts[-1], f"{cache} was made from other annotations"
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.annotations, self.on_error, self.cache)  # a spawned worker maps the cache itself
 
-    def read(self, index: int, rows: int | None = None) -> NDArray[np.uint8] | None:
+    def read(self, index: int, rows: int | None = None) -> np.typing.NDArray[np.uint8] | None:
         """Return the image (h, w, 3) in RGB, in its annotated size; read-only from a cache.
 
         Its EXIF tag and the set's rule decide how it is turned (data/headers.py). Only
@@ -138,7 +135,7 @@ class ImageSource:
                 logger.warning("left out: %s", error)
             return None
 
-    def _decode(self, index: int, rows: int | None) -> NDArray[np.uint8]:
+    def _decode(self, index: int, rows: int | None) -> np.typing.NDArray[np.uint8]:
         path, size = self.annotations.path(index), tuple(self.annotations.sizes[index].tolist())
         data, header = open_image(path, _FIX)
         orientation = self.annotations.turn.orientation(header, size)
@@ -206,8 +203,8 @@ def build_image_cache(images: ImageSource, path: Path, kind: ImageCache) -> None
         temporary.unlink(missing_ok=True)
 
 
-def _starts(annotations: Annotations) -> NDArray[np.int64]:
+def _starts(annotations: Annotations) -> np.typing.NDArray[np.int64]:
     """Return the start of each image in the file and the end of the last one: (N + 1,)."""
     lengths = annotations.sizes.astype(np.int64).prod(axis=1) * 3
-    starts: NDArray[np.int64] = len(annotations) + np.concatenate([[0], np.cumsum(lengths)])
+    starts: np.typing.NDArray[np.int64] = len(annotations) + np.concatenate([[0], np.cumsum(lengths)])
     return starts

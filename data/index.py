@@ -19,17 +19,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data.coco import read_coco
+from data import coco, headers, set_files, shapes, validate, voc, yolo
 from data.config import FORMATS, DataConfig, DataFormat, Exif, OnError, SplitConfig
 from data.errors import DataError
 from data.files import new_folder, stamp_files
-from data.headers import TurnRule, rule_of
-from data.set_files import find_set_file
-from data.shapes import ensure_shapes
 from data.source import Files, Findings, Source, part_of
-from data.validate import check_source
-from data.voc import locate_voc
-from data.yolo import locate_yolo
 
 FORMAT_VERSION = 7  # raise it when the columns or the checks change
 SINGLE_CLASS_NAME = "object"
@@ -54,7 +48,7 @@ class Annotations:
     category_ids: NDArray[np.int64]  # (C,) class ids of the source
     names: list[str]  # (C,)
     image_root: Path
-    turn: TurnRule  # which images are turned upright; sizes and boxes are those after turning
+    turn: headers.TurnRule  # which images are turned upright; sizes and boxes are those after turning
     skipped: list[str]  # sentences about entries that were left out
     notes: list[str]  # sentences about entries that were changed
 
@@ -110,7 +104,7 @@ def open_annotations(config: DataConfig, split: str) -> Annotations:
         build_index(folder, columns, about)
     arrays, about = load_index(folder)
     exif, unclear = about.pop("turn")
-    return Annotations(**arrays, **about, turn=TurnRule(Exif(exif), unclear), image_root=files.image_root)
+    return Annotations(**arrays, **about, turn=headers.TurnRule(Exif(exif), unclear), image_root=files.image_root)
 
 
 def build_index(folder: Path, columns: Mapping[str, NDArray[np.generic]], about: Mapping[str, Any]) -> None:
@@ -161,10 +155,10 @@ def _read(config: DataConfig, split: str, files: Files) -> tuple[dict[str, Any],
     source = files.read()
     # The sizes that these give may show how images were turned.
     annotated = config.format in (DataFormat.coco, DataFormat.voc, *FORMATS)
-    turn = rule_of(source, config.exif) if annotated else TurnRule(config.exif, unclear=True)
+    turn = headers.rule_of(source, config.exif) if annotated else headers.TurnRule(config.exif, unclear=True)
     if config.split is not None:
         source = part_of(source, split, config.split)
-    columns = check_source(source, split, config.on_error)
+    columns = validate.check_source(source, split, config.on_error)
     names = list(source.categories.values())
     if config.single_class:
         columns["classes"] = np.zeros_like(columns["classes"])
@@ -195,10 +189,10 @@ def locate(config: DataConfig, split: str) -> Files:
     root = Path(config.root).absolute()
     if config.format == DataFormat.shapes:
         assert config.shapes is not None  # by DataConfig.__post_init__
-        root = ensure_shapes(root, config.shapes)
+        root = shapes.ensure_shapes(root, config.shapes)
     if config.split is not None:
         split = "train"  # both splits are parts of it
-    set_file, root = (root, root.parent) if root.is_file() else (find_set_file(root), root)
+    set_file, root = (root, root.parent) if root.is_file() else (set_files.find_set_file(root), root)
     part: SplitConfig = getattr(config, split)
     if part.annotations is None:  # format=yolo, by DataConfig.__post_init__
         if set_file is None:
@@ -220,13 +214,16 @@ def locate(config: DataConfig, split: str) -> Files:
     image_roots = {images for _, images in pairs}
     image_root = image_roots.pop() if len(image_roots) == 1 else root
     if config.format == DataFormat.voc:
-        return locate_voc(pairs, image_root, config.names)
+        return voc.locate_voc(pairs, image_root, config.names)
     if config.format == DataFormat.yolo:
-        return locate_yolo(pairs, image_root, split, config.names, config.exif)
-    path = pairs[0][0]
-    if config.format not in FORMATS:
-        return Files([stamp_files([str(path)]).digest], image_root, lambda: read_coco(path, image_root, config.names))
-    read = FORMATS[config.format]  # of a plugin: path itself, or all in it
-    below = sorted(str(file) for file in path.rglob("*") if file.is_file()) if path.is_dir() else []
-    stamps = stamp_files([inspect.getfile(read), str(path), *below])
-    return Files([stamps.digest], image_root, lambda: read_coco(path, image_root, config.names, read(path, image_root)))
+        return yolo.locate_yolo(pairs, image_root, split, config.names, config.exif)
+    path, read = pairs[0][0], FORMATS.get(config.format)
+    stamped = [str(path)]
+    if read is not None:  # of a plugin: it reads the path itself, or all in it
+        below = sorted(str(file) for file in path.rglob("*") if file.is_file()) if path.is_dir() else []
+        stamped = [inspect.getfile(read), *stamped, *below]
+    return Files(
+        stamps=[stamp_files(stamped).digest],
+        image_root=image_root,
+        read=lambda: coco.read_coco(path, image_root, config.names, read and read(path, image_root)),
+    )

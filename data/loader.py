@@ -12,13 +12,9 @@ from typing import Any, Self
 import cv2
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from data.colour import network_input
 from data.errors import DataError
-from data.geometry import Boxes
 from data.plan import Request
 
 # Forked workers share the pages of the index, start in milliseconds and never touch CUDA. The
@@ -36,15 +32,15 @@ OF_THE_DEVICE = ("images", "targets", "gains")
 class Batch:
     """B samples of one size with T boxes in all."""
 
-    images: Tensor  # uint8 (B, 3, H, W) RGB, in channels-last memory
-    targets: Tensor  # float32 (T, 6): position in the batch, class, cx, cy, w, h in pixels of these images
-    indices: Tensor  # int64 (B,) positions in the data set
+    images: torch.Tensor  # uint8 (B, 3, H, W) RGB, in channels-last memory
+    targets: torch.Tensor  # float32 (T, 6): position in the batch, class, cx, cy, w, h in pixels of these images
+    indices: torch.Tensor  # int64 (B,) positions in the data set
     # float64 (B, 4) ratio_x, ratio_y, pad_x, pad_y; (0, 4) for training samples
-    letterboxes: Tensor = field(default_factory=lambda: torch.empty((0, 4), dtype=torch.float64))
+    letterboxes: torch.Tensor = field(default_factory=lambda: torch.empty((0, 4), dtype=torch.float64))
     # float32 (B, 3) of hue, saturation and value, for network_input to apply; (0, 3): none
-    gains: Tensor = field(default_factory=lambda: torch.empty((0, 3)))
+    gains: torch.Tensor = field(default_factory=lambda: torch.empty((0, 3)))
 
-    def network_input(self) -> Tensor:
+    def network_input(self) -> torch.Tensor:
         """The images as floats in 0..1, with the gains applied, on the batch's device."""
         return network_input(self.images, self.gains)
 
@@ -68,11 +64,11 @@ class Batch:
         return _receive, (self.images, *(getattr(self, one.name).numpy() for one in fields(self)[1:]))
 
 
-def _receive(images: Tensor, *others: NDArray[Any]) -> Batch:
+def _receive(images: torch.Tensor, *others: np.typing.NDArray[Any]) -> Batch:
     return Batch(images, *map(torch.from_numpy, others))
 
 
-def empty_images(requests: Sequence[Request]) -> Tensor:
+def empty_images(requests: Sequence[Request]) -> torch.Tensor:
     """Return uninitialised memory for the images of a batch, uint8 (B, H, W, 3).
 
     In a worker it is shared with the training process. Raises ``DataError`` where there is no more.
@@ -80,7 +76,7 @@ def empty_images(requests: Sequence[Request]) -> Tensor:
     height, width = requests[0].height, requests[0].width
     assert all((request.height, request.width) == (height, width) for request in requests), "one size per batch"
     shape = (len(requests), height, width, 3)
-    if get_worker_info() is None:
+    if torch.utils.data.get_worker_info() is None:
         return torch.empty(shape, dtype=torch.uint8)
     # As torch's own collate function does: a tensor that is not shared yet would be copied when it
     # is sent.
@@ -94,14 +90,7 @@ def empty_images(requests: Sequence[Request]) -> Tensor:
     return torch.empty(0, dtype=torch.uint8).set_(storage).view(shape)
 
 
-def target_rows(samples: NDArray[np.int64], classes: NDArray[np.int32], boxes_xyxy: Boxes) -> NDArray[np.float32]:
-    """Rows (T, 6) of sample, class, cx, cy, w, h."""
-    low, high = boxes_xyxy[:, :2], boxes_xyxy[:, 2:]
-    columns = (samples[:, None], classes[:, None], (low + high) / 2, high - low)
-    return np.concatenate(columns, axis=1, dtype=np.float32)
-
-
-class BatchLoader(DataLoader[Batch]):
+class BatchLoader(torch.utils.data.DataLoader[Batch]):
     """A torch loader that raises DataError if its workers hang.
 
     On a GPU its batches arrive there while the ones before them are in use.
@@ -139,7 +128,7 @@ class BatchLoader(DataLoader[Batch]):
 
 
 def make_loader(
-    dataset: Dataset[Batch],
+    dataset: torch.utils.data.Dataset[Batch],
     batch_sampler: Iterable[list[Request]],
     workers: int,
     device: torch.device = HOST,

@@ -1,16 +1,13 @@
 """Pictures and videos outside any data set: find, read, and batch them for the network."""
 
 import glob
-import itertools
 import logging
 import os
 import re
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -18,14 +15,10 @@ import cv2
 import numpy as np
 import torch
 
+from data import files, headers, images, samplers, set_files
 from data.config import Exif, OnBadFile, Resize
 from data.errors import DataError
-from data.files import files_below
 from data.geometry import Image, Letterbox, resize_into
-from data.headers import turn_decoded
-from data.images import decode_stored, open_image
-from data.samplers import input_shape
-from data.set_files import IMAGE_SUFFIXES
 
 logger = logging.getLogger(__name__)
 
@@ -79,9 +72,9 @@ def find_media(source: str) -> list[Medium]:
     if os.path.isfile(source):
         paths = [Path(source)]
     else:
-        suffixes = IMAGE_SUFFIXES.union(VIDEO_SUFFIXES)
+        suffixes = set_files.IMAGE_SUFFIXES.union(VIDEO_SUFFIXES)
         is_folder = os.path.isdir(source)
-        matches = files_below(Path(source), suffixes) if is_folder else glob.glob(source, recursive=True)
+        matches = files.files_below(Path(source), suffixes) if is_folder else glob.glob(source, recursive=True)
         paths = [Path(path) for path in matches if os.path.isfile(path) and Path(path).suffix.lower() in suffixes]
     if not paths:
         raise DataError(f"source={source} holds no picture or video. fix: a file, a folder or a pattern in quotes")
@@ -105,9 +98,9 @@ def read_picture(medium: Medium, exif: Exif) -> Frame:
     """
     if medium.image is not None:
         return Frame(medium, 1, medium.image)
-    data, header = open_image(medium.path, _FIX)
-    image = decode_stored(medium.path, data, header, _FIX)
-    return Frame(medium, 1, turn_decoded(image, header.orientation if exif == Exif.apply else 1))
+    data, header = images.open_image(medium.path, _FIX)
+    image = images.decode_stored(medium.path, data, header, _FIX)
+    return Frame(medium, 1, headers.turn_decoded(image, header.orientation if exif == Exif.apply else 1))
 
 
 def read_video(medium: Medium) -> Iterator[Frame]:
@@ -118,10 +111,12 @@ def read_video(medium: Medium) -> Iterator[Frame]:
         fix = "fix: check that it is on, and its number or address" if address else _FIX
         raise DataError(f"{medium.name} is no video that OpenCV can open. {fix}")
     rate = capture.get(cv2.CAP_PROP_FPS) or USUAL_RATE
-    for number in itertools.count(1):
+    number = 0
+    while True:
         is_frame, image = capture.read()
         if not is_frame:
             break
+        number += 1
         yield Frame(medium, number, np.asarray(cv2.cvtColor(image, cv2.COLOR_BGR2RGB), dtype=np.uint8), rate)
     capture.release()
 
@@ -145,7 +140,7 @@ class InputFit:
 
     def prepare(self, frame: Frame) -> Prepared:
         """The frame as network input."""
-        shape = input_shape(frame.size, self.image_size, self.stride, self.rect, resize=self.resize)
+        shape = samplers.input_shape(frame.size, self.image_size, self.stride, self.rect, resize=self.resize)
         canvas: Image = np.empty((*shape, 3), dtype=np.uint8)
         return Prepared(frame, canvas, resize_into(canvas, frame.image, self.resize))
 
@@ -193,22 +188,25 @@ class FrameBatches:
 
     def _prepared(self, pool: ThreadPoolExecutor, media: Sequence[Medium]) -> Iterator[Prepared]:
         """The frames in order; threads work ahead on twice their number."""
-        jobs = self._jobs(media)
-        running = deque(pool.submit(job) for job in itertools.islice(jobs, 2 * self.threads))
-        while running:
+        running = []
+        for function, argument in self._jobs(media):
+            running.append(pool.submit(function, argument))
+            if len(running) > 2 * self.threads:
+                with self._skipping():
+                    yield running.pop(0).result()
+        for future in running:
             with self._skipping():
-                yield running.popleft().result()
-            running.extend(pool.submit(job) for job in itertools.islice(jobs, 1))
+                yield future.result()
 
-    def _jobs(self, media: Sequence[Medium]) -> Iterator[Callable[[], Prepared]]:
+    def _jobs(self, media: Sequence[Medium]) -> Iterator[tuple[Callable[..., Prepared], Frame | Medium]]:
         """What threads do: all for a picture, the resizing for the frames of a video."""
         for medium in media:
             if medium.is_video:
                 with self._skipping():
                     for frame in read_video(medium):
-                        yield partial(self.fit.prepare, frame)
+                        yield self.fit.prepare, frame
             else:
-                yield partial(self._read_and_prepare, medium)
+                yield self._read_and_prepare, medium
 
     def _read_and_prepare(self, picture: Medium) -> Prepared:
         return self.fit.prepare(read_picture(picture, self.exif))

@@ -6,12 +6,9 @@ positions of the scaled images are whole pixels, so a canvas could be pasted tog
 ``data/dataset.py`` draws each image straight from its pixels to the sample.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from data.config import AugmentConfig
 from data.geometry import Matrix, Point, Size, random_homography, scaled_size, snapped
@@ -36,7 +33,8 @@ class Request:
     pool: tuple[int, ...] = ()
 
 
-class Placed(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Placed:
     """An image on the canvas."""
 
     size: Size  # of the image
@@ -69,11 +67,11 @@ class Plan:
     size: Size
     pictures: list[Picture]
     share: float  # weight of the first picture in the blend; 1 for a single picture
-    gains: NDArray[np.float64]  # (3,) factors on hue, saturation and value
+    gains: np.typing.NDArray[np.float64]  # (3,) factors on hue, saturation and value
 
 
 def draw_plan(
-    request: Request, sizes: NDArray[np.int32], augment: AugmentConfig, seed: int, combine: bool = True
+    request: Request, sizes: np.typing.NDArray[np.int32], augment: AugmentConfig, seed: int, combine: bool = True
 ) -> Plan:
     """Draw the plan of one sample.
 
@@ -94,7 +92,7 @@ def draw_plan(
 def _draw_picture(
     index: int,
     request: Request,
-    sizes: NDArray[np.int32],
+    sizes: np.typing.NDArray[np.int32],
     augment: AugmentConfig,
     generator: np.random.Generator,
     combine: bool,
@@ -104,7 +102,7 @@ def _draw_picture(
     indices = [index]
     if is_mosaic and combine:
         indices += _draw_others(8 if is_nine else 3, request, len(sizes), generator)
-    of_images = [(height, width) for height, width in sizes[indices].tolist()]
+    of_images: list[Size] = list(map(tuple, sizes[indices].tolist()))
     if len(indices) == 1:
         placed, low, high = alone(of_images[0], target)
     else:
@@ -112,14 +110,15 @@ def _draw_picture(
     return Picture(indices, placed, snapped(random_homography(augment, target, generator), low, high))
 
 
-def _draw_others(count: int, request: Request, num_images: int, generator: np.random.Generator) -> Sequence[int]:
+def _draw_others(count: int, request: Request, num_images: int, generator: np.random.Generator) -> list[int]:
     """Draw other images from the data set, or from the pool: distinct ones if it has enough."""
     if not request.pool:
-        return [int(index) for index in generator.integers(num_images, size=count)]
+        others: list[int] = generator.integers(num_images, size=count).tolist()
+        return others
     pool = [index for index in request.pool if index != request.index] or [request.index]
-    if len(pool) < count:
-        return [pool[number] for number in generator.integers(len(pool), size=count)]
-    return [pool[number] for number in generator.permutation(len(pool))[:count]]
+    repeats = len(pool) < count
+    numbers = generator.integers(len(pool), size=count) if repeats else generator.permutation(len(pool))[:count]
+    return [pool[number] for number in numbers]
 
 
 def alone(size: Size, target: Size) -> Arrangement:

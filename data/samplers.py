@@ -7,12 +7,10 @@ ranks if its total size is the same.
 
 import math
 from collections.abc import Iterator
-from itertools import groupby
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import Sampler
 
 from data.config import Resize
 from data.errors import DataError
@@ -55,7 +53,7 @@ class MultiScale:
         return rows * self.stride, columns * self.stride
 
 
-class TrainBatchSampler(Sampler[list[Request]]):
+class TrainBatchSampler(torch.utils.data.Sampler[list[Request]]):
     """The micro-batches of one rank, epoch by epoch.
 
     ``batch_size`` counts the images in one optimiser step, ``micro_batch_size`` those in one
@@ -279,11 +277,11 @@ def eval_batches(
     equal shape share a batch, an image's input depends neither on ``batch_size`` nor on its
     neighbours. Rank r of n takes every n-th batch, from number r on.
     """
-    shapes = [input_shape((height, width), image_size, stride, rect, resize) for height, width in sizes.tolist()]
-    order = sorted(range(len(sizes)), key=lambda i: (-math.prod(shapes[i]), shapes[i], i))
+    by_shape: dict[tuple[int, int], list[int]] = {}
+    for index, (height, width) in enumerate(sizes.tolist()):
+        by_shape.setdefault(input_shape((height, width), image_size, stride, rect, resize), []).append(index)
     batches = []
-    for (height, width), group in groupby(order, key=shapes.__getitem__):
-        indices = list(group)
+    for (height, width), indices in sorted(by_shape.items(), key=lambda item: (-math.prod(item[0]), item[0])):
         for start in range(0, len(indices), batch_size):
             batches.append([Request(index, height, width, 0) for index in indices[start : start + batch_size]])
     return batches

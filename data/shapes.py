@@ -142,19 +142,14 @@ def _place(
         across = math.exp(generator.uniform(math.log(SMALLEST_OBJECT), math.log(LARGEST_OBJECT * min(size))))
         centre = generator.uniform((0.4 * across, 0.4 * across), (width - 0.4 * across, height - 0.4 * across))
         corners = _outline(CLASSES[kind], generator.uniform(0, 2 * math.pi)) * (across / 2) + centre
-        new = _filled(corners, size)
-        sights = (np.count_nonzero(old & ~new) / full for old, full in zip(masks, full_areas, strict=True))
-        if new.any() and all(sight >= LEAST_VISIBLE for sight in sights):
+        filled = np.zeros(size, dtype=np.uint8)
+        # Integer corners with 4 fractional bits; OpenCV puts whole numbers at pixel centres.
+        cv2.fillPoly(filled, [np.round((corners - 0.5) * 16).astype(np.int32)], 1, shift=4)
+        new = filled.astype(bool)
+        visible = np.array([np.count_nonzero(earlier & ~new) for earlier in masks]) / np.array(full_areas)
+        if new.any() and (visible >= LEAST_VISIBLE).all():
             return new
     return None
-
-
-def _filled(corners: NDArray[np.float64], size: tuple[int, int]) -> NDArray[np.bool_]:
-    """The pixels (h, w) inside a polygon with these corners (n, 2)."""
-    mask = np.zeros(size, dtype=np.uint8)
-    # Integer corners with 4 fractional bits; OpenCV puts whole numbers at pixel centres.
-    cv2.fillPoly(mask, [np.round((corners - 0.5) * 16).astype(np.int32)], 1, shift=4)
-    return mask.astype(bool)
 
 
 def _outline(name: str, angle: float) -> NDArray[np.float64]:
@@ -171,20 +166,14 @@ def _outline(name: str, angle: float) -> NDArray[np.float64]:
 
 
 def _paint(image: NDArray[np.float32], mask: NDArray[np.bool_], kind: int, generator: np.random.Generator) -> None:
-    """Fill the mask with a slightly shaded colour that stands out from what it covers."""
-    behind = image[mask].mean(axis=0)
-    colour = _colour(kind, generator)
-    while np.abs(colour - behind).max() < 70:
-        colour = _colour(kind, generator)
-    shade = np.linspace(-1, 1, mask.shape[1], dtype=np.float32) * generator.uniform(-20, 20)
-    image[mask] = (colour + shade[np.nonzero(mask)[1], None]).astype(np.float32)
-
-
-def _colour(kind: int, generator: np.random.Generator) -> NDArray[np.float64]:
-    """A colour (RGB, 0..255) for an object of a class.
+    """Fill the mask with a slightly shaded colour that stands out from what it covers.
 
     As with many real objects, colour hints at the class without deciding it: neighbouring classes
     share hues. Learning shapes by outline alone takes far longer than a first try should.
     """
-    hue = (kind / len(CLASSES) + generator.normal(0, HUE_SPREAD)) % 1
-    return np.array(colorsys.hsv_to_rgb(hue, generator.uniform(0.45, 1), generator.uniform(0.35, 1))) * 255
+    colour = behind = image[mask].mean(axis=0)
+    while np.abs(colour - behind).max() < 70:
+        hue = (kind / len(CLASSES) + generator.normal(0, HUE_SPREAD)) % 1
+        colour = np.array(colorsys.hsv_to_rgb(hue, generator.uniform(0.45, 1), generator.uniform(0.35, 1))) * 255
+    shade = np.linspace(-1, 1, mask.shape[1], dtype=np.float32) * generator.uniform(-20, 20)
+    image[mask] = (colour + shade[np.nonzero(mask)[1], None]).astype(np.float32)

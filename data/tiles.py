@@ -160,8 +160,10 @@ def _whole_length(length: int, side: int, factor: float) -> int | None:
     A resize that counts from the first of them also meets the image's last edge, so the
     image need not be flipped. ``None``: there is no such number within reach.
     """
-    lengths = range(length, min(side, length + SEARCHED) + 1)
-    return next((longer for longer in lengths if abs(longer * factor - round(longer * factor)) <= PRECISION), None)
+    for longer in range(length, min(side, length + SEARCHED) + 1):
+        if abs(longer * factor - round(longer * factor)) <= PRECISION:
+            return longer
+    return None
 
 
 def _boxes_meet(points: np.ndarray, size: Size) -> bool:

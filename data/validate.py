@@ -6,10 +6,9 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from data import files, headers
 from data.config import OnError
 from data.errors import DataError
-from data.files import stamp_files
-from data.headers import KNOWN_TYPES, MAX_PIXELS
 from data.source import Source
 
 BORDER_TOLERANCE = 1.0  # pixels: common tools round up to one pixel outside
@@ -62,7 +61,7 @@ def _usable(
 def _check_images(source: Source, split: str) -> NDArray[np.bool_]:
     """Which images (N,) are usable."""
     count, root = len(source.file_names), source.image_root
-    exists = stamp_files([os.path.join(root, name) for name in source.file_names]).is_file
+    exists = files.stamp_files([os.path.join(root, name) for name in source.file_names]).is_file
     if not exists.any():  # a wrong folder, which skipping would hide
         raise DataError(
             f"none of the {count} images of {source.path} is in {root}: {source.file_names[:3]}. "
@@ -71,7 +70,7 @@ def _check_images(source: Source, split: str) -> NDArray[np.bool_]:
     first = np.zeros(count, dtype=bool)
     first[np.unique(source.image_ids, return_index=True)[1]] = True
     # Each side alone first: the product of two absurd ones may overflow.
-    readable = (source.sizes <= MAX_PIXELS).all(axis=1) & (source.sizes.prod(axis=1) <= MAX_PIXELS)
+    readable = (source.sizes <= headers.MAX_PIXELS).all(axis=1) & (source.sizes.prod(axis=1) <= headers.MAX_PIXELS)
 
     def pixels(row: int) -> str:
         height, width = source.sizes[row].tolist()
@@ -83,9 +82,9 @@ def _check_images(source: Source, split: str) -> NDArray[np.bool_]:
         (
             "images without size",
             np.asarray((source.sizes > 0).all(axis=1)),
-            lambda row: f"{pixels(row)}, or not an image of a known type ({KNOWN_TYPES})",
+            lambda row: f"{pixels(row)}, or not an image of a known type ({headers.KNOWN_TYPES})",
         ),
-        ("images that are too large", readable, lambda row: f"{pixels(row)}, at most {MAX_PIXELS:,} are read"),
+        ("images that are too large", readable, lambda row: f"{pixels(row)}, at most {headers.MAX_PIXELS:,} are read"),
     )
     every_image = np.ones(count, dtype=bool)
     return _usable(source, every_image, checks, lambda row, text: f"{source.path}: {source.file_names[row]} {text}")

@@ -6,17 +6,14 @@ difficult or truncated count like any other: evaluation follows COCO, which igno
 
 import os
 from collections.abc import Sequence
-from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
 
 import numpy as np
 
+from data import files, set_files
 from data.errors import DataError, shown
-from data.files import files_below, in_chunks, stamp_files
-from data.set_files import IMAGE_SUFFIXES, read_lines
 from data.source import Files, Findings, Source, relative_name
 
 BoxXywh = tuple[float, float, float, float]  # left, top, width, height
@@ -56,7 +53,7 @@ def locate_voc(pairs: Sequence[tuple[Path, Path]], image_root: Path, names: list
     digests = []
     for place, voc_root in pairs:
         items = _items_below(place, voc_root) if place.is_dir() else _items_of_list(place, voc_root)
-        stamps = stamp_files([item.xml for item in items])
+        stamps = files.stamp_files([item.xml for item in items])
         if not stamps.is_file.any():
             where = f"names no image that has an xml file in {os.path.dirname(items[0].xml)}" if items else "holds none"
             raise DataError(
@@ -66,18 +63,18 @@ def locate_voc(pairs: Sequence[tuple[Path, Path]], image_root: Path, names: list
         digests.append(stamps.digest)
     path = pairs[0][0] if len(pairs) == 1 else image_root
     return Files(
-        stamps=[*digests, stamp_files([str(place) for place, _ in pairs if place.is_file()]).digest],
+        stamps=[*digests, files.stamp_files([str(place) for place, _ in pairs if place.is_file()]).digest],
         image_root=image_root,
-        read=partial(read_voc, listed, path, image_root, names),
+        read=lambda: read_voc(listed, path, image_root, names),
     )
 
 
 def _items_of_list(image_list: Path, voc_root: Path) -> list[_Listed]:
     xml_folder, image_folder = (_folder_or(voc_root, name) for name in ("Annotations", "JPEGImages"))
     items = []
-    for line in filter(None, map(str.strip, read_lines(image_list))):
+    for line in filter(None, map(str.strip, set_files.read_lines(image_list))):
         stem, suffix = os.path.splitext(line)
-        stem = stem if suffix.lower() in IMAGE_SUFFIXES else line
+        stem = stem if suffix.lower() in set_files.IMAGE_SUFFIXES else line
         items.append(_Listed(stem, f"{xml_folder}/{stem}.xml", (image_folder,)))
     return items
 
@@ -85,7 +82,7 @@ def _items_of_list(image_list: Path, voc_root: Path) -> list[_Listed]:
 def _items_below(folder: Path, images: Path) -> list[_Listed]:
     """The xml files below a folder. Images lie beside them, or below ``images``."""
     items = []
-    for xml in map(Path, files_below(folder, {".xml"})):
+    for xml in map(Path, files.files_below(folder, {".xml"})):
         below = xml.parent.relative_to(folder)
         places = (xml.parent, Path(_folder_or(images, "JPEGImages"), below), images / below)
         items.append(_Listed(xml.stem, str(xml), tuple(dict.fromkeys(map(str, places)))))
@@ -112,8 +109,9 @@ def read_voc(listed: list[_Listed], path: Path, image_root: Path, names: list[st
     image_ids: list[int] = []
     boxes: list[BoxXywh] = []
     labels: list[tuple[int, int, int]] = []  # of each box: image id, category id, number within its file
-    chunks = in_chunks(lambda items: [_parse(item.xml) for item in items], listed, "reading labels")
-    annotations = chain.from_iterable(chunks)
+    annotations: list[_Annotation | str] = []
+    for chunk in files.in_chunks(lambda items: [_parse(item.xml) for item in items], listed, "reading labels"):
+        annotations += chunk
     for image_id, (item, annotation) in enumerate(zip(listed, annotations, strict=True), start=1):
         if isinstance(annotation, str):
             findings.add("unusable annotation files", [annotation])
@@ -157,7 +155,7 @@ def _image_of(item: _Listed, file_name: str, present: dict[str, frozenset[str]])
     """
     base = os.path.basename(file_name.replace("\\", "/"))
     first = item.stem + (os.path.splitext(base)[1] or ".jpg")
-    names = (first, base, *(item.stem + suffix for suffix in sorted(IMAGE_SUFFIXES)))
+    names = (first, base, *(item.stem + suffix for suffix in sorted(set_files.IMAGE_SUFFIXES)))
     matches = (f"{folder}/{name}" for folder in item.image_folders for name in names if name in present.get(folder, ()))
     return next(matches, f"{item.image_folders[-1]}/{first}")
 

@@ -7,18 +7,14 @@ A row is ``class cx cy w h``, in fractions of the image's width and height, or a
 import math
 import os
 from collections.abc import Sequence
-from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from data import set_files
+from data import files, headers, set_files
 from data.config import Exif
 from data.errors import DataError, shown
-from data.files import Stamps, files_below, in_chunks, read_file, stamp_files
-from data.headers import TURNED, TooLargeError, read_header
 from data.source import Files, Findings, Source, relative_name
 
 MAX_FRACTION = 2  # larger numbers are pixels; a little above 1, a box reaches out of its image
@@ -78,7 +74,7 @@ def locate_yolo(
     listed: list[_Listed] = []
     digests = []
     for group in groups:
-        image_stamps = stamp_files(group)
+        image_stamps = files.stamp_files(group)
         labels, label_stamps = find_labels(group)
         listed += map(_Listed, group, labels, image_stamps.is_file.tolist(), label_stamps.is_file.tolist())
         digests += [image_stamps.digest, label_stamps.digest]
@@ -93,9 +89,9 @@ def locate_yolo(
             "fix: put the .txt files there, or set data.format to that of the set"
         )
     return Files(
-        stamps=[*digests, stamp_files(list(map(str, read))).digest, str(categories)],
+        stamps=[*digests, files.stamp_files(list(map(str, read))).digest, str(categories)],
         image_root=image_root,
-        read=partial(read_yolo, listed, path, image_root, len(classes), categories, exif),
+        read=lambda: read_yolo(listed, path, image_root, len(classes), categories, exif),
     )
 
 
@@ -108,11 +104,13 @@ def read_yolo(
     files. An object's area is that of its box. Unreadable entries go to the findings.
     """
     findings, notes = Findings(), Findings()
-    read_chunk = partial(_read_chunk, num_classes=num_classes, exif=exif)
-    images = list(chain.from_iterable(in_chunks(read_chunk, listed, "reading labels")))
-    for kind, sentence in (problem for image in images for problem in image.problems):
-        findings.add(kind, [sentence])
-    notes.add(TURNED, [item.image for item, image in zip(listed, images, strict=True) if image.is_turned])
+    images: list[_Read] = []
+    for chunk in files.in_chunks(lambda items: _read_chunk(items, num_classes, exif), listed, "reading labels"):
+        images += chunk
+    for image in images:
+        for kind, sentence in image.problems:
+            findings.add(kind, [sentence])
+    notes.add(headers.TURNED, [item.image for item, image in zip(listed, images, strict=True) if image.is_turned])
     sizes = np.array([image.size for image in images], dtype=np.int64).reshape(-1, 2)
     # Position of the image, line, class, cx, cy, w, h.
     rows = [[position, *row] for position, image in enumerate(images) for row in image.rows]
@@ -143,8 +141,8 @@ def _read_chunk(listed: Sequence[_Listed], num_classes: int, exif: Exif) -> list
     images = []
     for item in listed:
         try:
-            header = read_header(item.image) if item.image_is_file else None
-        except (OSError, TooLargeError):
+            header = headers.read_header(item.image) if item.image_is_file else None
+        except (OSError, headers.TooLargeError):
             header = None
         if header is None:
             images.append(_Read((0, 0), False, (), ()))  # for the checks to report
@@ -158,7 +156,7 @@ def _read_chunk(listed: Sequence[_Listed], num_classes: int, exif: Exif) -> list
 def read_label_file(path: str, num_classes: int) -> tuple[list[list[float]], list[tuple[str, str]]]:
     """Rows of line, class, cx, cy, w, h; and kind and sentence of each unusable row."""
     try:
-        text = read_file(path).decode("utf-8-sig")
+        text = files.read_file(path).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         return [], [("label files that cannot be read", f"{path} cannot be read ({error})")]
     rows, problems = [], []
@@ -207,7 +205,7 @@ def find_images(place: Path, starts: Sequence[Path]) -> list[str]:
     there are none.
     """
     if place.is_dir():
-        images = files_below(Path(os.path.normpath(place)), set_files.IMAGE_SUFFIXES)
+        images = files.files_below(Path(os.path.normpath(place)), set_files.IMAGE_SUFFIXES)
     else:
         lines = [line.strip().replace("\\", "/") for line in set_files.read_lines(place)]  # Windows writes \\
         images = [line for line in lines if line]
@@ -220,7 +218,7 @@ def find_images(place: Path, starts: Sequence[Path]) -> list[str]:
     return images
 
 
-def find_labels(images: list[str]) -> tuple[list[str], Stamps]:
+def find_labels(images: list[str]) -> tuple[list[str], files.Stamps]:
     """The path of each image's label file, whether or not it exists, and the stamps of these.
 
     Labels lie in ``labels`` instead of the last ``images`` in the image's path, in ``labels``
@@ -229,7 +227,7 @@ def find_labels(images: list[str]) -> tuple[list[str], Stamps]:
     """
     candidates = (_label_paths(images, folder) for folder in (*IMAGE_FOLDERS, None, IMAGE_FOLDERS[0]))
     for labels in candidates:
-        stamps = stamp_files(labels)
+        stamps = files.stamp_files(labels)
         if stamps.is_file.any():
             break
     return labels, stamps

@@ -13,7 +13,7 @@ import pytest
 from pycocotools.coco import COCO
 from torch.utils.data import DataLoader, Dataset
 
-import data.index
+import data.coco
 from data import Annotations, DataConfig, DataError, OnError, SplitConfig, check_same_classes, open_annotations
 from tests.data.conftest import CocoSet
 
@@ -146,7 +146,7 @@ def indices(coco_set) -> list[Path]:
 
 def test_opening_again_maps_the_files_and_reads_no_source(coco_set, monkeypatch: pytest.MonkeyPatch) -> None:
     first = coco_set.open()
-    monkeypatch.setattr(data.index, "read_coco", None)
+    monkeypatch.setattr(data.coco, "read_coco", None)
     second = coco_set.open()
     assert len(indices(coco_set)) == 1
     assert np.array_equal(first.boxes_xywh, second.boxes_xywh)

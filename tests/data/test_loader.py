@@ -260,7 +260,7 @@ def test_full_shared_memory_is_named_with_the_way_out(monkeypatch: pytest.Monkey
     def full(size: int) -> torch.UntypedStorage:
         raise RuntimeError("unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)")
 
-    monkeypatch.setattr(loader_module, "get_worker_info", object)
+    monkeypatch.setattr(torch.utils.data, "get_worker_info", object)
     monkeypatch.setattr(torch.UntypedStorage, "_new_shared", full)
     with pytest.raises(DataError, match=r"batch of 2 MB .*No space left.*fix: .*--shm-size=8g"):
         loader_module.empty_images([Request(0, 1000, 600, 0)])
