@@ -1,7 +1,5 @@
 """A small COCO data set in tmp_path that tests can modify."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import fields, replace
 from pathlib import Path
@@ -11,20 +9,8 @@ import cv2
 import numpy as np
 import pytest
 
-from data import (
-    Annotations,
-    AugmentConfig,
-    Colour,
-    DataConfig,
-    DataFormat,
-    Exif,
-    ImageCache,
-    ImageSource,
-    OnError,
-    SplitConfig,
-    open_annotations,
-)
-from tests.data.sets import YoloSet
+from data import Annotations, AugmentConfig, Colour, DataFormat, ImageSource, OnError, open_annotations
+from tests.data.sets import YoloSet, config_of
 
 NO_AUGMENT = AugmentConfig(**dict.fromkeys((field.name for field in fields(AugmentConfig)), 0) | {"colour": Colour.cpu})
 EVERY_AUGMENT = replace(
@@ -44,22 +30,8 @@ class CocoSet:
             "annotations": [],
             "categories": [{"id": 3, "name": "cat"}, {"id": 1, "name": "dog"}, {"id": 7, "name": "bird"}],
         }
-        self.config = DataConfig(
-            name="drawn",
-            format=DataFormat.coco,
-            root=str(root),
-            train=SplitConfig("instances.json", "images"),
-            val=SplitConfig("instances.json", "images"),
-            split=None,
-            names=None,
-            shapes=None,
-            single_class=False,
-            exif=Exif.apply,
-            on_error=OnError.stop,
-            workers=0,
-            cache=ImageCache.none,
-            index_dir=str(root / "index"),
-        )
+        config = config_of(root, DataFormat.coco, "instances.json", "images", None)
+        self.config = replace(config, index_dir=str(root / "index"))
 
     def add_image(self, image: np.ndarray, boxes: list[tuple[int, list[float]]], **more: Any) -> None:
         """Add an RGB image and its (category id, xywh) boxes; annotations also get ``more``."""
@@ -109,13 +81,3 @@ def coco_set(empty_set: CocoSet) -> CocoSet:
 @pytest.fixture
 def yolo_set(tmp_path: Path) -> YoloSet:
     return YoloSet(tmp_path / "set")
-
-
-@pytest.fixture
-def no_augment() -> AugmentConfig:
-    return NO_AUGMENT
-
-
-@pytest.fixture
-def every_augment() -> AugmentConfig:
-    return EVERY_AUGMENT

@@ -1,7 +1,5 @@
 """A small set without a fault, as COCO and as YOLO, into which tests plant faults."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

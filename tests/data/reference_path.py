@@ -5,8 +5,6 @@ canvas of twice the sample's side, warps the canvas once and changes colours by 
 tests and scripts/bench/data.py use it, with the same plans.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import cv2

@@ -4,8 +4,6 @@ Every set holds a good image ``a`` with one box and, beside it, the image, label
 case is about.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path

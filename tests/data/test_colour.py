@@ -1,7 +1,5 @@
 """Colour changes against OpenCV's formula, on the CPU and on the device."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import cv2

@@ -1,7 +1,5 @@
 """Values that make no sense are refused with the full key."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -25,7 +25,7 @@ from data import (
 )
 from data import images as jpeg
 from data.geometry import PAD_VALUE
-from tests.data.conftest import NO_AUGMENT, CocoSet
+from tests.data.conftest import EVERY_AUGMENT, NO_AUGMENT, CocoSet
 
 STRONG = replace(
     NO_AUGMENT, mosaic=1, scale=0.6, translate=0.3, flip_horizontal=0.5, flip_vertical=0.5,
@@ -57,30 +57,30 @@ def sample(batch: Batch, position: int) -> tuple[torch.Tensor, torch.Tensor]:
     return batch.images[position], batch.targets[batch.targets[:, 0] == position, 1:]
 
 
-def test_seed_epoch_position_and_repeat_decide_a_sample(coco_set, every_augment: AugmentConfig) -> None:
+def test_seed_epoch_position_and_repeat_decide_a_sample(coco_set) -> None:
     source = coco_set.source()
     images = [
-        train_dataset(source, every_augment, seed)[Request(index, 96, 96, epoch, repeat)].images
+        train_dataset(source, EVERY_AUGMENT, seed)[Request(index, 96, 96, epoch, repeat)].images
         for seed, epoch, index, repeat in ((3, 0, 4, 0), (4, 0, 4, 0), (3, 1, 4, 0), (3, 0, 5, 0), (3, 0, 4, 1))
     ]
     assert not any(torch.equal(images[0], other) for other in images[1:])
-    dataset = train_dataset(source, every_augment)
+    dataset = train_dataset(source, EVERY_AUGMENT)
     dataset[Request(0, 64, 64, 0)]  # a past of its own
     assert torch.equal(images[0], dataset[Request(4, 96, 96, 0)].images)
 
 
-def test_crowds_are_no_targets(coco_set, no_augment: AugmentConfig) -> None:
+def test_crowds_are_no_targets(coco_set) -> None:
     coco_set.add_image(np.zeros((90, 90, 3), dtype=np.uint8), [(1, [5, 5, 30, 30]), (7, [40, 40, 30, 30])], iscrowd=0)
     coco_set.json["annotations"][-1]["iscrowd"] = 1
     source = coco_set.source()
-    for augment in (no_augment, replace(no_augment, mosaic=1.0)):
+    for augment in (NO_AUGMENT, replace(NO_AUGMENT, mosaic=1.0)):
         targets = train_dataset(source, augment)[Request(7, 96, 96, 0, pool=(7,))].targets
         assert len(targets) >= 1 and set(targets[:, 1].tolist()) == {0.0}, "of the dog, never of the crowd of birds"
 
 
-def test_the_last_epochs_do_without_mosaic(coco_set, no_augment: AugmentConfig) -> None:
-    dataset = train_dataset(coco_set.source(), replace(no_augment, mosaic=1, close_mosaic_epochs=2), epochs=8)
-    plain = train_dataset(coco_set.source(), no_augment)
+def test_the_last_epochs_do_without_mosaic(coco_set) -> None:
+    dataset = train_dataset(coco_set.source(), replace(NO_AUGMENT, mosaic=1, close_mosaic_epochs=2), epochs=8)
+    plain = train_dataset(coco_set.source(), NO_AUGMENT)
     for epoch in range(8):
         batch, expected = dataset.__getitems__(requests([1], epoch)), plain.__getitems__(requests([1], epoch))
         assert torch.equal(batch.images, expected.images) == (epoch >= 6)
@@ -104,19 +104,19 @@ def test_eval_batch(resize: Resize, coco_set) -> None:
     assert batch.indices.tolist() == [0, 3]
 
 
-def test_no_boxes_at_all(coco_set, every_augment: AugmentConfig) -> None:
+def test_no_boxes_at_all(coco_set) -> None:
     coco_set.json["annotations"] = []
     annotations = coco_set.open("val")
     source = ImageSource(annotations, OnError.stop)
-    for dataset in (TrainDataset(annotations, every_augment, 0, 1, source), EvalDataset(annotations, source)):
+    for dataset in (TrainDataset(annotations, EVERY_AUGMENT, 0, 1, source), EvalDataset(annotations, source)):
         assert dataset.__getitems__(requests([0, 1])).targets.shape == (0, 6)
 
 
-def test_an_unreadable_image_is_grey(coco_set, no_augment: AugmentConfig) -> None:
+def test_an_unreadable_image_is_grey(coco_set) -> None:
     annotations = coco_set.open()
     (coco_set.root / "images" / "13.png").write_bytes(b"no image")
     source = ImageSource(annotations, OnError.skip)
-    trained = TrainDataset(annotations, no_augment, 0, 1, source).__getitems__(requests([3]))
+    trained = TrainDataset(annotations, NO_AUGMENT, 0, 1, source).__getitems__(requests([3]))
     assert (trained.images == PAD_VALUE).all() and trained.targets.shape == (0, 6)
     evaluated = EvalDataset(annotations, source).__getitems__(requests([3]))
     assert (evaluated.images == PAD_VALUE).all() and len(evaluated.targets) == len(annotations.training_boxes(3)[0])

@@ -16,12 +16,9 @@ from data import (
     DataFormat,
     EvalDataset,
     Exif,
-    ImageCache,
     ImageSource,
     OnError,
     TrainDataset,
-    build_image_cache,
-    image_cache_name,
     open_annotations,
 )
 from data import images as jpeg_module
@@ -96,22 +93,6 @@ def test_pixels_and_boxes_are_in_one_frame_in_every_program(
     report = check_dataset(config, *NETWORK)
     kinds = {kind.partition(",")[0] for part in report.problems.values() for kind in part.counts}
     assert kinds == {"images given twice"}
-
-
-@pytest.mark.parametrize("cache", [ImageCache.ram, ImageCache.disk])
-def test_caches_hold_turned_pixels_and_know_the_choice(cache: ImageCache, tmp_path: Path) -> None:
-    config = write_set(tmp_path / "set", DataFormat.yolo, "jpeg", True, (48, 48))  # squares: the sizes are the same
-    names = set()
-    for exif in Exif:
-        annotations = open_annotations(replace(config, exif=exif), "train")
-        source = ImageSource(annotations, OnError.stop)
-        path = tmp_path / image_cache_name(annotations, OnError.stop)
-        names.add(path)
-        build_image_cache(source, path, cache)
-        cached = ImageSource(annotations, OnError.stop, path)
-        for index in range(8):
-            assert np.array_equal(cached.read(index), source.read(index))
-    assert len(names) == 2
 
 
 def retag(config: DataConfig, sizes: dict[int, tuple[int, int]]) -> None:

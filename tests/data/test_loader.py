@@ -34,11 +34,11 @@ from data import (
     TrainBatchSampler,
     TrainDataset,
     build_image_cache,
-    eval_batches,
     make_loader,
 )
 from data import loader as loader_module
 from data.loader import BatchLoader, copied_ahead
+from tests.data.conftest import EVERY_AUGMENT, NO_AUGMENT
 
 GPU = torch.device("cuda", 0)
 
@@ -65,31 +65,29 @@ def tensors(batches: list[Batch]) -> list[Tensor]:
     return [tensor for batch in batches for tensor in (batch.images, batch.targets, batch.indices)]
 
 
-def test_workers_and_the_cursor_do_not_change_samples(coco_set, every_augment: AugmentConfig) -> None:
+def test_workers_and_the_cursor_do_not_change_samples(coco_set) -> None:
     before = torch.get_rng_state()
-    expected = tensors(load_epoch(coco_set, every_augment, workers=0))
+    expected = tensors(load_epoch(coco_set, EVERY_AUGMENT, workers=0))
     assert torch.equal(before, torch.get_rng_state()), "the global generator is left alone"
     assert len(expected) == 3 * 6
     for workers in (1, 2):
-        found = tensors(load_epoch(coco_set, every_augment, workers))
+        found = tensors(load_epoch(coco_set, EVERY_AUGMENT, workers))
         assert all(torch.equal(first, second) for first, second in zip(expected, found, strict=True))
-    rest = tensors(load_epoch(coco_set, every_augment, workers=0, start=4))
+    rest = tensors(load_epoch(coco_set, EVERY_AUGMENT, workers=0, start=4))
     assert all(torch.equal(first, second) for first, second in zip(expected[12:], rest, strict=True))
 
 
-def test_spawned_workers_give_the_same_samples(
-    coco_set, every_augment: AugmentConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_spawned_workers_give_the_same_samples(coco_set, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Spawned workers, as on macOS, get all they need by pickle."""
     annotations = coco_set.open()
-    expected = tensors(load_epoch(coco_set, every_augment, workers=0))
+    expected = tensors(load_epoch(coco_set, EVERY_AUGMENT, workers=0))
     monkeypatch.setattr("data.loader.START_METHOD", "spawn")
-    found = tensors(load_epoch(coco_set, every_augment, workers=1))
+    found = tensors(load_epoch(coco_set, EVERY_AUGMENT, workers=1))
     assert all(torch.equal(first, second) for first, second in zip(expected, found, strict=True))
 
     build_image_cache(ImageSource(annotations, OnError.stop), tmp_path / "cache", ImageCache.disk)
     images = ImageSource(annotations, OnError.stop, tmp_path / "cache")
-    for dataset in (TrainDataset(annotations, every_augment, 0, 3, images), EvalDataset(annotations, images)):
+    for dataset in (TrainDataset(annotations, EVERY_AUGMENT, 0, 3, images), EvalDataset(annotations, images)):
         received = pickle.loads(pickle.dumps(dataset))
         assert images.read(3) is not None and np.array_equal(received.images.read(3), images.read(3))
         requests = [Request(index, 64, 64, 1) for index in range(7)]
@@ -97,26 +95,16 @@ def test_spawned_workers_give_the_same_samples(
         assert torch.equal(batch.images, same.images) and torch.equal(batch.targets, same.targets)
 
 
-def test_evaluation_loads_every_image_once(coco_set) -> None:
-    source = coco_set.source()
-    batches = eval_batches(source.annotations.sizes, 64, 3, 32, rect=True)
-    dataset = EvalDataset(source.annotations, source)
-    loader = make_loader(dataset, batches, 2)
-    for _ in range(2):
-        seen = [index for batch in loader for index in batch.indices.tolist()]
-        assert sorted(seen) == list(range(7))
-
-
-def test_an_error_in_a_worker_reaches_the_training_process(coco_set, no_augment: AugmentConfig) -> None:
-    loader = plain_loader(coco_set, no_augment, 1)
+def test_an_error_in_a_worker_reaches_the_training_process(coco_set) -> None:
+    loader = plain_loader(coco_set, NO_AUGMENT, 1)
     (coco_set.root / "images" / "12.png").write_bytes(b"no image")
     with pytest.raises(ValueError, match=r"12.png is not an image .* fix: "):
         list(loader)
     loader._iterator._shutdown_workers()  # else torch waits 5 s for a worker that had an error
 
 
-def test_a_batch_is_freed_as_soon_as_its_user_lets_it_go(coco_set, no_augment: AugmentConfig) -> None:
-    batches = iter(plain_loader(coco_set, no_augment, 0))
+def test_a_batch_is_freed_as_soon_as_its_user_lets_it_go(coco_set) -> None:
+    batches = iter(plain_loader(coco_set, NO_AUGMENT, 0))
     batch = next(batches)
     images = weakref.ref(batch.images)
     del batch
@@ -164,10 +152,10 @@ def test_the_next_batch_is_on_its_way_before_one_is_used_and_freed(monkeypatch: 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_batches_on_a_gpu_are_those_of_the_host(coco_set, every_augment: AugmentConfig) -> None:
+def test_batches_on_a_gpu_are_those_of_the_host(coco_set) -> None:
     """While the device is busy, too: what it queued reads a batch after its release."""
     source = coco_set.source()
-    augment = replace(every_augment, colour=Colour.device)
+    augment = replace(EVERY_AUGMENT, colour=Colour.device)
     dataset = TrainDataset(source.annotations, augment, 0, 3, source)
     epochs, busy = [], torch.ones(4096, 4096, device="cuda")
     for device in (torch.device("cpu"), torch.device("cuda", 0)):
@@ -191,8 +179,8 @@ class Stuck(TrainDataset):
         return super().__getitems__(requests)
 
 
-def test_a_worker_that_hangs_ends_the_epoch_with_a_sentence(coco_set, no_augment: AugmentConfig) -> None:
-    loader = plain_loader(coco_set, no_augment, 1, kind=Stuck, timeout_seconds=2)
+def test_a_worker_that_hangs_ends_the_epoch_with_a_sentence(coco_set) -> None:
+    loader = plain_loader(coco_set, NO_AUGMENT, 1, kind=Stuck, timeout_seconds=2)
     with pytest.raises(DataError, match=r"gave no batch for 0.8 s. fix: "):
         next(iter(loader))
     assert not any(worker.is_alive() for worker in loader._iterator._workers)

@@ -1,7 +1,5 @@
 """Fast samples against plain ones, boxes against pixels, and what plans are drawn from."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Drawn shapes: boxes that fit the pixels, objects that stay in sight."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import replace

@@ -1,22 +1,17 @@
 """``data.split``: a validation set that depends on the images' names only."""
 
-import json
 import unicodedata
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import cv2
 import numpy as np
 import pytest
 
-from data import Annotations, DataConfig, DataError, DataFormat, OnError, SplitConfig, open_annotations
+from data import Annotations, DataError, OnError, SplitConfig, open_annotations
 from data.index import read_annotations
 from data.source import is_for_validation
-from tests.data.bad_inputs import voc_text
 from tests.data.conftest import CocoSet
-from tests.data.drawn_set import picture
-from tests.data.sets import YoloSet, config_of
+from tests.data.sets import YoloSet
 
 NAMES = [f"{number:05}.jpg" for number in range(10_000)]
 
@@ -43,48 +38,18 @@ def test_names_decide_and_nothing_else() -> None:
     assert len(side(["\udcff.jpg", "a.jpg"], share=0.5)) <= 2, "a name that is not UTF-8 also has a hash"
 
 
-STEMS = [f"picture{number}" for number in range(30)]
-
-
-def coco(root: Path) -> DataConfig:
-    images = [{"id": 7 * i, "file_name": f"{stem}.png", "height": 96, "width": 128} for i, stem in enumerate(STEMS)]
-    boxes = [{"id": i, "image_id": 7 * i, "category_id": 1, "bbox": [i, 2, 30, 40]} for i in range(len(STEMS))]
-    content = {"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "cat"}]}
-    (root / "set.json").write_text(json.dumps(content))
-    return config_of(root, DataFormat.coco, "set.json", "images", ["cat"])
-
-
-def voc(root: Path) -> DataConfig:
-    (root / "Annotations").mkdir()
-    (root / "JPEGImages").symlink_to("images")
-    for number, stem in enumerate(STEMS):
-        text = voc_text("<size><width>128</width><height>96</height></size>").replace("b.png", f"{stem}.png")
-        (root / "Annotations" / f"{stem}.xml").write_text(
-            text.replace("<xmin>15", f"<xmin>{number}").replace("<xmax>45", f"<xmax>{number + 30}")
-        )
-    (root / "list.txt").write_text("\n".join(STEMS[::-1]))
-    return config_of(root, DataFormat.voc, "list.txt", ".", ["cat"])
-
-
-def yolo(root: Path) -> DataConfig:
-    (root / "labels").mkdir()
-    for number, stem in enumerate(STEMS):
-        (root / "labels" / f"{stem}.txt").write_text(f"0 {(number + 15) / 128} {22 / 96} {30 / 128} {40 / 96}\n")
-    return config_of(root, DataFormat.yolo, "images", ".", ["cat"])
+STEMS = [str(number) for number in range(10, 40)]  # as CocoSet names its images
 
 
 def stems(annotations: Annotations) -> list[str]:
     return [Path(annotations.file_name(index)).stem for index in range(len(annotations))]
 
 
-@pytest.mark.parametrize("write", [coco, voc, yolo])
-def test_every_format(write: Callable[[Path], DataConfig], tmp_path: Path) -> None:
-    root = tmp_path / "set"
-    (root / "images").mkdir(parents=True)
-    image = picture(np.random.default_rng(0))
-    for stem in STEMS:
-        assert cv2.imwrite(str(root / "images" / f"{stem}.png"), image)
-    config = replace(write(root), val=SplitConfig("nowhere", "nowhere"))
+def test_both_parts_hold_all_images_with_their_boxes(empty_set: CocoSet) -> None:
+    for number in range(len(STEMS)):
+        empty_set.add_image(np.zeros((96, 128, 3), dtype=np.uint8), [(1, [number, 2, 30, 40])])
+    empty_set.save()
+    config = replace(empty_set.config, val=SplitConfig("nowhere", "nowhere"), names=["dog"])
     whole = open_annotations(config, "train")
     with pytest.raises(DataError, match=r"data\.val\.annotations: there is no .*, or data\.split=0\.1 to take a tenth"):
         open_annotations(config, "val")

@@ -1,7 +1,5 @@
 """Tiles of one image on one canvas, against bilinear interpolation at each pixel's centre."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The same images in two formats give the same index."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -84,13 +82,14 @@ def test_bccd_as_json_and_as_xml(shared_dir: Path, data_config: Callable[..., Da
 
 def voc_devkit(root: Path) -> None:
     """Two images in each list of ``data=voc``; ``<filename>`` often is incomplete or wrong."""
+    difficult = voc_text().replace("<bndbox>", "<difficult>1</difficult><truncated>1</truncated><bndbox>")
     for year, name, stems in (("2007", "trainval", "ab"), ("2007", "test", "cd"), ("2012", "trainval", "ae")):
         folder = root / f"VOC{year}"
         for part in ("Annotations", "JPEGImages", "ImageSets/Main"):
             (folder / part).mkdir(parents=True, exist_ok=True)
         for stem in stems:
             assert cv2.imwrite(str(folder / "JPEGImages" / f"{stem}.jpg"), np.zeros((40, 60, 3), np.uint8))
-            (folder / "Annotations" / f"{stem}.xml").write_text(voc_text().replace("b.png", stem))
+            (folder / "Annotations" / f"{stem}.xml").write_text(difficult.replace("b.png", stem))
         (folder / "ImageSets" / "Main" / f"{name}.txt").write_text("".join(f"{stem}\n" for stem in stems))
 
 
@@ -105,7 +104,7 @@ def test_voc_is_2007_and_2012_in_their_official_folders(tmp_path: Path, data_con
     assert all(Path(train.path(index)).is_file() for index in range(4)) and train.image_ids.tolist() == [1, 2, 3, 4]
     assert [Path(val.path(index)).name for index in range(2)] == ["c.jpg", "d.jpg"]
     assert len(train.names) == 20 and train.names[train.classes[0]] == "cat"
-    assert train.boxes_xywh.tolist() == [[15, 10, 30, 20]] * 4
+    assert train.boxes_xywh.tolist() == [[15, 10, 30, 20]] * 4 and not train.crowd.any(), "difficult ones count"
     label = tmp_path / "VOCdevkit" / "VOC2012" / "Annotations" / "e.xml"
     label.write_text(label.read_text().replace("<xmax>45", "<xmax>55"))
     assert open_annotations(config, "train").boxes_xywh[3].tolist() == [15, 10, 40, 20], "an xml file was changed"
@@ -124,17 +123,6 @@ def test_hidden_files_do_not_count_and_a_folder_of_broken_ones_is_named(tmp_path
     for on_error in (OnError.stop, OnError.skip):
         with pytest.raises(DataError, match=r"/Annotations/a\.xml is not valid XML .*\. fix: "):
             open_annotations(replace(config, on_error=on_error), "train")
-
-
-def test_difficult_objects_are_objects(tmp_path: Path, data_config: Callable[..., DataConfig]) -> None:
-    voc_devkit(tmp_path / "VOCdevkit")
-    for stem in "cd":
-        label = tmp_path / "VOCdevkit" / "VOC2007" / "Annotations" / f"{stem}.xml"
-        label.write_text(
-            label.read_text().replace("<bndbox>", "<difficult>1</difficult><truncated>1</truncated><bndbox>")
-        )
-    val = open_annotations(data_config("voc", tmp_path / "VOCdevkit"), "val")
-    assert len(val.boxes_xywh) == 2 and not val.crowd.any()
 
 
 def test_only_a_part_of_voc_or_yolo_may_have_many_sources(coco_set) -> None:

@@ -124,14 +124,12 @@ def test_a_folder_is_searched_to_the_bottom_in_order(yolo_set: YoloSet) -> None:
 
 YAMLS = {
     "folders": "train: images/train\nval: images/train\nnames: [x, y, z]",
-    "numbered names": "train: images/train\nnames:\n  0: x\n  1: y\n  2: z",
     "a path": "path: set\ntrain: images/train\nnames: [x, y, z]\nnc: 3",
     "its own path": "path: {root}\ntrain: images/train\nnames: [x, y, z]",
     "another's path": "path: /elsewhere\ntrain: images/train\nnames: [x, y, z]",
     "an absolute folder": "train: {root}/images/train\nnames: [x, y, z]",
     "a list": "train: train.txt\nnames: [x, y, z]",
     "several": "train: [images/train/1, images/train/2]\nnames: [x, y, z]",
-    "roboflow": "train: ../images/train\nval: ../images/valid\nnc: 3\nnames: ['x', 'y', 'z']\nroboflow: {{version: 1}}",
     "names of numbers": "train: images/train\nnames: [7, 8, 9]",
 }
 
