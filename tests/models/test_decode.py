@@ -109,15 +109,10 @@ def test_equals_torchvisions_nms_of_each_class(multi_label: bool, nms_iou: float
         allowed = scores[image].clone()
         if not multi_label:
             allowed[allowed < allowed.amax(1, keepdim=True)] = 0
-        expected = []
-        for label in range(4):
-            rows = (allowed[:, label] > 0.05).nonzero().squeeze(1)
-            kept = rows[ops.nms(boxes[image, rows], allowed[rows, label], nms_iou)]
-            expected.append(
-                torch.cat((boxes[image, kept], allowed[kept, label, None], torch.full((len(kept), 1), label)), 1)
-            )
-        reference = torch.cat(expected)
-        assert result.equal(reference[reference[:, 4].argsort(descending=True, stable=True)])
+        rows, labels = (allowed > 0.05).nonzero().unbind(1)
+        values = allowed[rows, labels]
+        kept = ops.batched_nms(boxes[image, rows], values, labels, nms_iou)
+        assert result.equal(torch.cat((boxes[image, rows[kept]], values[kept, None], labels[kept, None]), 1))
 
 
 def test_only_scores_above_the_threshold_are_detections() -> None:
@@ -207,11 +202,11 @@ def crowded_maps(batch: int) -> list[Tensor]:
 
 def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take the functions of a GPU on the CPU."""
-    monkeypatch.setattr(decoding, "nms_in_each_group", lambda boxes, _, groups, iou: at_once(boxes, groups, iou))
 
+    def at_once(boxes: Tensor, _: Tensor, groups: Tensor, iou: float) -> Tensor:
+        return nms_at_once(boxes, groups // 80, groups % 80, iou)
 
-def at_once(boxes: Tensor, groups: Tensor, iou: float) -> Tensor:
-    return nms_at_once(boxes, groups // 80, groups % 80, iou)
+    monkeypatch.setattr(decoding, "nms_in_each_group", at_once)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """Files of weights: every value in its place, and nothing loaded if one misfits or is damaged."""
 
+import copy
 import random
 import re
-from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from models import (
-    Darknet,
-    ModelError,
-    load_darknet_weights,
-    load_foreign_state_dict,
-    load_weights_of_checkpoint,
-    parse_cfg,
-    read_tensor_file,
-    save_darknet_weights,
-    with_anchors,
-    with_scale_x_y,
-    zoo_cfg,
-)
-from models.weights import weight_tensors
+import models
+from models import Darknet, ModelError, load_darknet_weights, parse_cfg, save_darknet_weights, zoo_cfg
+from models.weights import load_weights_of_checkpoint, read_tensor_file, weight_tensors
 from tests.models.small_network import PlainNetwork, small
 
 
@@ -98,8 +87,8 @@ def test_every_value_has_its_place(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("stored", "ours"), [(80, 3), (1, 3)])
 def test_other_heads_keep_everything_else(stored: int, ours: int, tmp_path: Path) -> None:
-    source, model, untouched = randomise(tiny(stored)), tiny(ours), tiny(ours)
-    untouched.load_state_dict(model.state_dict())
+    source, model = randomise(tiny(stored)), tiny(ours)
+    untouched = copy.deepcopy(model)
     report = load_darknet_weights(model, write(tmp_path / "a.weights", values_of(source)))
     assert (report.layers_loaded, report.num_classes, report.is_whole) == (11, stored, False)
     assert f"its heads were left out and start fresh (for {stored} classes, here {ours})" in str(report)
@@ -111,13 +100,11 @@ def test_other_heads_keep_everything_else(stored: int, ours: int, tmp_path: Path
 
 def test_files_that_do_not_fit_are_refused_and_change_nothing(tmp_path: Path) -> None:
     source, model = randomise(tiny()), tiny()
-    before, good = tiny(), write(tmp_path / "good.weights", values_of(source)).read_bytes()
-    before.load_state_dict(model.state_dict())
+    good, before = write(tmp_path / "good.weights", values_of(source)).read_bytes(), copy.deepcopy(model)
     infinite = bytearray(good)
     infinite[-4:] = np.float32("inf").tobytes()
     for content, message in (
         (good[:-4], r"holds [\d,]+ values, this network with 3 classes and width 0\.1 needs"),
-        (good + b"\0\0\0\0", r"holds [\d,]+ values, this network"),
         (bytes(infinite), r"damaged: values for layers\.22\.conv\.weight are not finite"),
         (b"PK\x03\x04" + good[4:], r"no Darknet .weights file.* end in \.pt"),
         (b"<!DOCTYPE html>\n<html>", "it begins with b'<!DOCTYPE"),
@@ -129,10 +116,6 @@ def test_files_that_do_not_fit_are_refused_and_change_nothing(tmp_path: Path) ->
             load_darknet_weights(model, path)
     with pytest.raises(ModelError, match=r"cannot read the weights .*none\.weights"):
         load_darknet_weights(model, tmp_path / "none.weights")
-    with (tmp_path / "good.weights").open("r+b") as file:
-        file.truncate(2**40)  # one TiB that takes no room
-    with pytest.raises(ModelError, match=r"holds 274,877,906,939 values, this network .* needs"):
-        load_darknet_weights(model, tmp_path / "good.weights")
     assert all_equal(before, model) and model.seen == 0
 
 
@@ -199,8 +182,8 @@ def test_heads_of_a_checkpoint_that_stand_for_other_boxes_are_refused(key: str, 
     source, path = randomise(tiny(3)), tmp_path / "a.pt"
     cfg = source.cfg
     changed = {
-        "anchors": with_anchors(cfg, [(width + 1, height) for width, height in source.heads[0].all_anchors]),
-        "scale_x_y": with_scale_x_y(cfg, 2),
+        "anchors": models.with_anchors(cfg, [(width + 1, height) for width, height in source.heads[0].all_anchors]),
+        "scale_x_y": models.with_scale_x_y(cfg, 2),
         "new_coords": parse_cfg(cfg.text.replace("[yolo]", "[yolo]\nnew_coords=1"), "changed.cfg"),
     }[key]
     for ours, theirs in ((cfg, changed), (changed, cfg)):
@@ -219,45 +202,29 @@ SCHEMES = {
 }
 
 
-class Unknown:
-    """A class whose pickle runs code."""
-
-
 def load(model: Darknet, path: Path, content: Any) -> str:
     torch.save(content, path)
-    return str(load_foreign_state_dict(model, read_tensor_file(path), path))
-
-
-def assert_same_maps(model: Darknet, plain: PlainNetwork) -> None:
-    images = torch.rand(2, 3, 32, 32)
-    with torch.no_grad():
-        for ours, theirs in zip(model(images), plain(images), strict=True):
-            torch.testing.assert_close(ours.squeeze(1).permute(0, 3, 1, 2), theirs, rtol=1e-5, atol=1e-5)
+    return str(models.load_foreign_state_dict(model, read_tensor_file(path), path))
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_both_networks_compute_the_same_afterwards(scheme: str, tmp_path: Path) -> None:
-    model, plain = small(), SCHEMES[scheme]
-    message = load(model, tmp_path / "theirs.pt", plain.state_dict())
-    assert_same_maps(model, plain)
-    assert "7 of 7 convolutions" in message
-
-
 @pytest.mark.parametrize(
     "wrap",
     [
+        lambda state: state,
         lambda state: {"epoch": 3, "best_fitness": None, "model": state, "optimizer": None},
-        lambda state: {"state_dict": state, "hyper_parameters": {"lr": 0.1}},
-        lambda state: OrderedDict((f"module.{name}", tensor) for name, tensor in state.items()),
+        lambda state: {f"module.{name}": tensor for name, tensor in state.items()},
         lambda state: {**state, "module_list.6.anchor_grid": torch.rand(1, 2), "module_list.6.anchors": torch.ones(4)},
         lambda state: {name: tensor.double() for name, tensor in state.items()},
     ],
-    ids=["model", "state_dict", "module.", "anchors", "float64"],
+    ids=["plain", "model", "module.", "anchors", "float64"],
 )
-def test_usual_wrappings_are_opened(wrap: Any, tmp_path: Path) -> None:
-    model, plain = small(), SCHEMES["module_list.N.Conv2d"]
-    load(model, tmp_path / "theirs.pth", wrap(plain.state_dict()))
-    assert_same_maps(model, plain)
+def test_both_networks_compute_the_same_afterwards(wrap: Any, scheme: str, tmp_path: Path) -> None:
+    model, plain, images = small(), SCHEMES[scheme], torch.rand(2, 3, 32, 32)
+    assert "7 of 7 convolutions" in load(model, tmp_path / "theirs.pt", wrap(plain.state_dict()))
+    with torch.no_grad():
+        for ours, theirs in zip(model(images), plain(images), strict=True):
+            torch.testing.assert_close(ours.squeeze(1).permute(0, 3, 1, 2), theirs, rtol=1e-5, atol=1e-5)
 
 
 def test_other_heads_of_another_system_keep_everything_else(tmp_path: Path) -> None:
@@ -286,18 +253,15 @@ KERNELS, SHAPE = "module_list.3.Conv2d.weight", (16, 8, 3, 3)
     [
         (
             without("module_list.0.Conv2d.weight"),
-            r"module_list\.1\.Conv2d\.weight of shape .* in the place of layers\.0\.conv\.weight.* fix: set model\.cfg",
+            r"list\.1\.Conv2d.* of .* in the place of layers\.0\.conv\.weight",
         ),
-        (without("module_list.8.Conv2d.weight"), r"module_list\.11\.Conv2d.* in the place of layers\.8\.conv"),
         (without("module_list.11.Conv2d.bias"), r"nothing of shape .* in the place of layers\.11\.conv\.bias"),
         (instead("extra.weight", torch.ones(1, 1, 1, 1)), r"extra\.weight of .*in the place of nothing"),
-        (instead("fc.weight", torch.ones(4, 4)), r"fc\.weight of .* in the place of nothing"),
         (without("module_list.3.BatchNorm2d.running_var"), r"running_var of shape .* in the place of"),
         (instead(KERNELS, torch.full(SHAPE, float("nan"))), r"module_list\.3\.Conv2d\.weight has values .* not finite"),
         (instead(KERNELS, torch.full(SHAPE, 1e300, dtype=torch.float64)), r"not finite"),
         (instead(KERNELS, torch.ones(SHAPE).to_sparse()), r"not finite or not plain"),
         (lambda state: {**state, 7: torch.ones(1)}, "holds no state dict"),
-        (lambda state: {}, "holds no state dict"),
         (lambda state: {"weights": state}, "holds no state dict, neither at the top level nor under model"),
     ],
 )
@@ -312,11 +276,8 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(change: Any, message: 
 
 def test_pickled_objects_are_not_opened(tmp_path: Path) -> None:
     path = tmp_path / "whole_module.pt"
-    torch.save({"model": Unknown()}, path)
-    with pytest.raises(ModelError, match=r"holds pickled objects \(\S*Unknown\).*torch\.save\(model\.state_dict\(\)"):
-        read_tensor_file(path)
-    torch.save(SCHEMES["models.N.conv1"], path)  # a whole module
-    with pytest.raises(ModelError, match=r"holds pickled objects \(\S*PlainNetwork\)"):
+    torch.save({"model": SCHEMES["models.N.conv1"]}, path)  # a whole module
+    with pytest.raises(ModelError, match=r"pickled objects \(\S*PlainNetwork\).*torch\.save\(model\.state_dict\(\)"):
         read_tensor_file(path)
     path.write_bytes(path.read_bytes()[:500])
     with pytest.raises(ModelError, match=r"is damaged, or torch\.save did not write it"):
@@ -355,7 +316,7 @@ def test_damaged_files_load_or_are_refused_in_one_sentence_and_change_nothing(ki
             if kind == ".weights":
                 load_darknet_weights(model, path)
             else:
-                load_foreign_state_dict(model, read_tensor_file(path), path)
+                models.load_foreign_state_dict(model, read_tensor_file(path), path)
             assert all(tensor.isfinite().all() for tensor in model.state_dict().values()), case
         except ModelError as error:
             refusals += 1
