@@ -49,10 +49,10 @@ class CocoSet:
         if not path.exists() or path.read_text() != text:  # another date is another index
             path.write_text(text)
 
-    def open(self, split: str = "train", **changes: Any) -> Annotations:
+    def open(self, part: str = "train", **changes: Any) -> Annotations:
         """Write the json and open it with changes to the configuration."""
         self.save()
-        return open_annotations(replace(self.config, **changes), split)
+        return open_annotations(replace(self.config, **changes), part)
 
     def source(self, **changes: Any) -> ImageSource:
         on_error = changes.get("on_error", OnError.stop)

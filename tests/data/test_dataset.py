@@ -8,22 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from data import (
-    AugmentConfig,
-    Batch,
-    Colour,
-    EvalDataset,
-    ImageCache,
-    ImageSource,
-    MultiScale,
-    OnError,
-    Request,
-    Resize,
-    TrainBatchSampler,
-    TrainDataset,
-    build_image_cache,
-)
-from data import images as jpeg
+import data
 from data.geometry import PAD_VALUE
 from tests.data.conftest import EVERY_AUGMENT, NO_AUGMENT, CocoSet
 
@@ -38,35 +23,37 @@ AUGMENTS = {
     "mixup": replace(STRONG, mosaic=0.5, mixup=1),
     "rotated": replace(STRONG, mosaic=0.5, degrees=25, shear=12),
     "perspective": replace(STRONG, mosaic=0.5, translate=0.1, perspective=0.1),
-    "device": replace(STRONG, colour=Colour.device),
+    "device": replace(STRONG, colour=data.Colour.device),
     "pool": replace(STRONG, tile_pool=4, mosaic_nine=0.5, mixup=0.5),
 }
 SIZES = ((64, 64), (96, 160))
 NUM_IMAGES, BATCH = 24, 12
 
 
-def train_dataset(source: ImageSource, augment: AugmentConfig, seed: int = 3, epochs: int = 10) -> TrainDataset:
-    return TrainDataset(source.annotations, augment, seed, epochs, source)
+def train_dataset(
+    source: data.ImageSource, augment: data.AugmentConfig, seed: int = 3, epochs: int = 10
+) -> data.TrainDataset:
+    return data.TrainDataset(source.annotations, augment, seed, epochs, source)
 
 
-def requests(indices: list[int], epoch: int = 0, side: int = 96) -> list[Request]:
-    return [Request(index, side, side, epoch) for index in indices]
+def requests(indices: list[int], epoch: int = 0, side: int = 96) -> list[data.Request]:
+    return [data.Request(index, side, side, epoch) for index in indices]
 
 
-def sample(batch: Batch, position: int) -> tuple[torch.Tensor, torch.Tensor]:
+def sample(batch: data.Batch, position: int) -> tuple[torch.Tensor, torch.Tensor]:
     return batch.images[position], batch.targets[batch.targets[:, 0] == position, 1:]
 
 
 def test_seed_epoch_position_and_repeat_decide_a_sample(coco_set) -> None:
     source = coco_set.source()
     images = [
-        train_dataset(source, EVERY_AUGMENT, seed)[Request(index, 96, 96, epoch, repeat)].images
+        train_dataset(source, EVERY_AUGMENT, seed)[data.Request(index, 96, 96, epoch, repeat)].images
         for seed, epoch, index, repeat in ((3, 0, 4, 0), (4, 0, 4, 0), (3, 1, 4, 0), (3, 0, 5, 0), (3, 0, 4, 1))
     ]
     assert not any(torch.equal(images[0], other) for other in images[1:])
     dataset = train_dataset(source, EVERY_AUGMENT)
-    dataset[Request(0, 64, 64, 0)]  # a past of its own
-    assert torch.equal(images[0], dataset[Request(4, 96, 96, 0)].images)
+    dataset[data.Request(0, 64, 64, 0)]  # a past of its own
+    assert torch.equal(images[0], dataset[data.Request(4, 96, 96, 0)].images)
 
 
 def test_crowds_are_no_targets(coco_set) -> None:
@@ -74,7 +61,7 @@ def test_crowds_are_no_targets(coco_set) -> None:
     coco_set.json["annotations"][-1]["iscrowd"] = 1
     source = coco_set.source()
     for augment in (NO_AUGMENT, replace(NO_AUGMENT, mosaic=1.0)):
-        targets = train_dataset(source, augment)[Request(7, 96, 96, 0, pool=(7,))].targets
+        targets = train_dataset(source, augment)[data.Request(7, 96, 96, 0, pool=(7,))].targets
         assert len(targets) >= 1 and set(targets[:, 1].tolist()) == {0.0}, "of the dog, never of the crowd of birds"
 
 
@@ -86,15 +73,15 @@ def test_the_last_epochs_do_without_mosaic(coco_set) -> None:
         assert torch.equal(batch.images, expected.images) == (epoch >= 6)
 
 
-@pytest.mark.parametrize("resize", list(Resize))
-def test_eval_batch(resize: Resize, coco_set) -> None:
+@pytest.mark.parametrize("resize", list(data.Resize))
+def test_eval_batch(resize: data.Resize, coco_set) -> None:
     source = coco_set.source()
     annotations = source.annotations
-    batch = EvalDataset(annotations, source, resize=resize).__getitems__(requests([0, 3], side=64))
+    batch = data.EvalDataset(annotations, source, resize=resize).__getitems__(requests([0, 3], side=64))
     for position, index in enumerate((0, 3)):
         _, targets = sample(batch, position)
         ratio_x, ratio_y, pad_x, pad_y = batch.letterboxes[position].tolist()
-        if resize == Resize.stretch:
+        if resize == data.Resize.stretch:
             height, width = annotations.sizes[index].tolist()
             assert (ratio_x * width, ratio_y * height, pad_x, pad_y) == pytest.approx((64, 64, 0, 0))
         expected = annotations.boxes_xyxy(index) * np.array([ratio_x, ratio_y] * 2) + np.array([pad_x, pad_y] * 2)
@@ -107,18 +94,18 @@ def test_eval_batch(resize: Resize, coco_set) -> None:
 def test_no_boxes_at_all(coco_set) -> None:
     coco_set.json["annotations"] = []
     annotations = coco_set.open("val")
-    source = ImageSource(annotations, OnError.stop)
-    for dataset in (TrainDataset(annotations, EVERY_AUGMENT, 0, 1, source), EvalDataset(annotations, source)):
+    source = data.ImageSource(annotations, data.OnError.stop)
+    for dataset in (data.TrainDataset(annotations, EVERY_AUGMENT, 0, 1, source), data.EvalDataset(annotations, source)):
         assert dataset.__getitems__(requests([0, 1])).targets.shape == (0, 6)
 
 
 def test_an_unreadable_image_is_grey(coco_set) -> None:
     annotations = coco_set.open()
     (coco_set.root / "images" / "13.png").write_bytes(b"no image")
-    source = ImageSource(annotations, OnError.skip)
-    trained = TrainDataset(annotations, NO_AUGMENT, 0, 1, source).__getitems__(requests([3]))
+    source = data.ImageSource(annotations, data.OnError.skip)
+    trained = data.TrainDataset(annotations, NO_AUGMENT, 0, 1, source).__getitems__(requests([3]))
     assert (trained.images == PAD_VALUE).all() and trained.targets.shape == (0, 6)
-    evaluated = EvalDataset(annotations, source).__getitems__(requests([3]))
+    evaluated = data.EvalDataset(annotations, source).__getitems__(requests([3]))
     assert (evaluated.images == PAD_VALUE).all() and len(evaluated.targets) == len(annotations.training_boxes(3)[0])
 
 
@@ -142,7 +129,7 @@ def photographs(tmp_path_factory: pytest.TempPathFactory) -> CocoSet:
     return made
 
 
-class WholeImages(ImageSource):
+class WholeImages(data.ImageSource):
     """Decode every image to its last row, whatever was asked for."""
 
     def read(self, index: int, rows: int | None = None) -> Any:
@@ -150,30 +137,30 @@ class WholeImages(ImageSource):
 
 
 @pytest.fixture(scope="module")
-def sources(photographs: CocoSet, tmp_path_factory: pytest.TempPathFactory) -> dict[str, ImageSource]:
+def sources(photographs: CocoSet, tmp_path_factory: pytest.TempPathFactory) -> dict[str, data.ImageSource]:
     annotations = photographs.open()
-    plain = ImageSource(annotations, OnError.stop)
+    plain = data.ImageSource(annotations, data.OnError.stop)
     path = tmp_path_factory.mktemp("cache") / "images"
-    build_image_cache(plain, path, ImageCache.disk)
-    cached = ImageSource(annotations, OnError.stop, path)
-    return {"files": plain, "whole files": WholeImages(annotations, OnError.stop), "cache": cached}
+    data.build_image_cache(plain, path, data.ImageCache.disk)
+    cached = data.ImageSource(annotations, data.OnError.stop, path)
+    return {"files": plain, "whole files": WholeImages(annotations, data.OnError.stop), "cache": cached}
 
 
 @pytest.mark.parametrize("decoder", ["simplejpeg", "opencv"])
 @pytest.mark.parametrize("augment", AUGMENTS.values(), ids=AUGMENTS.keys())
 def test_a_sample_is_the_same_alone_and_in_its_batch_however_its_images_are_read(
-    augment: AugmentConfig, decoder: str, sources: dict[str, ImageSource], monkeypatch: pytest.MonkeyPatch
+    augment: data.AugmentConfig, decoder: str, sources: dict[str, data.ImageSource], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By both decoders, from files, whole files and a cache, at two sizes: bit for bit."""
     if decoder == "simplejpeg":
         pytest.importorskip("simplejpeg")
     else:
-        monkeypatch.setattr(jpeg, "simplejpeg", None)
+        monkeypatch.setattr("data.images.simplejpeg", None)
     annotations, threads = sources["files"].annotations, cv2.getNumThreads()
-    datasets = {key: TrainDataset(annotations, augment, 1, 10, source) for key, source in sources.items()}
+    datasets = {key: data.TrainDataset(annotations, augment, 1, 10, source) for key, source in sources.items()}
     for seed, (height, width) in enumerate(SIZES):
-        sampler = TrainBatchSampler(
-            NUM_IMAGES, BATCH, BATCH, 1, 0, seed, MultiScale(64, 1, 1, 32, 0), tile_pool=augment.tile_pool
+        sampler = data.TrainBatchSampler(
+            NUM_IMAGES, BATCH, BATCH, 1, 0, seed, data.MultiScale(64, 1, 1, 32, 0), tile_pool=augment.tile_pool
         )
         for batch in sampler:
             requests = [replace(request, height=height, width=width) for request in batch]

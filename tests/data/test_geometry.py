@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import cv2
 import numpy as np
 import pytest
 
@@ -49,15 +48,6 @@ def test_boxes_follow_the_pixels_there_and_back(resize: Resize) -> None:
         moved = box.to_network(boxes)
         assert (moved >= -0.01).all() and (moved <= np.array(canvas.shape[1::-1] * 2) + 0.01).all()
         assert np.abs(box.to_original(moved) - boxes).max() < 0.01
-
-
-def test_stretching_fills_the_canvas_as_opencv_scales() -> None:
-    generator = np.random.default_rng(2)
-    for height, width in ((37, 411), (600, 200), (96, 64), (5, 5)):
-        image = generator.integers(0, 256, (height, width, 3), dtype=np.uint8)
-        canvas = np.empty((96, 64, 3), dtype=np.uint8)
-        assert resize_into(canvas, image, Resize.stretch) == (64 / width, 96 / height, 0, 0)
-        assert np.array_equal(canvas, cv2.resize(image, (64, 96), interpolation=cv2.INTER_LINEAR))
 
 
 def test_cutting_boxes_at_the_edges() -> None:

@@ -9,22 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data import (
-    Annotations,
-    DataConfig,
-    DataError,
-    DataFormat,
-    EvalDataset,
-    Exif,
-    ImageSource,
-    OnError,
-    TrainDataset,
-    open_annotations,
-)
-from data import images as jpeg_module
+import data
 from data.headers import read_header
 from data.media import Medium, read_picture
-from data.plan import Request
 from scripts.check_data import check_dataset
 from tests.data.conftest import NO_AUGMENT
 from tests.data.tagged import BRIGHT, FORMATS, HEIGHT, WIDTH, WRITERS, stored_picture, upright, write_set
@@ -34,7 +21,7 @@ DECODED = [(kind, "opencv") for kind in WRITERS] + [(kind, "simplejpeg") for kin
 NOISE = 12  # of a JPEG beside an edge
 
 
-def tagged_number(annotations: Annotations, index: int) -> int:
+def tagged_number(annotations: data.Annotations, index: int) -> int:
     return int(Path(annotations.path(index)).stem)
 
 
@@ -51,23 +38,23 @@ def box_is_bright(image: np.ndarray, box_xyxy: np.ndarray) -> bool:
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("frame", ["upright", "stored"])
 def test_pixels_and_boxes_are_in_one_frame_in_every_program(
-    frame: str, form: DataFormat, kind: str, decoder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    frame: str, form: data.DataFormat, kind: str, decoder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Annotated upright, or annotated as stored: with ``ignore`` where sizes do not tell."""
     if decoder == "opencv":
-        monkeypatch.setattr(jpeg_module, "simplejpeg", None)
+        monkeypatch.setattr("data.images.simplejpeg", None)
     else:
         pytest.importorskip("simplejpeg")
     config = write_set(tmp_path / "set", form, kind, frame == "upright")
-    if frame == "stored" and form == DataFormat.yolo:
-        config.exif = Exif.ignore
-    annotations = open_annotations(config, "train")
-    if config.exif == Exif.apply:
+    if frame == "stored" and form == data.DataFormat.yolo:
+        config.exif = data.Exif.ignore
+    annotations = data.open_annotations(config, "train")
+    if config.exif == data.Exif.apply:
         (note,) = annotations.notes
         assert ("turned upright" if frame == "upright" else "are read as stored") in note and "(7), first: " in note
-    source = ImageSource(annotations, OnError.stop)
-    train = TrainDataset(annotations, NO_AUGMENT, 0, 1, source)
-    score = EvalDataset(annotations, source)
+    source = data.ImageSource(annotations, data.OnError.stop)
+    train = data.TrainDataset(annotations, NO_AUGMENT, 0, 1, source)
+    score = data.EvalDataset(annotations, source)
     for index in range(8):
         tag = tagged_number(annotations, index)
         expected = upright(stored_picture(), tag) if frame == "upright" else stored_picture()
@@ -80,11 +67,11 @@ def test_pixels_and_boxes_are_in_one_frame_in_every_program(
         whole = source.read(index, rows=5)  # as a tile asks for that shows no more
         assert whole is not None and np.array_equal(whole[:5], image[:5])
         for dataset in (train, score):
-            batch = dataset[Request(index, 96, 96, 0)]
+            batch = dataset[data.Request(index, 96, 96, 0)]
             cx, cy, w, h = batch.targets[0, 2:].tolist()
             box = np.array([cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2])
             assert box_is_bright(batch.images[0].permute(1, 2, 0).numpy(), box)
-        exif = Exif.apply if frame == "upright" else Exif.ignore
+        exif = data.Exif.apply if frame == "upright" else data.Exif.ignore
         path = Path(annotations.path(index))
         seen = read_picture(Medium(path, path.name), exif)
         assert np.array_equal(seen.image, image), "predict.py sees what an evaluation scores"
@@ -95,7 +82,7 @@ def test_pixels_and_boxes_are_in_one_frame_in_every_program(
     assert kinds == {"images given twice"}
 
 
-def retag(config: DataConfig, sizes: dict[int, tuple[int, int]]) -> None:
+def retag(config: data.DataConfig, sizes: dict[int, tuple[int, int]]) -> None:
     """Write other annotated sizes (height, width) for pictures of a COCO set."""
     path = Path(config.root) / "set.json"
     content = json.loads(path.read_text())
@@ -105,23 +92,23 @@ def retag(config: DataConfig, sizes: dict[int, tuple[int, int]]) -> None:
     path.write_text(json.dumps(content))
 
 
-def orientations(config: DataConfig) -> list[int]:
-    annotations = open_annotations(config, "train")
+def orientations(config: data.DataConfig) -> list[int]:
+    annotations = data.open_annotations(config, "train")
     headers = [read_header(annotations.path(index)) for index in range(len(annotations))]
     sizes = [(height, width) for height, width in annotations.sizes.tolist()]
     return [annotations.turn.orientation(*pair) for pair in zip(headers, sizes, strict=True)]
 
 
 def test_most_of_the_images_whose_size_tells_decide_for_those_whose_size_does_not(tmp_path: Path) -> None:
-    config = write_set(tmp_path / "set", DataFormat.coco, "jpeg", False)
+    config = write_set(tmp_path / "set", data.DataFormat.coco, "jpeg", False)
     assert orientations(config) == [1] * 8
     retag(config, {6: (WIDTH, HEIGHT)})
     assert orientations(config) == [1, 1, 1, 1, 1, 6, 1, 1], "each whose size tells is taken as it says"
     retag(config, {tag: (WIDTH, HEIGHT) for tag in (5, 6)})
     assert orientations(config) == [1, 2, 3, 4, 5, 6, 1, 1], "as many say the one as the other: upright"
-    config = write_set(tmp_path / "squares", DataFormat.coco, "jpeg", True, (48, 48))
+    config = write_set(tmp_path / "squares", data.DataFormat.coco, "jpeg", True, (48, 48))
     assert orientations(config) == [1, 2, 3, 4, 5, 6, 7, 8], "none tells: upright"
-    assert orientations(replace(config, exif=Exif.ignore)) == [1] * 8
+    assert orientations(replace(config, exif=data.Exif.ignore)) == [1] * 8
 
 
 def test_tiff_files_are_always_turned(tmp_path: Path) -> None:
@@ -129,30 +116,30 @@ def test_tiff_files_are_always_turned(tmp_path: Path) -> None:
     for tag in (3, 6):
         path = tmp_path / f"{tag}.tif"
         picture.save(path, "TIFF", tiffinfo={0x0112: tag})
-        image = read_picture(Medium(path, path.name), Exif.apply).image
+        image = read_picture(Medium(path, path.name), data.Exif.apply).image
         assert np.array_equal(image, upright(stored_picture(), tag))
         header = read_header(str(path))
         assert header is not None and header.size(1) == image.shape[:2]
 
 
 def test_a_size_that_fits_neither_is_named(tmp_path: Path) -> None:
-    config = write_set(tmp_path / "set", DataFormat.coco, "jpeg", True)
+    config = write_set(tmp_path / "set", data.DataFormat.coco, "jpeg", True)
     retag(config, {6: (HEIGHT + 1, WIDTH), 3: (HEIGHT, WIDTH + 1)})
-    annotations = open_annotations(config, "train")
-    source = ImageSource(annotations, OnError.stop)
+    annotations = data.open_annotations(config, "train")
+    source = data.ImageSource(annotations, data.OnError.stop)
     said = r"6\.jpg has 64 x 40 pixels, its annotations are for 64 x 41"
-    with pytest.raises(DataError, match=f"{said}\\. fix: "):
+    with pytest.raises(data.DataError, match=f"{said}\\. fix: "):
         source.read(5)
     assert check_dataset(config, *NETWORK).problems["train"].counts["images that cannot be read"] == 2
-    ignoring = open_annotations(replace(config, exif=Exif.ignore), "train")
-    with pytest.raises(DataError, match=r"8\.jpg has 64 x 40 pixels, .* for 40 x 64\. fix: data\.exif=apply"):
-        ImageSource(ignoring, OnError.stop).read(7)
+    ignoring = data.open_annotations(replace(config, exif=data.Exif.ignore), "train")
+    with pytest.raises(data.DataError, match=r"8\.jpg has 64 x 40 pixels, .* for 40 x 64\. fix: data\.exif=apply"):
+        data.ImageSource(ignoring, data.OnError.stop).read(7)
 
 
 def test_a_tag_that_changed_since_the_index_was_made_is_seen(tmp_path: Path) -> None:
-    config = write_set(tmp_path / "set", DataFormat.coco, "jpeg", True)
-    annotations = open_annotations(config, "train")
+    config = write_set(tmp_path / "set", data.DataFormat.coco, "jpeg", True)
+    annotations = data.open_annotations(config, "train")
     path = Path(annotations.path(5))
     assert cv2.imwrite(str(path), np.ascontiguousarray(upright(stored_picture(), 6)[..., ::-1]))  # saved turned, no tag
-    image = ImageSource(annotations, OnError.stop).read(5)
+    image = data.ImageSource(annotations, data.OnError.stop).read(5)
     assert image is not None and box_is_bright(image, annotations.training_boxes(5)[1][0])

@@ -20,48 +20,32 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from data import (
-    AugmentConfig,
-    Batch,
-    Colour,
-    DataError,
-    EvalDataset,
-    ImageCache,
-    ImageSource,
-    MultiScale,
-    OnError,
-    Request,
-    TrainBatchSampler,
-    TrainDataset,
-    build_image_cache,
-    make_loader,
-)
-from data import loader as loader_module
-from data.loader import BatchLoader, copied_ahead
+import data
+from data.loader import BatchLoader, copied_ahead, empty_images
 from tests.data.conftest import EVERY_AUGMENT, NO_AUGMENT
 
 GPU = torch.device("cuda", 0)
 
 
-def load_epoch(coco_set, augment: AugmentConfig, workers: int, start: int = 0) -> list[Batch]:
+def load_epoch(coco_set, augment: data.AugmentConfig, workers: int, start: int = 0) -> list[data.Batch]:
     source = coco_set.source()
-    dataset = TrainDataset(source.annotations, augment, 0, 3, source)
-    sampler = TrainBatchSampler(7, 2, 1, 1, 0, 0, MultiScale(64, 0.5, 1.5, 32, 0))
-    loader = make_loader(dataset, sampler, workers)
+    dataset = data.TrainDataset(source.annotations, augment, 0, 3, source)
+    sampler = data.TrainBatchSampler(7, 2, 1, 1, 0, 0, data.MultiScale(64, 0.5, 1.5, 32, 0))
+    loader = data.make_loader(dataset, sampler, workers)
     sampler.set_epoch(1, start)
     return list(loader)
 
 
 def plain_loader(
-    coco_set, augment: AugmentConfig, workers: int, kind: type[TrainDataset] = TrainDataset, **more: Any
+    coco_set, augment: data.AugmentConfig, workers: int, kind: type[data.TrainDataset] = data.TrainDataset, **more: Any
 ) -> BatchLoader:
     """Batches of one image each."""
     source = coco_set.source()
-    sampler = TrainBatchSampler(7, 1, 1, 1, 0, 0, MultiScale(64, 1, 1, 32, 0))
-    return make_loader(kind(source.annotations, augment, 0, 1, source), sampler, workers, **more)
+    sampler = data.TrainBatchSampler(7, 1, 1, 1, 0, 0, data.MultiScale(64, 1, 1, 32, 0))
+    return data.make_loader(kind(source.annotations, augment, 0, 1, source), sampler, workers, **more)
 
 
-def tensors(batches: list[Batch]) -> list[Tensor]:
+def tensors(batches: list[data.Batch]) -> list[Tensor]:
     return [tensor for batch in batches for tensor in (batch.images, batch.targets, batch.indices)]
 
 
@@ -85,12 +69,12 @@ def test_spawned_workers_give_the_same_samples(coco_set, monkeypatch: pytest.Mon
     found = tensors(load_epoch(coco_set, EVERY_AUGMENT, workers=1))
     assert all(torch.equal(first, second) for first, second in zip(expected, found, strict=True))
 
-    build_image_cache(ImageSource(annotations, OnError.stop), tmp_path / "cache", ImageCache.disk)
-    images = ImageSource(annotations, OnError.stop, tmp_path / "cache")
-    for dataset in (TrainDataset(annotations, EVERY_AUGMENT, 0, 3, images), EvalDataset(annotations, images)):
+    data.build_image_cache(data.ImageSource(annotations, data.OnError.stop), tmp_path / "cache", data.ImageCache.disk)
+    images = data.ImageSource(annotations, data.OnError.stop, tmp_path / "cache")
+    for dataset in (data.TrainDataset(annotations, EVERY_AUGMENT, 0, 3, images), data.EvalDataset(annotations, images)):
         received = pickle.loads(pickle.dumps(dataset))
         assert images.read(3) is not None and np.array_equal(received.images.read(3), images.read(3))
-        requests = [Request(index, 64, 64, 1) for index in range(7)]
+        requests = [data.Request(index, 64, 64, 1) for index in range(7)]
         batch, same = dataset.__getitems__(requests), received.__getitems__(requests)
         assert torch.equal(batch.images, same.images) and torch.equal(batch.targets, same.targets)
 
@@ -155,13 +139,13 @@ def test_the_next_batch_is_on_its_way_before_one_is_used_and_freed(monkeypatch: 
 def test_batches_on_a_gpu_are_those_of_the_host(coco_set) -> None:
     """While the device is busy, too: what it queued reads a batch after its release."""
     source = coco_set.source()
-    augment = replace(EVERY_AUGMENT, colour=Colour.device)
-    dataset = TrainDataset(source.annotations, augment, 0, 3, source)
+    augment = replace(EVERY_AUGMENT, colour=data.Colour.device)
+    dataset = data.TrainDataset(source.annotations, augment, 0, 3, source)
     epochs, busy = [], torch.ones(4096, 4096, device="cuda")
     for device in (torch.device("cpu"), torch.device("cuda", 0)):
-        sampler = TrainBatchSampler(7, 1, 1, 1, 0, 0, MultiScale(64, 0.5, 1.5, 32, 0))
+        sampler = data.TrainBatchSampler(7, 1, 1, 1, 0, 0, data.MultiScale(64, 0.5, 1.5, 32, 0))
         sums = []
-        for batch in make_loader(dataset, sampler, 2, device):
+        for batch in data.make_loader(dataset, sampler, 2, device):
             assert batch.images.device == batch.targets.device == device
             assert batch.indices.device.type == batch.letterboxes.device.type == "cpu"
             for _ in range(20 if device.type == "cuda" else 0):
@@ -171,17 +155,17 @@ def test_batches_on_a_gpu_are_those_of_the_host(coco_set) -> None:
     assert torch.equal(*epochs)
 
 
-class Stuck(TrainDataset):
+class Stuck(data.TrainDataset):
     """A set whose worker stops itself: only SIGKILL reaches it."""
 
-    def __getitems__(self, requests: Any) -> Batch:
+    def __getitems__(self, requests: Any) -> data.Batch:
         os.kill(os.getpid(), signal.SIGSTOP)
         return super().__getitems__(requests)
 
 
 def test_a_worker_that_hangs_ends_the_epoch_with_a_sentence(coco_set) -> None:
     loader = plain_loader(coco_set, NO_AUGMENT, 1, kind=Stuck, timeout_seconds=2)
-    with pytest.raises(DataError, match=r"gave no batch for 0.8 s. fix: "):
+    with pytest.raises(data.DataError, match=r"gave no batch for 0.8 s. fix: "):
         next(iter(loader))
     assert not any(worker.is_alive() for worker in loader._iterator._workers)
 
@@ -236,7 +220,9 @@ def test_the_host_keeps_what_only_it_reads() -> None:
     """Else naming the images of a batch, or mapping back its boxes, would wait for the device."""
     with FakeTensorMode():
         images = torch.zeros(2, 3, 8, 8, dtype=torch.uint8).to(memory_format=torch.channels_last)
-        host = Batch(images, torch.zeros(5, 6), torch.zeros(2).long(), torch.zeros(2, 4).double(), torch.ones(2, 3))
+        host = data.Batch(
+            images, torch.zeros(5, 6), torch.zeros(2).long(), torch.zeros(2, 4).double(), torch.ones(2, 3)
+        )
         moved = host.to(GPU, non_blocking=True)
     assert {tensor.device.type for tensor in (moved.images, moved.targets, moved.gains)} == {"cuda"}
     assert moved.images.is_contiguous(memory_format=torch.channels_last)
@@ -250,5 +236,5 @@ def test_full_shared_memory_is_named_with_the_way_out(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(torch.utils.data, "get_worker_info", object)
     monkeypatch.setattr(torch.UntypedStorage, "_new_shared", full)
-    with pytest.raises(DataError, match=r"batch of 2 MB .*No space left.*fix: .*--shm-size=8g"):
-        loader_module.empty_images([Request(0, 1000, 600, 0)])
+    with pytest.raises(data.DataError, match=r"batch of 2 MB .*No space left.*fix: .*--shm-size=8g"):
+        empty_images([data.Request(0, 1000, 600, 0)])

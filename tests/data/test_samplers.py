@@ -7,15 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data import (
-    DataError,
-    MultiScale,
-    Request,
-    Resize,
-    TrainBatchSampler,
-    eval_batches,
-    repeat_factors,
-)
+from data import DataError, MultiScale, Request, Resize, TrainBatchSampler, eval_batches, repeat_factors
 from data.geometry import scaled_size
 from tests.data.conftest import CocoSet
 

@@ -1,7 +1,6 @@
 """Sets by their path, Darknet's obj.data, and files of class names."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,8 +62,6 @@ def test_obj_data(case: str, yolo_set: YoloSet) -> None:
     assert [Path(val.path(index)).name for index in range(len(val))] == ["b.jpg"]
     yolo_set.write("obj.names", "x\ny\nother")
     assert open_as_typed(yolo_set, path).names == ["x", "y", "other"], "another index"
-    yolo_set.write("train.txt", "\n".join(line_start + line for line in LINES[:2]))
-    assert len(open_as_typed(yolo_set, path)) == 2
 
 
 CATEGORIES = {"categories": [{"id": 9, "name": "z"}, {"id": 2, "name": "x"}, {"id": 5, "name": "y"}]}
@@ -128,86 +125,50 @@ def coco(stems: str, folder: str = "") -> str:
     return json.dumps({"images": images, "annotations": boxes, "categories": categories})
 
 
-def voc(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for stem in "abc":
-        (height, width), which = SIZES[stem], "abc".index(stem)
-        part = "<part><name>head</name></part>"
+def voc(folder: str) -> dict[str, str]:
+    """The pictures' xml files, with a part of an object that has a name of its own."""
+    texts = {}
+    for which, (stem, (height, width)) in enumerate(SIZES.items()):
         corners = zip(CORNERS, (0.375 * width, 0.25 * height, 0.625 * width, 0.75 * height), strict=True)
         box = "".join(f"<{corner}>{value}</{corner}>" for corner, value in corners)
-        (folder / f"{stem}.xml").write_text(
-            f"<annotation><size><width>{width}</width><height>{height}</height></size>"
-            f"<object><name>{NAMES[which]}</name><bndbox>{box}</bndbox>{part}</object></annotation>"
+        texts[f"{folder}/{stem}.xml"] = (
+            f"<annotation><size><width>{width}</width><height>{height}</height></size><object><name>{NAMES[which]}"
+            f"</name><bndbox>{box}</bndbox><part><name>head</name></part></object></annotation>"
         )
+    return texts
 
 
-def yaml_at(path: str, text: str, images: str = "images", labels: str = "labels") -> Callable[[YoloSet], str]:
-    def made(yolo_set: YoloSet) -> str:
-        for split in ("train", "val"):
-            yolo_set.add(images.format(split), labels.format(split))
-        yolo_set.write(path, f"{text}\nnc: 3\n" + ("" if "names" in text else "names: [x, y, z]"))
-        return path
-
-    return made
-
-
-def of_coco(path: str, images: str, annotations: str, inside: str = "") -> Callable[[YoloSet], str]:
-    def made(yolo_set: YoloSet) -> str:
-        for split in ("train", "valid" if "_annotations" in annotations else "val"):
-            word = split if "_annotations" in annotations else f"{split}2017"
-            yolo_set.add(images.format(word), "unused")
-            yolo_set.write(annotations.format(word), coco("abc", inside))
-        return path
-
-    return made
-
-
-def of_voc(path: str, xmls: str, images: str, lists: bool = False) -> Callable[[YoloSet], str]:
-    def made(yolo_set: YoloSet) -> str:
-        for split in ("train", "valid"):
-            yolo_set.add(images.format(split), "unused")
-            voc(yolo_set.root / xmls.format(split))
-            if lists:
-                yolo_set.write(f"ImageSets/Main/{split[:5].removesuffix('id')}.txt", "a\nb\nc\n")
-        return path
-
-    return made
-
-
-def darknet(yolo_set: YoloSet) -> str:
-    yolo_set.add("images", "labels")
-    yolo_set.write("train.txt", "images/a.jpg\nimages/b.jpg\nimages/c.jpg\n")
-    yolo_set.write("obj.names", "x\ny\nz\n")
-    yolo_set.write("obj.data", "classes = 3\ntrain = train.txt\nvalid = train.txt\nnames = obj.names\n")
-    return "obj.data"
-
-
-def beside(yolo_set: YoloSet) -> str:
-    yolo_set.add(".", ".")
-    yolo_set.write("classes.txt", "x\ny\nz\n")
-    return "./"
-
-
-LAYOUTS: dict[str, Callable[[YoloSet], str]] = {
-    "ultralytics, path and dictionary": yaml_at(
-        "coco8.yaml", "path: .\ntrain: images/train\nval: images/val\nnames: {0: x, 1: y, 2: z}",
-        "images/{}", "labels/{}",
+NAMED = "nc: 3\nnames: [x, y, z]\n"
+LISTED = "\n".join(LINES)
+# What is typed, the folders of images and labels, and the other files; {} is train, val and valid.
+LAYOUTS: dict[str, tuple[str, str, str, dict[str, str]]] = {
+    "ultralytics, path and dictionary": (
+        "coco8.yaml", "images/{}", "labels/{}",
+        {"coco8.yaml": "path: .\ntrain: images/train\nval: images/val\nnames: {0: x, 1: y, 2: z}"},
     ),
-    "path below datasets of the current folder": yaml_at(
-        "conf/coco8.yaml", "path: coco8\ntrain: images/train\nval: [images/val]", "datasets/coco8/images/{}",
-        "datasets/coco8/labels/{}",
+    "path below datasets of the current folder": (
+        "conf/coco8.yaml", "datasets/coco8/images/{}", "datasets/coco8/labels/{}",
+        {"conf/coco8.yaml": f"path: coco8\ntrain: images/train\nval: [images/val]\n{NAMED}"},
     ),
-    "Roboflow, a level too high": yaml_at(
-        "data.yaml", "train: ../train/images\nval: ../val/images", "{}/images", "{}/labels"
+    "Roboflow, a level too high": (
+        "data.yaml", "{}/images", "{}/labels", {"data.yaml": f"train: ../train/images\nval: ../val/images\n{NAMED}"},
     ),
-    "Darknet": darknet,
-    "Roboflow COCO by its json": of_coco("valid/_annotations.coco.json", "{}", "{}/_annotations.coco.json"),
-    "COCO": of_coco("./", "{}", "annotations/instances_{}.json"),
-    "COCO in images": of_coco("annotations/instances_train2017.json", "images/{}", "annotations/instances_{}.json"),
-    "one json": of_coco("boxes.json", "pictures", "boxes.json", "pictures/"),
-    "VOC": of_voc("./", "Annotations", "JPEGImages", lists=True),
-    "images and label files": beside,
-    "a folder of xml files": of_voc("./", "./", "./"),
+    "Darknet": (
+        "obj.data", "images", "labels",
+        {"train.txt": LISTED, "test.txt": LISTED, "obj.names": "x\ny\nz\n", "obj.data": OBJ.format("")},
+    ),
+    "Roboflow COCO by its json": (
+        "valid/_annotations.coco.json", "{}", "unused", {"{}/_annotations.coco.json": coco("abc")}
+    ),
+    "COCO": ("./", "{}2017", "unused", {"annotations/instances_{}2017.json": coco("abc")}),
+    "COCO in images": (
+        "annotations/instances_train2017.json", "images/{}2017", "unused",
+        {"annotations/instances_{}2017.json": coco("abc")},
+    ),
+    "one json": ("boxes.json", "pictures", "unused", {"boxes.json": coco("abc", "pictures/")}),
+    "VOC": ("./", "JPEGImages", "unused", voc("Annotations") | {"ImageSets/Main/{}.txt": "a\nb\nc\n"}),
+    "images and label files": ("./", ".", ".", {"classes.txt": "x\ny\nz\n"}),
+    "a folder of xml files": ("./", ".", "unused", voc(".")),
 }  # fmt: skip
 ONE_SET = ("one json", "a folder of xml files", "images and label files")
 
@@ -221,7 +182,11 @@ def composed(program: str, *options: str) -> DataConfig:
 def test_every_program_reads_a_layout_by_its_path(
     layout: str, yolo_set: YoloSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = LAYOUTS[layout](yolo_set)
+    path, images, labels, texts = LAYOUTS[layout]
+    for split in ("train", "val", "valid"):
+        yolo_set.add(images.format(split), labels.format(split))
+        for name, text in texts.items():
+            yolo_set.write(name.format(split), text)
     monkeypatch.chdir(yolo_set.root)
     before = {path: path.stat().st_mtime_ns for path in yolo_set.root.rglob("*")}
     index = f"data.index_dir={tmp_path / 'index'}"

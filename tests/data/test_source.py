@@ -11,7 +11,6 @@ from data import Annotations, DataError, OnError, SplitConfig, open_annotations
 from data.index import read_annotations
 from data.source import is_for_validation
 from tests.data.conftest import CocoSet
-from tests.data.sets import YoloSet
 
 NAMES = [f"{number:05}.jpg" for number in range(10_000)]
 
@@ -73,9 +72,8 @@ def test_both_parts_hold_all_images_with_their_boxes(empty_set: CocoSet) -> None
 
 
 def test_boxes_are_checked_on_their_own_side(coco_set: CocoSet) -> None:
-    def opened(split: str, on_error: OnError = OnError.stop) -> Annotations:
-        coco_set.save()
-        return open_annotations(replace(coco_set.config, split=0.5, on_error=on_error), split)
+    def opened(part: str, on_error: OnError = OnError.stop) -> Annotations:
+        return coco_set.open(part, split=0.5, on_error=on_error)
 
     train, val = opened("train"), opened("val")
     assert len(train) + len(val) == 7
@@ -87,13 +85,7 @@ def test_boxes_are_checked_on_their_own_side(coco_set: CocoSet) -> None:
         opened("train")
 
 
-def test_a_side_without_images_is_refused(yolo_set: YoloSet) -> None:
-    for folder in "abc":
-        yolo_set.add(f"{folder}/images", f"{folder}/labels", folder)
-        for kind, suffix in (("images", "jpg"), ("labels", "txt")):
-            (yolo_set.root / folder / kind / f"{folder}.{suffix}").rename(
-                yolo_set.root / folder / kind / f"same.{suffix}"
-            )
-    config = replace(yolo_set.config([f"{folder}/images" for folder in "abc"], names=["x", "y", "z"]), split=0.5)
-    with pytest.raises(DataError, match=r"data\.split=0\.5 takes (0|3) of the 3 images .* fix: another share"):
-        open_annotations(config, "train")
+def test_a_side_without_images_is_refused(empty_set: CocoSet) -> None:
+    empty_set.add_image(np.zeros((96, 128, 3), dtype=np.uint8), [(1, [5, 2, 30, 40])])
+    with pytest.raises(DataError, match=r"data\.split=0\.5 takes (0|1) of the 1 images .* fix: another share"):
+        empty_set.open(split=0.5)
