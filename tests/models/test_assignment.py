@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import Tensor
 from torchvision.ops import box_iou
 
 from models import assignment
@@ -11,17 +10,12 @@ from models.decode import cxcywh_to_xyxy
 from models.heads import Anchors
 
 
-@pytest.fixture(params=[2**18, 70], ids=["at once", "one by one"])
-def boxes_and_targets(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[Tensor, Tensor]:
+@pytest.mark.parametrize("pairs_at_once", [2**18, 70])
+def test_best_overlaps_are_those_of_torchvision(pairs_at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """60 boxes in each of three images, the last without a target."""
-    monkeypatch.setattr(assignment, "PAIRS_AT_ONCE", request.param)
+    monkeypatch.setattr(assignment, "PAIRS_AT_ONCE", pairs_at_once)
     boxes = cxcywh_to_xyxy(torch.rand(3, 60, 4) * 60 + 4)
     targets = torch.cat((torch.randint(0, 2, (20, 1)), torch.randint(0, 5, (20, 1)), torch.rand(20, 4) * 60 + 4), 1)
-    return boxes, targets
-
-
-def test_best_overlaps_are_those_of_torchvision(boxes_and_targets: tuple[Tensor, Tensor]) -> None:
-    boxes, targets = boxes_and_targets
     best = best_overlaps(boxes, targets)
     for image in range(2):
         expected = box_iou(boxes[image], cxcywh_to_xyxy(targets[targets[:, 0] == image, 2:]))

@@ -68,6 +68,7 @@ def test_first_of_two_equal_keys_counts_as_in_darknet() -> None:
         ("[yolo]", "[route]\nlayers=-1\n[yolo]", "my.cfg:15: .*must follow a .convolutional."),
         ("classes=2\n", "classes=2\n[upsample]\n", "my.cfg:18: .*input from the .yolo. layer 2"),
         ("[net]\n", "", "my.cfg:1: 'width=64' comes before .net."),
+        (SMALL[SMALL.index("[yolo]") :], "", "my.cfg:1: .net. is not followed by any .yolo."),
         ("[yolo]", "[net]\n[yolo]", "my.cfg:13: there is no layer '.net.'"),
     ],
 )
@@ -79,11 +80,6 @@ def test_mistakes_name_line_and_remedy(old: str, new: str, expected: str) -> Non
 
 def test_without_mask_the_first_num_anchors_count() -> None:
     assert build(SMALL.replace("mask=0,1\n", "")).heads[0].mask == (0, 1)
-
-
-def test_network_without_head_is_refused() -> None:
-    with pytest.raises(ModelError, match=r"my\.cfg:1: \[net\] is not followed by any \[yolo\]"):
-        build(SMALL.split("[yolo]", maxsplit=1)[0])
 
 
 def test_heads_have_one_class_count() -> None:

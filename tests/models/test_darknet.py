@@ -16,17 +16,16 @@ from models.layers import Convolution
 from models.weights import weight_tensors
 from tests.models.opencv_reference import NETWORKS, REFERENCE, SIDE, Array, draw, write_weights
 
-# Published: parameters at 80, 20, 1 classes; GFLOPs at 416, 512, 608, 640 pixels and 80 classes;
-# bytes of the .weights file at 80 classes; layers, convolutions, Darknet indices of the [yolo]
-# layers.
+# Published: parameters at 80, 20, 1 classes; bytes of the .weights file at 80 classes; layers,
+# convolutions, Darknet indices of the [yolo] layers.
 PUBLISHED = {
-    "yolov3": ((61949149, 61626049, 61523734), (65.86, 99.77, 140.69, 155.89), 248007048, 107, 75, [82, 94, 106]),
-    "yolov3-spp": ((62998749, 62675649, 62573334), (66.22, 100.31, 141.45, 156.73), 252209544, 114, 76, [89, 101, 113]),
-    "yolov3-tiny": ((8852366, 8713766, 8669876), (5.57, 8.43, 11.89, 13.17), 35434956, 24, 13, [16, 23]),
-    "yolov4": ((64363101, 64040001, 63937686), (60.11, 91.05, 128.39, 142.26), 257717640, 162, 110, [139, 150, 161]),
-    "yolov4-tiny": ((6056606, 5918006, 5874116), (6.91, 10.46, 14.76, 16.35), 24251276, 38, 21, [30, 37]),
-    "yolov4-csp": ((52921437, 52598337, 52496022), (50.8, 76.95, 108.52, 120.24), 211944840, 175, 115, [144, 159, 174]),
-    "yolov7-tiny": ((6227101, 6065281, 6014038), (5.79, 8.77, 12.37, 13.70), 24967560, 99, 58, [90, 94, 98]),
+    "yolov3": ((61949149, 61626049, 61523734), 248007048, 107, 75, [82, 94, 106]),
+    "yolov3-spp": ((62998749, 62675649, 62573334), 252209544, 114, 76, [89, 101, 113]),
+    "yolov3-tiny": ((8852366, 8713766, 8669876), 35434956, 24, 13, [16, 23]),
+    "yolov4": ((64363101, 64040001, 63937686), 257717640, 162, 110, [139, 150, 161]),
+    "yolov4-tiny": ((6056606, 5918006, 5874116), 24251276, 38, 21, [30, 37]),
+    "yolov4-csp": ((52921437, 52598337, 52496022), 211944840, 175, 115, [144, 159, 174]),
+    "yolov7-tiny": ((6227101, 6065281, 6014038), 24967560, 99, 58, [90, 94, 98]),
 }
 
 
@@ -38,12 +37,9 @@ def on_meta(name: str, num_classes: int | None = None) -> Darknet:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_sizes_equal_the_published_table(name: str) -> None:
-    parameters, gigaflops, weights_bytes, num_layers, num_convolutions, heads = PUBLISHED[name]
+    parameters, weights_bytes, num_layers, num_convolutions, heads = PUBLISHED[name]
     assert tuple(models.count_parameters(on_meta(name, classes)) for classes in (80, 20, 1)) == parameters
     model = on_meta(name)
-    for side, published in zip((416, 512, 608, 640), gigaflops, strict=True):
-        # The table's source rounds each layer and their sum: yolov4 has 60.1048 at 416.
-        assert models.count_flops(model, (side, side)) / 1e9 == pytest.approx(published, abs=0.006)
     assert 20 + 4 * sum(tensor.tensor.numel() for tensor in weight_tensors(model)) == weights_bytes
     assert len(model.layers) == num_layers
     assert sum(isinstance(layer, Convolution) for layer in model.layers) == num_convolutions
@@ -51,8 +47,9 @@ def test_sizes_equal_the_published_table(name: str) -> None:
     assert model.max_stride == 32
 
 
-def test_flops_equal_torchs_own_count() -> None:
-    model = on_meta("yolov3-tiny", 3).eval()
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_flops_equal_torchs_own_count(name: str) -> None:
+    model = on_meta(name, 3).eval()
     with FlopCounterMode(display=False) as counter:
         model(torch.empty(1, 3, 64, 96, device="meta"))
     assert models.count_flops(model, (64, 96)) == counter.get_total_flops()

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from models import Darknet, ModelError, load_cfg, load_darknet_weights, parse_cfg, save_darknet_weights
-from models.layers import SharedConvolution
 from tests.models.cfg_writer import CLASSES, cfg, conv, head, route, section, shortcut
 from tests.models.small_network import randomise
+from tests.models.test_cfg import EVERY_KIND
 
 TWENTY = ",  ".join(f"{n},{n + 1}" for n in range(10, 30))
 
@@ -94,22 +94,6 @@ def test_comments_in_values_and_blanks(tmp_path: Path) -> None:
     assert [layer.line for layer in model.cfg.layers[:2]] == [9, 16]  # as an editor counts
 
 
-def test_shared_kernels_with_their_own_dilation(tmp_path: Path) -> None:
-    """resnet152_trident: branches share kernels by absolute index; anchors differ between heads."""
-    stem = conv(8, 7, 2) + section("maxpool", size=2, stride=2) + conv(16, 3, 2)  # 0..2
-    owner = conv(8, 1, dilation=3) + conv(16, 3, dilation=3) + shortcut(-3) + head(8, 9, anchors=TWENTY)  # 3..7
-    second = route(2) + conv(8, 1, dilation=2, share_index=3) + conv(16, 3, dilation=2, share_index=4)  # 8..10
-    second += shortcut(-3) + section("upsample", stride=2) + head(4, 5, anchors=TWENTY.replace("18,19", "18,20"))
-    third = route(2) + conv(8, 1, share_index=3) + conv(16, 3, share_index=4, stride=2) + shortcut(-3)  # 15..18
-    third = third.replace("stride=2", "stride=1") + section("upsample", stride=4) + head(0, 1, anchors=TWENTY)
-    model = build(cfg(stem, owner, second, third))
-    assert [its.stride for its in model.heads] == [8, 4, 2] and model.heads[1].all_anchors != model.heads[0].all_anchors
-    shared = [layer for layer in model.layers if isinstance(layer, SharedConvolution)]
-    assert [(layer.source is model.layers[3], layer.dilation) for layer in shared[::2]] == [(True, 1), (True, 1)]
-    assert [(layer.source is model.layers[4], layer.dilation) for layer in shared[1::2]] == [(True, 2), (True, 1)]
-    exercise(model, tmp_path)
-
-
 def test_shortcuts_between_unequal_maps(tmp_path: Path) -> None:
     """yolov3-tiny-prn adds the first half of a wider map, resnet152_trident a narrower map."""
     text = cfg(
@@ -123,22 +107,9 @@ def test_shortcuts_between_unequal_maps(tmp_path: Path) -> None:
     exercise(model, tmp_path)
 
 
-def test_attention_and_reorganised_maps(tmp_path: Path) -> None:
-    """yolov4-sam-mish-csp-reorg-bfm: [reorg3d], [sam], and blanks after the equals sign."""
-    text = cfg(
-        conv(8, 3, 2, "mish"), section("reorg3d", stride=2), conv(32, stopbackward=800),
-        conv(32, activation="logistic"), section("sam", from_=" -2"), route(-1, 1), "[shortcut]\nfrom= -2\n",
-        head(0, 1, 2, scale_x_y=1.2),
-    )  # fmt: skip
-    model = build(text)
-    assert model.shapes[1].channels == 32 and model.heads[0].stride == 4 and model.shapes[6].channels == 64
-    exercise(model, tmp_path)
-
-
-def test_binary_networks(tmp_path: Path) -> None:
-    """yolov3-tiny_xnor: all convolutions but the first and the last."""
-    model = build(cfg(conv(8, 3, 2), conv(32, 3, xnor=1, bin_output=1), conv(16, 1, xnor=1), head(0, 1)))
-    assert [layer.xnor for layer in model.layers if hasattr(layer, "xnor")] == [False, True, True, False]
+def test_every_kind_of_layer(tmp_path: Path) -> None:
+    model = build(EVERY_KIND)
+    assert [layer.xnor for layer in model.layers if hasattr(layer, "xnor")].count(True) == 1
     exercise(model, tmp_path)
 
 
@@ -146,33 +117,6 @@ def test_a_branch_that_leads_nowhere_is_computed_and_let_go() -> None:
     model = build(cfg(conv(8, 3, 2), conv(8), route(0), head(0)))
     assert [sorted(each) for each in model._released] == [[-1], [1], [0], [2], [3]]
     assert len(model(torch.rand(2, 3, 8, 8))) == 1
-
-
-def test_squeeze_and_excitation(tmp_path: Path) -> None:
-    """enet-coco: depthwise kernels, channel factors, dropout, absolute shortcuts, pad=0."""
-    text = cfg(
-        conv(8, 3, 2, "swish"), conv(16, 1, 1, "swish", pad=0), conv(16, 5, 1, "swish", groups=16), section("avgpool"),
-        conv(4, activation="swish"), conv(16, activation="logistic"), section("scale_channels", from_=-4), conv(8),
-        section("dropout", probability=".0"), shortcut(0), section("dropout", probability=0.3), head(0),
-    )  # fmt: skip
-    model = build(text)
-    assert model.layers[2].conv.groups == 16 and model.shapes[5].size((64, 96)) == (1, 1)
-    assert model.shapes[6] == model.shapes[2]
-    exercise(model, tmp_path)
-
-
-def test_grouped_kernels_and_spatial_pyramids(tmp_path: Path) -> None:
-    """csresnext50-panet-spp: groups=32; the SPP of yolov3 and that of yolov7, reversed."""
-    spp = section("maxpool", stride=1, size=5) + route(-2) + section("maxpool", stride=1, size=9) + route(-4)
-    spp += section("maxpool", stride=1, size=13)
-    text = cfg(
-        conv(32, 7, 2), conv(64, 3, 2, groups=32), conv(8), spp, route(-6, -5, -3, -1), conv(8, activation="swish"),
-        spp, route(-1, -3, -5, -6), head(0, 1, anchors="12, 16, 19, 36, 40, 28"),
-    )  # fmt: skip
-    model = build(text)
-    assert model.sources[8] == (2, 3, 5, 7) and model.sources[15] == (14, 12, 10, 9)
-    assert model.layers[1].conv.weight.shape == (64, 1, 3, 3)
-    exercise(model, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import models
 from models import Darknet, ModelError, load_darknet_weights, parse_cfg, save_darknet_weights, zoo_cfg
 from models.weights import load_weights_of_checkpoint, read_tensor_file, weight_tensors
-from tests.models.small_network import PlainNetwork, small
+from tests.models.small_network import PlainNetwork, randomise, small
 
 
 def described(model: Darknet) -> dict[str, Any]:
@@ -36,12 +36,6 @@ def values_of(model: Darknet) -> list[Tensor]:
                 found += [norm.bias, norm.weight, norm.running_mean, norm.running_var]
             found += [convolution.weight] if norms else [convolution.bias, convolution.weight]
     return [tensor.detach() for tensor in found]
-
-
-def randomise(model: Darknet) -> Darknet:
-    for tensor in values_of(model):
-        tensor.uniform_(0.1, 1)
-    return model
 
 
 def write(path: Path, tensors: list[Tensor], version: tuple[int, int, int] = (0, 2, 5), seen: int = 2**40) -> Path:
