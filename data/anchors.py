@@ -191,10 +191,8 @@ def choose_anchors(
     ``min_iou`` is the overlap with an anchor that a box needs to be learnt; None, where each box
     gets its best anchor, stands for NEAR. Where ``current`` gives FIT_RECALL of the boxes that, a
     closer fit is no gain: it cost up to half of the AP and more (docs/results/notebook.md).
-
     ``slots`` are the rows of ``current`` that the heads use, in the order in which they shall hold
-    larger and larger anchors. The other rows stay. Sizes are those in images letterboxed to
-    ``image_size`` pixels. The same data give the same anchors.
+    larger and larger anchors; the other rows stay. The same data give the same anchors.
     """
     sizes, slots = network_sizes(annotations, image_size, MOST_BOXES), list(slots)
     if not len(sizes):

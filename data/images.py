@@ -37,8 +37,7 @@ def decode_rows(data: bytes, height: int, rows: int) -> Image | None:
 
     With a smaller height in the frame header, simplejpeg (the extra ``fast``) decodes only that
     many rows. OpenCV does so as well, but prints a warning for each image. ``None`` leaves the
-    image to OpenCV: without simplejpeg, for other than one or three components, and for damaged
-    files.
+    image to OpenCV, as without simplejpeg.
     """
     segments = read_segments(data) if simplejpeg is not None else None
     if segments is None:
@@ -115,11 +114,9 @@ class ImageSource:
     def read(self, index: int, rows: int | None = None) -> np.typing.NDArray[np.uint8] | None:
         """Return the image (h, w, 3) in RGB, in its annotated size; read-only from a cache.
 
-        Its EXIF tag and the set's rule decide how it is turned (data/headers.py). Only
-        the first frame of an animation is read. Rows beyond the first ``rows`` may be missing.
-
-        An unreadable image raises ``DataError``. With ``on_error=skip`` the result is ``None``, and
-        each process warns about the image once.
+        Only the first frame of an animation is read; rows beyond the first ``rows`` may be missing.
+        An unreadable image raises ``DataError`` or, with ``on_error=skip``, is ``None`` and in the
+        log of each process once.
         """
         if self.cache is not None:
             if not self._bytes[index]:
@@ -165,11 +162,9 @@ def build_image_cache(images: ImageSource, path: Path, kind: ImageCache) -> None
 
     The file lies on a memory file system (/dev/shm) or, to outlive the run, on a disk. It starts
     with one byte per image, 1 if the image could be read; then follow the pixels of all images in
-    order, in their annotated sizes. It appears complete or not at all. ``kind`` is the value of
-    ``data.cache``, for messages.
-
-    Raises ``DataError`` before any work if there is too little room, and with
-    ``data.on_error=stop`` if an image cannot be read.
+    order, in their annotated sizes. It appears complete or not at all. ``kind`` is for messages.
+    Raises ``DataError`` where there is too little room, before any work, and for an image that
+    cannot be read.
     """
     if path.exists():
         return

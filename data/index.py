@@ -108,10 +108,7 @@ def open_annotations(config: DataConfig, split: str) -> Annotations:
 
 
 def build_index(folder: Path, columns: Mapping[str, NDArray[np.generic]], about: Mapping[str, Any]) -> None:
-    """Write an index, unless another process finishes it first.
-
-    Raises ``DataError`` where the folder cannot be written.
-    """
+    """Write an index, unless another process finishes it first. Raises ``DataError``."""
     try:
         with new_folder(folder) as temporary:
             for name, column in columns.items():

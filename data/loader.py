@@ -143,7 +143,7 @@ def make_loader(
         dataset,
         batch_sampler=batch_sampler,
         num_workers=workers,
-        collate_fn=_identity,  # __getitems__ returns whole batches
+        collate_fn=torch.utils.data.default_convert,  # none: __getitems__ returns whole batches
         pin_memory=device.type == "cuda",
         worker_init_fn=_start_worker,
         multiprocessing_context=START_METHOD if workers else None,
@@ -179,10 +179,6 @@ def copied_ahead(batches: Iterable[Batch], copies: torch.cuda.Stream) -> Iterato
             yield arrived()
     if ahead:
         yield arrived()
-
-
-def _identity(batch: Any) -> Any:
-    return batch
 
 
 def _start_worker(worker: int) -> None:

@@ -20,9 +20,8 @@ MIXUP_BETA = 32.0  # weights of blends are drawn from Beta(32, 32): near 1/2
 class Request:
     """A request for one sample: the image at ``index``, at ``height`` x ``width`` pixels.
 
-    ``repeat`` counts earlier requests for the same image in this epoch. Mosaic and mixup
-    draw their other images from the positions in ``pool``, or from the whole data set if it is
-    empty.
+    ``repeat`` counts earlier requests for the same image in this epoch. Mosaic and mixup draw their
+    other images from the positions in ``pool``, or from the whole data set if it is empty.
     """
 
     index: int

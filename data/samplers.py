@@ -132,9 +132,8 @@ class TrainBatchSampler(torch.utils.data.Sampler[list[Request]]):
     def _shuffled(self, epoch: int) -> NDArray[np.int64]:
         """The image at each position of an epoch, and how often it has come before in it: (2, P).
 
-        All images come, each repeated by its factor. Fractional factors are rounded at random,
-        jointly for all images. So an epoch is always as long as the sum of the factors, rounded
-        down.
+        Fractional factors are rounded at random, jointly for all images, so every epoch is as long
+        as the sum of the factors, rounded down.
         """
         # Spread the seeds, or run 1 would begin with the second epoch of run 0.
         seed = int(np.random.SeedSequence(self._seed).generate_state(1, np.uint64)[0] >> np.uint64(1))
@@ -253,9 +252,8 @@ def _check_batch_sizes(num_images: int, batch_size: int, micro_batch_size: int, 
 def input_shape(size: tuple[int, int], image_size: int, stride: int, rect: bool, resize: Resize) -> tuple[int, int]:
     """Return height and width of the network input for an image of ``size`` (height, width).
 
-    This is the square of ``image_size``, rounded up to a multiple of ``stride``. With ``rect`` it
-    is the image's own rectangle, scaled so that its longer side is ``image_size``, rounded up. A
-    stretched image always has square input.
+    This is the square of ``image_size`` or, with ``rect`` and a letterbox, the image's own
+    rectangle with a longer side of ``image_size``, rounded up to multiples of ``stride``.
     """
     sides = (image_size, image_size)
     if rect and resize == Resize.letterbox:

@@ -61,9 +61,8 @@ def ensure_shapes(root: Path, config: ShapesConfig) -> Path:
 
 def visible_box(mask: NDArray[np.bool_]) -> tuple[int, int, int, int]:
     """Left, top, width and height of the pixels in ``mask``, which must not be empty."""
-    columns, rows = np.flatnonzero(mask.any(axis=0)), np.flatnonzero(mask.any(axis=1))
-    left, top = int(columns[0]), int(rows[0])
-    return left, top, int(columns[-1]) + 1 - left, int(rows[-1]) + 1 - top
+    left, top, width, height = cv2.boundingRect(mask.astype(np.uint8))
+    return left, top, width, height
 
 
 def _draw_split(folder: Path, count: int, image_size: int, seed: list[int]) -> dict[str, Any]:

@@ -71,9 +71,7 @@ class WarpedTile(NamedTuple):
     def draw(self, canvas: Image, image: Image) -> None:
         """Draw the image, or the rows of it that are needed, onto the canvas.
 
-        One linear interpolation goes straight from the decoded image to the part of the canvas that
-        it can reach. OpenCV 5 blends the image's edge pixels with the canvas; older ones leave them
-        out.
+        OpenCV 5 blends the image's edge pixels with the canvas; older ones leave them out.
         """
         # Other samples of the batch may need more rows, but a warp's last bit depends on the size
         # of its source.

@@ -110,10 +110,15 @@ def _check_boxes(
     is_inside = (right - left > LEAST_INSIDE) & (bottom - top > LEAST_INSIDE)
     reaches_out = beyond > BORDER_TOLERANCE
     scored = np.bool_(split == "val" and on_error != OnError.stop)
+    may_reach_out = np.bool_(on_error != OnError.stop)
     has_category = np.isin(source.box_category_ids, list(source.categories))
+    not_in_use = f"which is not one of the {len(source.categories)} classes in use"
+
+    def image_of(row: int) -> str:
+        return f"its image of {width[row]:g} x {height[row]:g} pixels"
 
     def overshoot(row: int) -> str:
-        return f"reaches {beyond[row]:,.2f} px out of its image of {width[row]:g} x {height[row]:g} pixels"
+        return f"reaches {beyond[row]:,.2f} px out of {image_of(row)}"
 
     def describe(row: int, problem: str) -> str:
         image = source.file_names[positions[row]] if has_image[row] else f"image id {source.box_image_ids[row]}"
@@ -125,21 +130,14 @@ def _check_boxes(
         (
             "boxes of a class not in use",
             has_category,
-            lambda row: (
-                f"has category {source.box_category_ids[row]}, which is not one of the {len(source.categories)} "
-                "classes in use"
-            ),
+            lambda row: f"has category {source.box_category_ids[row]}, {not_in_use}",
         ),
         ("boxes that are not finite", finite, lambda row: "holds a number that is not finite"),
         ("boxes without area", has_area | scored, lambda row: "has no area"),
-        (
-            "boxes outside their image",
-            is_inside | scored,
-            lambda row: f"lies outside its image of {width[row]:g} x {height[row]:g} pixels",
-        ),
+        ("boxes outside their image", is_inside | scored, lambda row: f"lies outside {image_of(row)}"),
         (
             "boxes that reach out of their image",
-            ~reaches_out | np.bool_(on_error != OnError.stop),
+            ~reaches_out | may_reach_out,
             lambda row: f"{overshoot(row)} (data.on_error=clip cuts it there)",
         ),
     )

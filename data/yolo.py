@@ -201,8 +201,7 @@ def find_images(place: Path, starts: Sequence[Path]) -> list[str]:
     """The absolute paths of all images below a folder, sorted, or of a list with one path per line.
 
     In a folder the suffix decides, and hidden files do not count. Relative paths of a list start at
-    the one of ``starts``, or the list's own folder, where most exist. Raises ``DataError`` where
-    there are none.
+    the one of ``starts``, or the list's own folder, where most exist. Raises ``DataError``.
     """
     if place.is_dir():
         images = files.files_below(Path(os.path.normpath(place)), set_files.IMAGE_SUFFIXES)

@@ -227,7 +227,7 @@ def xmls() -> dict[str, Case]:
     invalid = r"/b\.xml is not valid XML"
     utf16 = f'<?xml version="1.0" encoding="utf-16"?>{voc_text()}'.encode("utf-16")
     bad = {
-        "xml with a billion laughs": (laughs, rf"{invalid} .*\(a DOCTYPE is not read\)", (1, 1)),
+        "xml with a billion laughs": (laughs, invalid, (1, 1)),
         "truncated xml": (voc_text()[:-30], invalid, (1, 1)),
         "xml without size": (voc_text(size=""), rf"{invalid} with width and height", (1, 1)),
         "xml with a size of text": (voc_text(SIZE.replace("60", "sixty")), rf"{invalid} .* 'sixty'", (1, 1)),
