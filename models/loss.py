@@ -100,13 +100,11 @@ class YoloLoss(HeadLoss):
         if config.positives is not None:
             pairs = dynamic_positives(maps, targets, config.positives, config.ranked_by)
         else:
-            pairs = [
-                (
-                    (wh_iou(targets[:, 4:6], anchors.own) > config.anchor_iou).to(at_least_float32(raw).dtype),
-                    centre_cells(targets, head.stride, raw.shape),
-                )
-                for head, anchors, raw in maps
-            ]
+            pairs = []
+            for head, anchors, raw in maps:
+                matches = wh_iou(targets[:, 4:6], anchors.own) > config.anchor_iou
+                weight = matches.to(at_least_float32(raw).dtype)
+                pairs.append((weight, centre_cells(targets, head.stride, raw.shape)))
         positives = sum_over_ranks(torch.stack([weight.sum() for weight, _ in pairs]))
         cells: list[float] = [part.raw[..., 4].numel() * world_size for part in maps]
         if config.balance == Balance.pooled:  # each head counts as if all had equally many

@@ -13,7 +13,7 @@ from models.errors import ModelError
 from models.loss import HeadLoss
 from tests.models import test_darknet_loss as of_darknet
 from tests.models.loss_reference import yolo_loss
-from tests.models.test_darknet_loss import random_targets
+from tests.models.test_darknet_loss import random_maps, random_targets
 
 HEADS = [
     Head(layer=2, stride=32, anchors=((40, 30), (60, 90), (100, 80)), num_classes=3),
@@ -48,10 +48,6 @@ LOSSES: dict[str, HeadLoss] = {
 EACH = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 
 
-def random_maps(batch: int, heads: list[Head] = HEADS) -> list[Tensor]:
-    return of_darknet.random_maps(batch, heads)
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -72,7 +68,7 @@ def random_maps(batch: int, heads: list[Head] = HEADS) -> list[Tensor]:
 @pytest.mark.parametrize("ratio", [1.0, 0.3])
 def test_equals_the_plain_reference(change: dict, ratio: float) -> None:
     config = replace(CONFIG, **change)
-    maps, targets = random_maps(3), random_targets(40, 3)
+    maps, targets = random_maps(3, HEADS), random_targets(40, 3)
     parts = YoloLoss(HEADS, config)(maps, targets, objectness_ratio=ratio)
     expected = yolo_loss([raw.tolist() for raw in maps], targets.tolist(), HEADS, config, ratio)
     torch.testing.assert_close(torch.stack(parts[1:]), torch.tensor(expected), rtol=1e-4, atol=1e-5)
@@ -83,7 +79,7 @@ def test_equals_the_plain_reference(change: dict, ratio: float) -> None:
 @pytest.mark.parametrize("ratio", [1.0, 0.3])
 def test_gradient_is_the_references_with_constant_targets(config: LossConfig, ratio: float) -> None:
     """Neither the objectness target nor the choice of positives passes a gradient on."""
-    maps, targets = [raw.double().requires_grad_() for raw in random_maps(1)], random_targets(12, 1)
+    maps, targets = [raw.double().requires_grad_() for raw in random_maps(1, HEADS)], random_targets(12, 1)
     gradients = torch.autograd.grad(YoloLoss(HEADS, config)(maps, targets, objectness_ratio=ratio).total, maps)
     fixed, step = [raw.tolist() for raw in maps], 1e-5
     for values in (slice(0, 4), slice(4, 5), slice(5, 8)):
@@ -178,7 +174,7 @@ def test_class_weights_are_above_0_and_one_for_each_class() -> None:
     for wrong in ([1, 0], "frequency"):
         with pytest.raises(ValueError, match=r"loss\.class_weights must be "):
             replace(CONFIG, class_weights=wrong)
-    assert YoloLoss(HEADS, replace(CONFIG, class_weights="auto"))(random_maps(1), random_targets(9, 1)).total > 0
+    assert YoloLoss(HEADS, replace(CONFIG, class_weights="auto"))(random_maps(1, HEADS), random_targets(9, 1)).total > 0
 
 
 @EACH

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import models
 from models import Darknet, ModelError, load_darknet_weights, parse_cfg, save_darknet_weights, zoo_cfg
 from models.weights import load_weights_of_checkpoint, read_tensor_file, weight_tensors
+from tests.models.cfg_writer import conv, head, section
 from tests.models.small_network import PlainNetwork, randomise, small
 
 
@@ -50,22 +51,7 @@ def all_equal(one: Darknet, other: Darknet) -> bool:
 
 
 def test_every_value_has_its_place(tmp_path: Path) -> None:
-    text = """[net]
-    channels=2
-    [convolutional]
-    batch_normalize=1
-    filters=4
-    groups=2
-    size=3
-    pad=1
-    activation=mish
-    [convolutional]
-    filters=6
-    activation=linear
-    [yolo]
-    anchors=4,6
-    classes=1
-    """
+    text = section("net", channels=2) + conv(4, 3, activation="mish", groups=2) + head(0, anchors="4,6", classes=1)
     model = Darknet(parse_cfg(text, "small.cfg"))
     count = 4 * 4 + 4 * 1 * 9 + 6 + 6 * 4
     load_darknet_weights(model, write(tmp_path / "a.weights", [torch.arange(float(count))]))
