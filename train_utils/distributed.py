@@ -157,9 +157,10 @@ def sum_over_ranks(tensor: torch.Tensor) -> torch.Tensor:
 
 def max_over_ranks(values: list[int]) -> list[int]:
     """The maximum of each value over all ranks, exchanged on the CPU."""
+    if not dist.is_initialized():
+        return values
     largest = torch.tensor(values, dtype=torch.int64)
-    if dist.is_initialized():
-        dist.all_reduce(largest, dist.ReduceOp.MAX)
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
     return list(largest.tolist())
 
 
