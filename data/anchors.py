@@ -180,11 +180,7 @@ def class_weights(annotations: Annotations) -> list[float]:
 
 
 def choose_anchors(
-    annotations: Annotations,
-    image_size: int,
-    current: Sizes,
-    slots: Sequence[int],
-    min_iou: float | None,
+    annotations: Annotations, image_size: int, current: Sizes, slots: Sequence[int], min_iou: float | None
 ) -> tuple[Sizes | None, str]:
     """Anchors (k, 2) in place of ``current``, or None if these serve; and a sentence for the log.
 

@@ -208,8 +208,8 @@ def locate(config: DataConfig, split: str) -> Files:
                 raise DataError(f"{key}: there is no {place}. {fix}{more}")
         if config.format in (DataFormat.coco, DataFormat.shapes) and not path.is_file():
             raise DataError(f"data.{split}.annotations: {path} is not a file. fix: name the annotation file itself")
-    image_roots = {images for _, images in pairs}
-    image_root = image_roots.pop() if len(image_roots) == 1 else root
+    _, folders = zip(*pairs, strict=True)
+    image_root = folders[0] if len(set(folders)) == 1 else root
     if config.format == DataFormat.voc:
         return voc.locate_voc(pairs, image_root, config.names)
     if config.format == DataFormat.yolo:

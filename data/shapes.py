@@ -80,16 +80,8 @@ def _draw_split(folder: Path, count: int, image_size: int, seed: list[int]) -> d
         (folder / name).write_bytes(encoded.tobytes())
         images.append({"id": number + 1, "file_name": name, "width": width, "height": height})
         for number_of_class, mask in zip(drawing.classes, drawing.masks, strict=True):
-            annotations.append(
-                {
-                    "id": len(annotations) + 1,
-                    "image_id": number + 1,
-                    "category_id": number_of_class + 1,
-                    "bbox": list(visible_box(mask)),
-                    "area": int(mask.sum()),
-                    "iscrowd": 0,
-                }
-            )
+            ids = {"id": len(annotations) + 1, "image_id": number + 1, "category_id": number_of_class + 1}
+            annotations.append({**ids, "bbox": list(visible_box(mask)), "area": int(mask.sum()), "iscrowd": 0})
     categories = [{"id": number + 1, "name": name} for number, name in enumerate(CLASSES)]
     return {"images": images, "annotations": annotations, "categories": categories}
 
