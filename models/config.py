@@ -12,7 +12,6 @@ from models.published import BACKBONE, BACKBONE_LAYERS, Published, find_publishe
 MAX_SCALE_X_Y = 100  # cells
 AUTO = "auto"  # of model.anchors, loss.classification, loss.balance and loss.class_weights
 
-
 IouKind = StrEnum("IouKind", ["iou", "giou", "diou", "ciou"])
 NotNegative = Annotated[float, ">= 0"]
 
@@ -88,13 +87,11 @@ class ModelConfig:
 
 
 def _are_sizes(pairs: Any) -> bool:
-    return isinstance(pairs, list) and all(
-        isinstance(pair, list) and len(pair) == 2 and all(map(_is_above_zero, pair)) for pair in pairs
-    )
+    return isinstance(pairs, list) and all(_are_above_zero(pair) and len(pair) == 2 for pair in pairs)
 
 
-def _is_above_zero(value: Any) -> bool:
-    return type(value) in (int, float) and value > 0
+def _are_above_zero(values: Any) -> bool:
+    return isinstance(values, list) and all(type(value) in (int, float) and value > 0 for value in values)
 
 
 @dataclass
@@ -135,7 +132,7 @@ class LossConfig(LossSection):
         if self.positives is not None and self.ranked_by == PositivesBy.shape:
             raise ValueError("loss.positives_by=shape knows no number. fix: loss.positives=null")
         weights = self.class_weights
-        if weights not in (None, AUTO) and not (isinstance(weights, list) and all(map(_is_above_zero, weights))):
+        if weights not in (None, AUTO) and not _are_above_zero(weights):
             raise ValueError(f"loss.class_weights must be numbers above 0, {AUTO} or null, got {weights}")
 
     @property

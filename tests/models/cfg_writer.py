@@ -1,7 +1,5 @@
 """Write small .cfg files for tests."""
 
-from __future__ import annotations
-
 CLASSES = 2
 
 

@@ -8,8 +8,6 @@ and later of OpenCV have no importer, so that the recipe needs an environment of
         python tests/models/opencv_reference.py
 """
 
-from __future__ import annotations
-
 import re
 import tempfile
 import zlib

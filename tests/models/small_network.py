@@ -1,7 +1,5 @@
 """A small detector with a shortcut and two heads: its .cfg, and the same network in plain torch."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

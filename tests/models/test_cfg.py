@@ -35,8 +35,9 @@ def build(text: str) -> Darknet:
     return Darknet(parse_cfg(text, "my.cfg"))
 
 
-def test_first_of_two_equal_keys_counts_as_in_darknet() -> None:
+def test_as_in_darknet_the_first_of_equal_keys_counts_and_without_mask_the_first_num_anchors() -> None:
     assert parse_cfg(SMALL.replace("filters=8", "filters=8\nfilters=16"), "x").layers[0].integer("filters") == 8
+    assert build(SMALL.replace("mask=0,1\n", "")).heads[0].mask == (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -76,10 +77,6 @@ def test_mistakes_name_line_and_remedy(old: str, new: str, expected: str) -> Non
     assert SMALL.count(old) == 1
     with pytest.raises(ModelError, match=expected):
         build(SMALL.replace(old, new))
-
-
-def test_without_mask_the_first_num_anchors_count() -> None:
-    assert build(SMALL.replace("mask=0,1\n", "")).heads[0].mask == (0, 1)
 
 
 def test_heads_have_one_class_count() -> None:

@@ -1,7 +1,5 @@
 """Decoding by formula; suppression against torchvision and a plain loop, also as on a GPU."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The table of published weights: sizes by the .cfg, and which words are refused."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
