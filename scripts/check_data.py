@@ -16,28 +16,20 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
     raise SystemExit
 
 import hashlib
-import sys
 import time
-from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from conf.network import load_network
 from conf.schema_tools import CheckDataConfig
+from data import Annotations, DataConfig, DataError, ImageSource, OnError, check_same_classes, files, validate
 from data.anchors import LOW_RECALL, Sizes, fix_of_anchors, network_sizes, objects_per_image, recall
-from data.config import DataConfig, OnError
-from data.errors import DataError
-from data.files import counted, usable_cores
-from data.images import ImageSource
-from data.index import Annotations, check_same_classes, read_annotations
+from data.index import read_annotations
 from data.source import Findings
-from data.validate import CUT, SCORED_EMPTY, SCORED_OUTSIDE
 from models import Darknet
 from train_utils.draw import Cell, save_sheet
 
@@ -65,7 +57,7 @@ class CheckedSet:
 def main(config: CheckDataConfig) -> None:
     """Check the data set; exit with code 1 if there are problems."""
     if check(config).num_problems:
-        sys.exit(1)
+        raise SystemExit(1)
 
 
 def check(config: CheckDataConfig) -> CheckedSet:
@@ -113,7 +105,7 @@ def check_dataset(config: DataConfig, image_size: int, anchors: Sizes, min_iou: 
         splits[split], problems[split], changed = read_annotations(config, split)
         annotations = splits[split]
         for kind, count in changed.counts.items():
-            part = problems if kind in (CUT, SCORED_OUTSIDE, SCORED_EMPTY) else notes
+            part = problems if kind in (validate.CUT, validate.SCORED_OUTSIDE, validate.SCORED_EMPTY) else notes
             part[split].add(kind, changed.examples[kind], count)
         twice = [_box_name(annotations, row) for row in repeated_boxes(annotations).tolist()]
         problems[split].add("boxes given twice", twice)
@@ -144,10 +136,10 @@ def _check_images(splits: dict[str, Annotations], problems: dict[str, Findings])
     first: dict[bytes, tuple[str, int]] = {}  # by the hash of its pixels
     for split, part in splits.items():
         readable[split] = []
-        hash_of = partial(_pixel_hash, ImageSource(part, OnError.stop))
-        with ThreadPoolExecutor(len(usable_cores())) as pool:  # OpenCV decodes without the GIL
-            hashes = pool.map(hash_of, range(len(part)))
-            for index, result in enumerate(counted(hashes, f"decoding {split}", len(part))):
+        images = [ImageSource(part, OnError.stop)] * len(part)
+        with ThreadPoolExecutor(len(files.usable_cores())) as pool:  # OpenCV decodes without the GIL
+            hashes = pool.map(_pixel_hash, images, range(len(part)))
+            for index, result in enumerate(files.counted(hashes, f"decoding {split}", len(part))):
                 if isinstance(result, str):
                     problems[split].add("images that cannot be read", [result])
                     continue
@@ -171,7 +163,7 @@ def _pixel_hash(source: ImageSource, index: int) -> bytes | str:
     return hashlib.blake2b(np.ascontiguousarray(image).data, digest_size=16, key=b"%d x %d" % image.shape[:2]).digest()
 
 
-def repeated_boxes(annotations: Annotations) -> NDArray[np.int64]:
+def repeated_boxes(annotations: Annotations) -> np.ndarray:
     """The rows (n,) that repeat an earlier one: same image, class, box and crowd flag."""
     images = np.repeat(np.arange(len(annotations)), np.diff(annotations.offsets))
     rows = np.column_stack([images, annotations.classes, annotations.crowd, annotations.boxes_xywh])
@@ -189,12 +181,12 @@ def _box_name(annotations: Annotations, row: int) -> str:
 def text_report(checked: CheckedSet) -> list[str]:
     """Lines of a report: figures, classes, notes and problems; the last line is the verdict."""
     lines: list[str] = []
-    boxes: defaultdict[str, dict[str, int]] = defaultdict(dict)  # of each class in each set
+    boxes: dict[str, dict[str, int]] = {}  # of each class in each set
     for split, part in checked.splits.items():
         figures = f"{len(part):,} images, {len(part.classes):,} boxes"
         lines.append(f"{split}: {figures}, recall of the anchors {checked.recall[split]:.4f}")
         for name, number in zip(part.names, np.bincount(part.classes, minlength=len(part.names)), strict=True):
-            boxes[name][split] = int(number)
+            boxes.setdefault(name, {})[split] = int(number)
     width = max(map(len, ["class", *boxes]))
     lines += ["", f"{'class':{width}} {'train boxes':>12} {'val boxes':>12}"]
     for name, of_split in sorted(boxes.items(), key=lambda row: -sum(row[1].values())):

@@ -7,31 +7,24 @@
 Runs that differ in train.seed only are one setting; the others are compared with the first one.
 """
 
-from __future__ import annotations
-
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
     from conf.programs import run
 
     run("compare")
     raise SystemExit
 
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 import hotcoco
 import numpy as np
 
 from conf.report import report_run
 from conf.schema_tools import CompareConfig
-from train_utils.coco_eval import Evaluation, format_figure, match
+from train_utils import coco_eval, progress, report
 from train_utils.errors import TrainError
 from train_utils.options import MAY_CHANGE, is_covered
-from train_utils.progress import Progress
-from train_utils.report import read_best, read_options
 
 FIGURES = ("AP", "AP50", "AP75")
 CONFIDENCE = 0.95  # of the intervals
@@ -41,7 +34,7 @@ COUNTS = {"data.train", "data.val", "evaluate.every", "train.epochs", "train.pat
 IGNORED = ("train.seed", "name", *(option for option in MAY_CHANGE if option not in COUNTS))
 
 
-def compare(config: CompareConfig) -> list[Gain]:
+def compare(config: CompareConfig) -> "list[Gain]":
     """Print the comparison; return the gain of each setting over the first.
 
     Of one run write the report. Raises TrainError if runs cannot be read or compared.
@@ -51,13 +44,11 @@ def compare(config: CompareConfig) -> list[Gain]:
         print(f"page: {report_run(folders[0])}")
         return []
     groups = read_groups(folders)
-    print_table(
-        ("setting", "runs", *FIGURES, "spread of AP"),
-        [
-            (group.letter, str(len(group.runs)), *map(format_figure, [*map(group.mean, FIGURES), group.spread()]))
-            for group in groups
-        ],
-    )
+    table = []
+    for group in groups:
+        figures = [*map(group.mean, FIGURES), group.spread()]
+        table.append((group.letter, str(len(group.runs)), *map(coco_eval.format_figure, figures)))
+    print_table(("setting", "runs", *FIGURES, "spread of AP"), table)
     keys = dict.fromkeys(key for group in groups for key in group.setting)
     rows = [(key, *(str(group.setting.get(key, "-")) for group in groups)) for key in keys]
     print_table(("option", *(group.letter for group in groups)), [row for row in rows if len(set(row[1:])) > 1])
@@ -79,14 +70,13 @@ def print_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     print()
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(NamedTuple):
     """Runs that differ in their seed only."""
 
     letter: str
     setting: dict[str, Any]
     runs: list[Path]
-    best: list[Evaluation]  # of each run
+    best: list[coco_eval.Evaluation]  # of each run
 
     def figures(self, name: str = "AP") -> list[float]:
         """One of the COCO figures of each run's best epoch."""
@@ -94,11 +84,11 @@ class Group:
 
     def mean(self, name: str = "AP") -> float:
         """The mean of a figure over the runs."""
-        return fmean(self.figures(name))
+        return float(np.mean(self.figures(name)))
 
     def spread(self) -> float | None:
         """The standard deviation of AP over the runs (n - 1); None for a single run."""
-        return stdev(self.figures()) if len(self.runs) > 1 else None
+        return float(np.std(self.figures(), ddof=1)) if len(self.runs) > 1 else None
 
 
 def read_groups(folders: Sequence[Path]) -> list[Group]:
@@ -110,7 +100,7 @@ def read_groups(folders: Sequence[Path]) -> list[Group]:
     groups: dict[str, Group] = {}
     truth = None
     for folder in folders:
-        options, best = read_options(folder), read_best(folder)
+        options, best = report.read_options(folder), report.read_best(folder)
         truth = truth or best.truth
         if not all(map(np.array_equal, vars(truth).values(), vars(best.truth).values())):
             raise TrainError(
@@ -119,14 +109,13 @@ def read_groups(folders: Sequence[Path]) -> list[Group]:
             )
         setting = {key: value for key, value in options.items() if not is_covered(key, IGNORED)}
         letter = chr(ord("A") + len(groups))
-        group = groups.setdefault(json.dumps(setting, sort_keys=True), Group(letter, setting, [], []))
+        group = groups.setdefault(str(sorted(setting.items())), Group(letter, setting, [], []))
         group.runs.append(folder)
         group.best.append(best)
     return list(groups.values())
 
 
-@dataclass(frozen=True)
-class Gain:
+class Gain(NamedTuple):
     """The difference of two settings in AP, the second minus the first, with its interval."""
 
     value: float
@@ -153,12 +142,12 @@ def gain(first: Group, second: Group, resamples: int, seed: int) -> Gain:
     value, counts = second.mean() - first.mean(), (len(first.runs), len(second.runs))
     deltas = np.zeros(resamples)
     title = f"{second.letter} against {first.letter}"
-    with Progress(max(counts) * resamples, title, enabled=True, unit="draw") as progress:
+    with progress.Progress(max(counts) * resamples, title, enabled=True, unit="draw") as bar:
         for number in range(max(counts)):
             before, after = (group.best[number % len(group.best)] for group in (first, second))
             for draw, delta in enumerate(bootstrap(before, after, resamples, seed)):
                 deltas[draw] += delta / max(counts)
-                progress.advance(1)
+                bar.advance(1)
     generator, images = np.random.default_rng(seed), len(first.best[0].truth.image_ids)
     left_out = (1 - 1 / images) ** images or 1.0  # share of the images; of one image none
     values = value + ((1 - left_out) / left_out) ** 0.5 * generator.choice(deltas - deltas.mean(), DRAWS)
@@ -170,13 +159,13 @@ def gain(first: Group, second: Group, resamples: int, seed: int) -> Gain:
     return Gain(value, float(low), float(high), "images and seeds" if freedom else "images")
 
 
-def bootstrap(first: Evaluation, second: Evaluation, resamples: int, seed: int) -> Iterator[float]:
+def bootstrap(first: coco_eval.Evaluation, second: coco_eval.Evaluation, resamples: int, seed: int) -> Iterator[float]:
     """The difference in AP on each of so many drawings of the images, the second minus the first.
 
     The images that hotcoco draws depend on ``seed`` and their number only. One at a time takes
     twice the time of all at once, but shows progress.
     """
-    sides = [match(side.truth, side.detections, every_size=False) for side in (first, second)]
+    sides = [coco_eval.match(side.truth, side.detections, every_size=False) for side in (first, second)]
     for number in range(resamples):
         drawn: Any = hotcoco.compare(sides[0], sides[1], n_bootstrap=1, seed=seed * resamples + number)
         yield drawn["ci"]["AP"]["lower"]

@@ -20,14 +20,12 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from conf import ConfigError
 from conf.entry import to_dictionary
 from conf.network import TrainedNetwork, build_model, describe_network, model_from_checkpoint, open_detector
 from conf.schema_tools import ConvertConfig
 from models import fitted_cfg, save_darknet_weights
-from models.config import ModelConfig
 from train_utils.checkpoint import load_checkpoint, save_checkpoint
 
 
@@ -50,7 +48,7 @@ def convert(config: ConvertConfig) -> None:
     if to_checkpoint:
         detector = open_detector(None, source, config.names, config.image_size)
         print(detector.note)
-        save_checkpoint(out, checkpoint_of(source, detector))
+        save_checkpoint(out, checkpoint_of(config, detector))
         print(f"wrote {out}: {len(detector.names)} classes, {detector.image_size} pixels")
         return
     if config.ckpt is not None:
@@ -70,14 +68,14 @@ def convert(config: ConvertConfig) -> None:
     )
 
 
-def checkpoint_of(source: ModelConfig, detector: TrainedNetwork) -> dict[str, Any]:
+def checkpoint_of(config: ConvertConfig, detector: TrainedNetwork) -> dict[str, object]:
     """The state of a checkpoint with a network and its weights, but no training and no data set."""
     return {
-        "network": describe_network(detector.model, source),
+        "network": describe_network(detector.model, config.model),
         "names": detector.names,
         "category_ids": detector.category_ids,
         "config": {
-            "model": to_dictionary(replace(source, weights=None)),
+            "model": to_dictionary(replace(config.model, weights=None)),
             "evaluate": {"image_size": detector.image_size},
         },
         "weights_version": list(detector.model.weights_version),

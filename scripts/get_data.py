@@ -12,8 +12,7 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
     run("get_data")
     raise SystemExit
 
-import tarfile
-import zipfile
+import shutil
 from pathlib import Path
 
 from conf import ConfigError
@@ -62,12 +61,7 @@ def get_data(config: GetDataConfig) -> Path:
             continue
         download(url, path, f"md5:{md5}")
         print(f"{path.name}: unpacking", flush=True)
-        if path.suffix == ".zip":
-            with zipfile.ZipFile(path) as zipped:
-                zipped.extractall(root)
-        else:
-            with tarfile.open(path) as tarred:
-                tarred.extractall(root, filter="data")
+        shutil.unpack_archive(path, root, filter=None if path.suffix == ".zip" else "data")
         done.touch()
         path.unlink()
     print(f"{config.name} is in {root.absolute()}")

@@ -15,13 +15,11 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
     raise SystemExit
 
 import csv
-import math
 import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +33,7 @@ from train_utils.options import quoted
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
 Space = dict[str, Any]  # by option its values, or Hydra's interval
+FAILED = float("nan")  # for Optuna a trial without a result
 SECONDS_BETWEEN_LOOKS = 1.0  # at metrics.csv of a trial
 
 
@@ -71,7 +70,7 @@ def tune(config: TuneConfig) -> None:
 
 
 def train(trial: Any, fixed: list[str], space: Space, study_folder: Path) -> float:
-    """The best AP of a trial; NaN, which Optuna counts as failed, without one."""
+    """The best AP of a trial; FAILED without one."""
     import optuna
 
     folder = study_folder / f"trial-{trial.number:04}"
@@ -94,12 +93,12 @@ def train(trial: Any, fixed: list[str], space: Space, study_folder: Path) -> flo
     finally:
         process.send_signal(signal.SIGINT)  # its only one, in a session of its own: it saves a checkpoint
         process.wait()
-    result = max(scores_of(folder).values(), default=math.nan) if process.returncode == 0 else math.nan
+    result = max(scores_of(folder).values(), default=FAILED) if process.returncode == 0 else FAILED
     print(f"trial {trial.number}: AP {result:.4f}, its output is in {folder / 'terminal.txt'}", flush=True)
     return result
 
 
-def written(values: Mapping[str, object]) -> list[str]:
+def written(values: dict[str, Any]) -> list[str]:
     """Options as train.py takes them."""
     return [f"{key}={value}" for key, value in values.items()]
 

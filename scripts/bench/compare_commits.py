@@ -8,7 +8,6 @@ of four networks and two .weights round trips. A row is "equal", or gives the la
 a share of the largest value. The exit code is 1 if a row differs.
 """
 
-import signal
 import subprocess
 import sys
 import tempfile
@@ -65,7 +64,7 @@ def training(name: str, folder: Path) -> Iterator[tuple[str, np.ndarray]]:
     if name == "resumed":
         while not last.exists() and process.poll() is None:
             time.sleep(0.01)
-        process.send_signal(signal.SIGTERM)
+        process.terminate()
         process.wait()
         assert torch.load(last, weights_only=True)["state"]["step"] < 20, "stopped too late"
         process = start([f"resume={run}"], folder)

@@ -11,8 +11,6 @@ import sys
 import tempfile
 import time
 from dataclasses import replace
-from functools import partial
-from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,26 +19,14 @@ import cv2
 import numpy as np
 import torch
 
-from conf.batches import build_dataset, build_sampler
+import data
+from conf import batches
 from conf.entry import compose
 from conf.schema import TrainConfig
-from data import (
-    Annotations,
-    Colour,
-    ImageCache,
-    ImageSource,
-    TrainBatchSampler,
-    TrainDataset,
-    build_image_cache,
-    make_loader,
-    open_annotations,
-)
-from data.images import AS_STORED
-from data.loader import PREFETCHED_BATCHES
+from data import images, loader
 from scripts.bench.step import take_turns
 from tests.data.reference_path import reference_sample
-from train_utils.distributed import init_distributed_mode
-from train_utils.numerics import keep_freed_memory
+from train_utils import distributed, numerics
 
 ROUNDS, LOADER_ROUNDS = 15, 4
 BATCH_SIZE = 16
@@ -49,15 +35,15 @@ LOADED_BATCHES = 40
 REFERENCE = "plain reference path"  # as published systems do, step by step
 MODES: dict[str, dict[str, Any]] = {  # changes of augment; all but those called cached read files
     "default": {},
-    "colour on the device": {"colour": Colour.device},
+    "colour on the device": {"colour": data.Colour.device},
     "tiles from a pool": {"tile_pool": BATCH_SIZE},
-    "tiles from a pool, colour on the device": {"colour": Colour.device, "tile_pool": BATCH_SIZE},
+    "tiles from a pool, colour on the device": {"colour": data.Colour.device, "tile_pool": BATCH_SIZE},
     "cached": {},
-    "cached, colour on the device": {"colour": Colour.device},
+    "cached, colour on the device": {"colour": data.Colour.device},
 }
 
 
-class RepeatedSource(ImageSource):
+class RepeatedSource(data.ImageSource):
     """Images of a set that is listed many times."""
 
     def read(self, index: int, rows: int | None = None) -> np.ndarray | None:
@@ -65,7 +51,7 @@ class RepeatedSource(ImageSource):
         return super().read(index % len(self.annotations), rows)
 
 
-def repeated(annotations: Annotations) -> Annotations:
+def repeated(annotations: data.Annotations) -> data.Annotations:
     """List images and boxes until there are LISTED, for training samples alone: no names."""
     times = -(-LISTED // len(annotations))
     ends = annotations.offsets[-1] * np.arange(times)[:, None] + annotations.offsets[1:]
@@ -79,50 +65,51 @@ class Bench:
 
     def __init__(self, config: TrainConfig, cache_path: Path) -> None:
         self.config = config
-        self.listed = open_annotations(config.data, "train")
+        self.listed = data.open_annotations(config.data, "train")
         self.annotations = repeated(self.listed)
         self.files = RepeatedSource(self.listed, config.data.on_error)
-        build_image_cache(self.files, cache_path, ImageCache.ram)
+        data.build_image_cache(self.files, cache_path, data.ImageCache.ram)
         self.cached = RepeatedSource(self.listed, config.data.on_error, cache_path)
         self.epochs = iter(range(10**9))
 
-    def open(self, name: str) -> tuple[TrainDataset, TrainBatchSampler]:
+    def open(self, name: str) -> tuple[data.TrainDataset, data.TrainBatchSampler]:
         """The training set as a mode reads and augments it, and another epoch of batches."""
-        augment = replace(self.config.augment, **{"colour": Colour.cpu, **MODES.get(name, {})})
+        augment = replace(self.config.augment, **{"colour": data.Colour.cpu, **MODES.get(name, {})})
         train = replace(self.config.train, batch_size=BATCH_SIZE, micro_batch_size=None, epochs=10**9)
         config = replace(self.config, train=train, augment=augment)
-        sampler = build_sampler(config, self.annotations, 32, init_distributed_mode("cpu", 60))
+        sampler = batches.build_sampler(config, self.annotations, 32, distributed.init_distributed_mode("cpu", 60))
         sampler.set_epoch(next(self.epochs))
-        images = self.cached if name.startswith("cached") else self.files
-        return build_dataset(config, self.annotations, images), sampler
+        source = self.cached if name.startswith("cached") else self.files
+        return batches.build_dataset(config, self.annotations, source), sampler
 
     def milliseconds(self, name: str) -> float:
         """CPU time of one sample, in ms."""
         dataset, sampler = self.open(name)
-        batches = list(islice(sampler, len(self.listed) // BATCH_SIZE))  # an epoch does this once
+        numbers = range(len(self.listed) // BATCH_SIZE)
+        drawn = [requests for requests, _ in zip(sampler, numbers, strict=False)]  # an epoch does this once
         started = time.process_time()
-        for requests in batches:
+        for requests in drawn:
             if name != REFERENCE:
                 dataset.__getitems__(requests)
                 continue
             plans = [dataset.plan(request) for request in requests]
             samples = [reference_sample(plan, self.annotations, self.decode)[0] for plan in plans]
             torch.stack([torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1))) for image in samples])
-        return (time.process_time() - started) / sum(map(len, batches)) * 1000
+        return (time.process_time() - started) / sum(map(len, drawn)) * 1000
 
     def decode(self, index: int) -> np.ndarray:
         """Decode an image with OpenCV."""
         path = self.listed.path(index % len(self.listed))
-        return np.asarray(cv2.imread(path, AS_STORED), dtype=np.uint8)
+        return np.asarray(cv2.imread(path, images.AS_STORED), dtype=np.uint8)
 
     def images_per_second(self, workers: int) -> float:
         """Speed of the loader, once its workers are ahead."""
-        batches = iter(make_loader(*self.open("default"), workers))
-        for _ in range(PREFETCHED_BATCHES * workers):
-            next(batches)
+        loaded = iter(data.make_loader(*self.open("default"), workers))
+        for _ in range(loader.PREFETCHED_BATCHES * workers):
+            next(loaded)
         started = time.perf_counter()
         for _ in range(LOADED_BATCHES):
-            next(batches)
+            next(loaded)
         return LOADED_BATCHES * BATCH_SIZE / (time.perf_counter() - started)
 
 
@@ -130,12 +117,12 @@ def main(overrides: list[str]) -> None:
     """Measure and print everything for one configuration."""
     cv2.setNumThreads(0)
     torch.set_num_threads(1)
-    keep_freed_memory()  # as training does
+    numerics.keep_freed_memory()  # as training does
     config = compose("train", TrainConfig, ["data=coco", *overrides])
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
         bench = Bench(config, Path(folder) / "cache")
         print(f"{len(bench.listed)} images of {config.data.root}, {config.train.image_size} px")
-        times = take_turns({name: partial(bench.milliseconds, name) for name in (REFERENCE, *MODES)}, ROUNDS)
+        times = take_turns(bench.milliseconds, (REFERENCE, *MODES), ROUNDS)
         for name, values in times.items():
             print(f"{name:42s} {median(values):7.2f} ms {median(times[REFERENCE]) / median(values):6.2f}x")
         for _ in range(LOADER_ROUNDS):

@@ -12,28 +12,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from copy import deepcopy
-from functools import partial
-from itertools import islice
-from pathlib import Path
 from typing import NamedTuple
 
 import cv2
 import torch
-from torch import Tensor
 
-from conf.batches import build_dataset, build_sampler
-from conf.entry import compose
-from conf.network import build_loss
-from conf.schema import TrainConfig
-from data import Batch, make_loader, open_annotations
+import data
+import models
+from conf import batches, network
 from data.loader import PREFETCHED_BATCHES
-from models import Postprocess, for_detection
 from scripts.bench import step
 from scripts.bench.data import RepeatedSource, repeated
-from train_utils.detect import detect_batches
-from train_utils.distributed import init_distributed_mode, sum_over_ranks
-from train_utils.numerics import allow_tf32, keep_freed_memory
+from train_utils import detect, distributed, numerics
 
 COUNT = 3  # batches of an evaluation
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -66,23 +56,23 @@ def wait() -> None:
         torch.cuda.synchronize(DEVICE)
 
 
-def seconds_each(run: Callable[[], object], count: int) -> float:
-    """Mean seconds of ``run``, after a warm-up."""
+def seconds_each(count: int, run: Callable[..., object], *arguments: object) -> float:
+    """Mean seconds of ``run(*arguments)``, after a warm-up."""
     for _ in range(2):  # the second time counts
         started = time.perf_counter()
         for _ in range(count):
-            run()
+            run(*arguments)
         wait()
     return (time.perf_counter() - started) / count
 
 
-def new_step(settings: Settings, compiled: str = "off") -> Callable[[Batch], object]:
+def new_step(settings: Settings, compiled: str = "off") -> Callable[[data.Batch], object]:
     """The default step in bfloat16, on the device."""
-    keep_freed_memory()
-    allow_tf32(False)
+    numerics.keep_freed_memory()
+    numerics.allow_tf32(False)
     torch.backends.cudnn.benchmark = True
-    network = step.new_network(settings.model, settings.width).to(DEVICE)
-    return step.new_step(network, init_distributed_mode(DEVICE.type, 600), torch.bfloat16, compiled)
+    model = step.new_network(settings.model, settings.width).to(DEVICE)
+    return step.new_step(model, distributed.init_distributed_mode(DEVICE.type, 600), torch.bfloat16, compiled)
 
 
 def machine(settings: Settings) -> None:
@@ -90,28 +80,29 @@ def machine(settings: Settings) -> None:
     show("device", torch.cuda.get_device_name() if DEVICE.type == "cuda" else "CPU")
     show("versions", f"torch {torch.__version__}, OpenCV {cv2.__version__}, {time.strftime('%Y-%m-%d')}")
     left, right = (torch.randn(2 * [settings.matrix], device=DEVICE, dtype=torch.bfloat16) for _ in range(2))
-    seconds = seconds_each(lambda: left @ right, settings.steps)
+    seconds = seconds_each(settings.steps, torch.matmul, left, right)
     show("bfloat16 matrix product", 2 * settings.matrix**3 / seconds / 1e12, "TFLOP/s")
 
 
 def correct(settings: Settings) -> None:
     """Maps, and gradients with fixed statistics, in float32 against those of float64 on the CPU."""
-    allow_tf32(False)
-    config = compose("train", TrainConfig, ["data=shapes"])
-    exact = step.new_network(settings.model, 0.25).double().eval()
-    here = deepcopy(exact).float().to(DEVICE).to(memory_format=torch.channels_last)
+    numerics.allow_tf32(False)
+    config = step.configured()
+    exact, here = (step.new_network(settings.model, 0.25).eval() for _ in range(2))
+    exact, here = exact.double(), here.to(DEVICE).to(memory_format=torch.channels_last)
     batch, results = step.synthetic(4, settings.side // 4 // 32 * 32 or 64, DEVICE), []
-    for network, device, dtype in ((exact, torch.device("cpu"), torch.float64), (here, DEVICE, torch.float32)):
-        maps, loss = network(batch.to(device).network_input().to(dtype)), build_loss(network.heads, config.loss)
+    for model, device, dtype in ((exact, torch.device("cpu"), torch.float64), (here, DEVICE, torch.float32)):
+        maps, loss = model(batch.to(device).network_input().to(dtype)), network.build_loss(model.heads, config.loss)
         targets = batch.targets.to(device)
-        loss(maps, targets, objectness_ratio=1.0, sum_over_ranks=sum_over_ranks, world_size=1).total.backward()
-        results.append((maps, [parameter.grad for parameter in network.parameters()]))
+        parts = loss(maps, targets, objectness_ratio=1.0, sum_over_ranks=distributed.sum_over_ranks, world_size=1)
+        parts.total.backward()
+        results.append((maps, [parameter.grad for parameter in model.parameters()]))
     for name, expected, ours in zip(("maps", "gradients"), *results, strict=True):
         worst = max(_relative(one, other) for one, other in zip(expected, ours, strict=True))
         show(f"float32 {name} against float64 on the CPU", worst)
 
 
-def _relative(expected: Tensor, ours: Tensor) -> float:
+def _relative(expected: torch.Tensor, ours: torch.Tensor) -> float:
     difference = ours.detach().cpu().double() - expected.detach()
     return float(difference.abs().max() / expected.detach().abs().max().clamp(min=1e-12))
 
@@ -125,7 +116,7 @@ def steps(settings: Settings) -> None:
         run(batch)
         name = f"train.compile={compiled}, batch {images}"
         show(f"{name}: first step", time.perf_counter() - started, "s")
-        show(name, images / seconds_each(partial(run, batch), settings.steps), "images/s")
+        show(name, images / seconds_each(settings.steps, run, batch), "images/s")
         if DEVICE.type == "cuda":
             show(f"{name}: peak of memory", torch.cuda.max_memory_allocated() / 2**30, "GiB")
         with torch.profiler.profile() as profiler:
@@ -137,23 +128,24 @@ def steps(settings: Settings) -> None:
 def evaluation(settings: Settings) -> None:
     """Images a second of the forward pass alone, and with the suppression of many or few boxes."""
     images = settings.batches[-1]
-    batches = [step.synthetic(images, settings.side, DEVICE)] * COUNT
-    network = for_detection(step.new_network(settings.model, settings.width).to(DEVICE).eval(), DEVICE)
-    suppress = Postprocess(network.heads, confidence=0.001, nms_iou=0.6, max_detections=300, multi_label=True)
+    synthetic = [step.synthetic(images, settings.side, DEVICE)] * COUNT
+    detector = models.for_detection(step.new_network(settings.model, settings.width).to(DEVICE).eval(), DEVICE)
+    suppress = models.Postprocess(detector.heads, confidence=0.001, nms_iou=0.6, max_detections=300, multi_label=True)
     with torch.inference_mode():
-        shapes = [raw.shape for raw in network(batches[0].network_input())]
+        shapes = [raw.shape for raw in detector(synthetic[0].network_input())]
 
-    def evaluate(maps: list[Tensor] | None, dtype: torch.dtype | None) -> None:
-        for _ in detect_batches(network, batches, lambda _: suppress(maps) if maps else [], DEVICE, dtype=dtype):
+    def evaluate(maps: list[torch.Tensor] | None, dtype: torch.dtype | None) -> None:
+        after = (lambda _: suppress(maps)) if maps else lambda _: []
+        for _ in detect.detect_batches(detector, synthetic, after, DEVICE, dtype=dtype):
             pass
 
     for name, dtype in (("float32", None), ("bfloat16", torch.bfloat16)):
-        forward = seconds_each(partial(evaluate, None, dtype), 1)
+        forward = seconds_each(1, evaluate, None, dtype)
         show(f"{name}: forward pass alone", COUNT * images / forward, "images/s")
         for when, logit in (("trained", -9.0), ("early", -2.0)):  # the mean of each logit
             generator = torch.Generator().manual_seed(0)
             maps = [(torch.randn(shape, generator=generator) + logit).to(DEVICE) for shape in shapes]
-            seconds = seconds_each(partial(evaluate, maps, dtype), 1)
+            seconds = seconds_each(1, evaluate, maps, dtype)
             show(f"{name}: evaluation, maps {when}", COUNT * images / seconds, "images/s")
 
 
@@ -161,23 +153,23 @@ def loader(settings: Settings) -> None:
     """Images a second of a step on synthetic input, and fed by workers."""
     cv2.setNumThreads(0)
     run, images = new_step(settings), settings.batches[-1]
-    seconds = seconds_each(partial(run, step.synthetic(images, settings.side, DEVICE)), settings.steps)
+    seconds = seconds_each(settings.steps, run, step.synthetic(images, settings.side, DEVICE))
     show("step on synthetic input", images / seconds, "images/s")
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
+    with tempfile.TemporaryDirectory() as folder:
         count, side = settings.drawn
         shapes = f"data.shapes={{train_images: {count}, val_images: 1, image_size: {side}}}"
-        options = ["data=shapes", shapes, f"data.root={folder}/set", f"data.index_dir={folder}/index", "augment=mosaic"]
+        options = [shapes, f"data.root={folder}/set", f"data.index_dir={folder}/index", "augment=mosaic"]
         options += [f"train.image_size={settings.side}", f"train.batch_size={images}", "augment.colour=device"]
-        config = compose("train", TrainConfig, options)
-        listed = open_annotations(config.data, "train")
+        config = step.configured(*options)
+        listed = data.open_annotations(config.data, "train")
         annotations = repeated(listed)  # so that a batch hardly has an image twice
-        sampler = build_sampler(config, annotations, 32, init_distributed_mode(DEVICE.type, 600))
-        dataset = build_dataset(config, annotations, RepeatedSource(listed, config.data.on_error))
-        batches = iter(make_loader(dataset, sampler, settings.workers, DEVICE))
+        sampler = batches.build_sampler(config, annotations, 32, distributed.init_distributed_mode(DEVICE.type, 600))
+        dataset = batches.build_dataset(config, annotations, RepeatedSource(listed, config.data.on_error))
+        loaded = iter(data.make_loader(dataset, sampler, settings.workers, DEVICE))
         for number in (PREFETCHED_BATCHES * settings.workers, 2 * settings.steps):  # the second time counts
             started = time.perf_counter()
-            for batch in islice(batches, number):
-                run(batch)
+            for _ in range(number):
+                run(next(loaded))
             wait()
         speed = number * images / (time.perf_counter() - started)
         show(f"step fed by {settings.workers} workers", speed, "images/s")

@@ -8,32 +8,19 @@ Each variant runs in a fresh process, since memory settings last, and all take t
 import multiprocessing
 import sys
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from conf.entry import compose
 from conf.network import build_loss
 from conf.schema import TrainConfig
 from data import Batch
 from models import Darknet, zoo_cfg
-from train_utils.checkpoint import CheckpointWriter
+from train_utils import checkpoint, distributed, engine, numerics, optim, progress, stop, sync_batchnorm, train_state
 from train_utils.compiled import compile_step
-from train_utils.distributed import World, init_distributed_mode, wrap_ddp
-from train_utils.engine import ForwardPass, NonFiniteGuard, train_one_epoch
-from train_utils.numerics import has_native_bfloat16, keep_freed_memory
-from train_utils.optim import Schedule, WeightAverage, make_optimizer
-from train_utils.progress import Progress
-from train_utils.stop import StopRequest
-from train_utils.sync_batchnorm import convert_sync_batchnorm
-from train_utils.train_state import TrainState
 
 VARIANTS = ("float32", "float32 sync_bn", "bfloat16", "bfloat16 sync_bn")
 WARM_UP, COUNTED = 3, 6
@@ -49,38 +36,39 @@ def new_network(name: str, width: float = 1.0) -> Darknet:
     return network
 
 
+def configured(*options: str) -> TrainConfig:
+    """The default options of a training, and these."""
+    return compose("train", TrainConfig, ["data=shapes", *options])
+
+
 def new_step(
-    network: Darknet, world: World, dtype: torch.dtype | None, compiled: str = "off"
+    network: Darknet, world: distributed.World, dtype: torch.dtype | None, compiled: str = "off"
 ) -> Callable[[Batch], object]:
     """A step on a batch as train.py makes it by default: input, forward, loss, backward, update.
 
     ``network`` is on its device; ``dtype`` is autocast's, and ``compiled`` train.compile.
     """
-    config = compose("train", TrainConfig, ["data=shapes"])
+    config = configured()
     network = network.to(memory_format=torch.channels_last).train()
-    schedule = Schedule(config.optim, STEPS // 100, STEPS)
+    schedule = optim.Schedule(config.optim, STEPS // 100, STEPS)
     scaler = torch.amp.GradScaler(world.device.type, enabled=dtype is torch.float16)
-    state = TrainState(network, WeightAverage(network, schedule), make_optimizer(network, config.optim), scaler, {})
+    average, optimizer = optim.WeightAverage(network, schedule), optim.make_optimizer(network, config.optim)
+    state = train_state.TrainState(network, average, optimizer, scaler, {})
     loss, to_input = compile_step(network, build_loss(network.heads, config.loss), Batch.network_input, compiled, 1)
-    step = partial(
-        train_one_epoch,
-        ForwardPass(wrap_ddp(network, world), loss, to_input, dtype, world),
-        state=state,
-        guard=NonFiniteGuard(network, 50, print),
-        stop=StopRequest(),
-        writer=CheckpointWriter(Path(), print),
-        log_step=lambda step, figures: None,
-        progress=Progress(0, "", enabled=False),
-        accumulate=1,
-    )
-    return lambda batch: step([batch])
+    forward = engine.ForwardPass(distributed.wrap_ddp(network, world), loss, to_input, dtype, world)
+    guard, writer = engine.NonFiniteGuard(network, 50, print), checkpoint.CheckpointWriter(Path(), print)
+    silent, request = progress.Progress(0, "", enabled=False), stop.StopRequest()
+    return lambda batch: engine.train_one_epoch(
+        forward, [batch], state=state, guard=guard, stop=request, writer=writer, log_step=lambda step, figures: None,
+        progress=silent, accumulate=1,
+    )  # fmt: skip
 
 
 def synthetic(images: int, side: int, device: torch.device) -> Batch:
     """A batch of noise that lies on the device already, with boxes and colour gains."""
     count, generator = images * BOXES, torch.Generator().manual_seed(0)
 
-    def uniform(*shape: int) -> Tensor:
+    def uniform(*shape: int) -> torch.Tensor:
         return torch.rand(shape, generator=generator)
 
     sizes = uniform(count, 2) * 0.4 + 0.02
@@ -96,25 +84,25 @@ def synthetic(images: int, side: int, device: torch.device) -> Batch:
     return batch.to(device)
 
 
-def take_turns(contenders: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[Any]]:
-    """What each contender returned in each round, by name; progress goes to stderr."""
-    results: dict[str, list[Any]] = {name: [] for name in contenders}
+def take_turns(measured: Callable[[str], float], names: Sequence[str], rounds: int) -> dict[str, list[float]]:
+    """What ``measured`` returned for each name in each round; progress goes to stderr."""
+    results: dict[str, list[float]] = {name: [] for name in names}
     for number in range(1, rounds + 1):
-        for name, run in contenders.items():
+        for name in names:
             print(f"round {number}/{rounds}: {name}", file=sys.stderr, flush=True)
-            results[name].append(run())
+            results[name].append(measured(name))
     return results
 
 
 def measure(variant: str, model: str, image_size: int, batch_size: int) -> float:
     """Median seconds of a step in a process of its own."""
-    keep_freed_memory()
-    network, world = new_network(model), init_distributed_mode("cpu", 60)
+    numerics.keep_freed_memory()
+    network, world = new_network(model), distributed.init_distributed_mode("cpu", 60)
     if "sync_bn" in variant:
-        convert_sync_batchnorm(network, world)
+        sync_batchnorm.convert_sync_batchnorm(network, world)
     step = new_step(network, world, torch.bfloat16 if "bfloat16" in variant else None)
     batch = synthetic(batch_size, image_size, world.device)
-    batch = replace(batch, gains=batch.gains[:0])  # for a CPU the loader changes colours
+    batch.gains = batch.gains[:0]  # for a CPU the loader changes colours
     seconds = []
     for _ in range(WARM_UP + COUNTED):
         started = time.perf_counter()
@@ -123,18 +111,16 @@ def measure(variant: str, model: str, image_size: int, batch_size: int) -> float
     return median(seconds[WARM_UP:])
 
 
-def in_fresh_process(*arguments: Any) -> float:
-    """What ``measure`` returns in a process with nothing imported and no memory in use."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(measure, *arguments).result()
-
-
 def main(model: str = "yolov3-tiny", image_size: str = "320", batch_size: str = "16", rounds: str = "3") -> None:
     """Measure all variants and print their medians and ratios."""
-    native = has_native_bfloat16(torch.device("cpu"))
+    native = numerics.has_native_bfloat16(torch.device("cpu"))
     here = [name for name in VARIANTS if native or "bfloat16" not in name]
-    runs = {name: partial(in_fresh_process, name, model, int(image_size), int(batch_size)) for name in here}
-    seconds = {name: median(values) for name, values in take_turns(runs, int(rounds)).items()}
+
+    def in_fresh_process(variant: str) -> float:  # with nothing imported and no memory in use
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            return pool.apply(measure, (variant, model, int(image_size), int(batch_size)))
+
+    seconds = {name: median(values) for name, values in take_turns(in_fresh_process, here, int(rounds)).items()}
     print(f"{model}, {image_size} px, batch {batch_size}, {torch.get_num_threads()} threads")
     for name, value in seconds.items():
         print(f"{name:20s} {value:7.3f} s/step  {seconds['float32'] / value:5.2f}x")

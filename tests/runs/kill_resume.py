@@ -133,6 +133,14 @@ def differences(one: Any, other: Any, key: str = "") -> list[str]:
     return [] if same else [key]
 
 
+def differing_parts(one: Path, other: Path) -> list[str]:
+    """What differs between two runs in last.pt, but for the options, and in metrics.csv."""
+    expected, found = load_last(one)[0], load_last(other)[0]
+    wrong = [line for key in expected if key != "config" for line in differences(expected[key], found[key], key)]
+    same = (one / "metrics.csv").read_bytes() == (other / "metrics.csv").read_bytes()
+    return wrong if same else [*wrong, "metrics.csv"]
+
+
 def largest_difference(some: dict[str, Tensor], others: dict[str, Tensor]) -> float:
     """The largest max |a - b| / max |a| of tensors with equal names; 0 if both are 0."""
     assert some.keys() == others.keys()
@@ -169,11 +177,7 @@ def compare(
         if events[-1] in ("over", "failed"):
             break
     assert finish(start(killed, world_size, *more), 10 * PATIENCE), Path(f"{killed}.txt").read_text()[-3000:]
-    expected, found = load_last(whole)[0], load_last(killed)[0]
-    wrong = [line for key in expected if key != "config" for line in differences(expected[key], found[key], key)]
-    if (whole / "metrics.csv").read_bytes() != (killed / "metrics.csv").read_bytes():
-        wrong.append("metrics.csv")
-    return events, wrong
+    return events, differing_parts(whole, killed)
 
 
 def main(arguments: list[str]) -> None:

@@ -75,16 +75,16 @@ class Job:
         )
         return self.fact("JobState")
 
-    def processes(self) -> list[str]:
-        """Command lines of the living processes of this folder's jobs."""
-        found = []
+    def processes(self) -> dict[Path, str]:
+        """Command lines of the living processes of this folder's jobs, by their folder in /proc."""
+        found = {}
         for path in Path("/proc").glob("[0-9]*"):
             try:
                 arguments = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             except (FileNotFoundError, ProcessLookupError):
                 continue
             if f"data.root='{self.folder}" in arguments:  # a zombie's is empty
-                found.append(arguments)
+                found[path] = arguments
         return found
 
 

@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import re
+import signal
 import subprocess
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 import yaml
 
 from data import ShapesConfig, ensure_shapes
-from tests.runs.kill_resume import differences
+from tests.runs.kill_resume import differing_parts
 from tests.runs.slurm_jobs import REPOSITORY, Job, answer, slurm_is_up, submit, until
 from train_utils.checkpoint import load_last
 from train_utils.coco_eval import FIGURES
@@ -23,6 +24,8 @@ STEPS = 96  # of two epochs: signals take a second or two to arrive
 BEGUN = "epoch 1/2  40/384  "  # images: after the fifth step
 TWO_BY_TWO = ["--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=2"]  # the nodes' GPUs are stand-ins
 ONE = ["--nodes=1", "--gpus-per-node=0"]
+
+LONG = pytest.mark.skipif("ALL_SLURM_TESTS" not in os.environ, reason="a minute or two: ALL_SLURM_TESTS=1")
 
 pytestmark = [
     pytest.mark.slow,
@@ -56,7 +59,7 @@ def run_of(job: Job) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(folder: Path) -> Path:
-    """The run of an undisturbed job."""
+    """The run of an undisturbed job: one torchrun per node, with two processes each."""
     job = submit("train.sbatch", folder, TWO_BY_TWO, options(folder))
     assert job.end() == "COMPLETED", job.output
     assert job.output.count("4 ranks x 2 images x 1 passes") == 1, "the processes did not form one run"
@@ -64,48 +67,37 @@ def whole(folder: Path) -> Path:
     return run_of(job)
 
 
-def assert_same_run(job: Job, whole: Path, stopped_by: str) -> None:
-    """Assert that the job was stopped within an epoch, requeued, and ended as if undisturbed."""
-    assert job.fact("Restarts") == "1"
-    stops = re.findall(r"^stopped at step (\d+) by (\w+)", job.output, re.MULTILINE)
-    assert len(stops) == 1 and stops[0][1] == stopped_by and int(stops[0][0]) % (STEPS // 2) != 0, stops
-    assert job.output.count("is requeued") == 1 and "killed by signal" not in job.output
-    expected, found = load_last(whole)[0], load_last(run_of(job))[0]
-    assert [line for key in expected if key != "config" for line in differences(expected[key], found[key], key)] == []
-    assert (run_of(job) / "metrics.csv").read_bytes() == (whole / "metrics.csv").read_bytes()
-    assert not list((job.folder / "runs").glob(".requeue*"))
-
-
 def test_a_job_trains_on_two_nodes(whole: Path) -> None:
-    """One torchrun per node, with two processes each."""
     assert load_last(whole)[0]["world_size"] == 4 and (whole / "train.log").is_file()
 
 
-@pytest.mark.skipif("ALL_SLURM_TESTS" not in os.environ, reason="one more minute or two: ALL_SLURM_TESTS=1")
-def test_a_job_that_receives_usr1_in_mid_epoch_is_requeued_and_ends_with_the_same_weights(
-    folder: Path, whole: Path
+@LONG
+@pytest.mark.parametrize("by", ["SIGUSR1", "SIGTERM"])
+def test_a_job_that_is_stopped_in_mid_epoch_is_requeued_and_ends_with_the_same_weights(
+    by: str, folder: Path, whole: Path
 ) -> None:
-    """One srun task per rank; the undisturbed run used torchrun."""
-    job = submit("train_srun.sbatch", folder, TWO_BY_TWO, options(folder))
-    job.wait_for(BEGUN)
-    answer("scancel", "--batch", "--signal=USR1", job.number)  # as --signal=B:USR1@120 does before the time limit
+    """By USR1 before the time limit, with a task for each rank; and preempted, with torchrun.
+
+    torchrun also receives SIGTERM, and exits with code 1.
+    """
+    if by == "SIGUSR1":
+        job = submit("train_srun.sbatch", folder, TWO_BY_TWO, options(folder))
+        job.wait_for(BEGUN)
+        answer("scancel", "--batch", "--signal=USR1", job.number)  # as --signal=B:USR1@120 does
+    else:
+        job = submit("train.sbatch", folder, [*TWO_BY_TWO, "--partition=preempt"], options(folder))
+        job.wait_for(BEGUN)
+        answer("sbatch", "--parsable", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 1")
     job.restart_now()
-    assert job.end() == "COMPLETED", job.output
-    assert_same_run(job, whole, "SIGUSR1")
+    assert job.end() == "COMPLETED" and job.fact("Restarts") == "1", job.output
+    stops = re.findall(r"^stopped at step (\d+) by (\w+)", job.output, re.MULTILINE)
+    assert len(stops) == 1 and stops[0][1] == by and int(stops[0][0]) % (STEPS // 2) != 0, stops
+    assert job.output.count("is requeued") == 1 and "killed by signal" not in job.output
+    assert differing_parts(whole, run_of(job)) == []
+    assert not list((job.folder / "runs").glob(".requeue*"))
 
 
-@pytest.mark.skipif("ALL_SLURM_TESTS" not in os.environ, reason="one more minute or two: ALL_SLURM_TESTS=1")
-def test_a_preempted_job_is_requeued_and_ends_with_the_same_weights(folder: Path, whole: Path) -> None:
-    """With torchrun, whose agents also receive SIGTERM and exit with code 1."""
-    job = submit("train.sbatch", folder, [*TWO_BY_TWO, "--partition=preempt"], options(folder))
-    job.wait_for(BEGUN)
-    answer("sbatch", "--parsable", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 1")
-    job.restart_now()
-    assert job.end() == "COMPLETED", job.output
-    assert_same_run(job, whole, "SIGTERM")
-
-
-@pytest.mark.skipif("ALL_SLURM_TESTS" not in os.environ, reason="one more minute or two: ALL_SLURM_TESTS=1")
+@LONG
 def test_an_array_trains_each_line_and_requeues_only_the_task_that_was_stopped(folder: Path) -> None:
     """The last task shares its job id with the whole array."""
     sweep = folder / "sweep.txt"
@@ -133,7 +125,7 @@ def test_an_array_trains_each_line_and_requeues_only_the_task_that_was_stopped(f
     assert [load_last(run)[0]["epoch"] for run in runs] == [1, 1, 2]
 
 
-@pytest.mark.skipif("ALL_SLURM_TESTS" not in os.environ, reason="one more minute or two: ALL_SLURM_TESTS=1")
+@LONG
 def test_scancel_ends_every_process_and_nothing_is_requeued(folder: Path) -> None:
     job = submit("train.sbatch", folder, TWO_BY_TWO, options(folder, "train.epochs=500"))
     job.wait_for(BEGUN.replace("/2 ", "/500 "))
@@ -146,10 +138,10 @@ def test_scancel_ends_every_process_and_nothing_is_requeued(folder: Path) -> Non
 
 def training(job: Job) -> list[str]:
     """The processes of a job, without torchrun's own."""
-    return [arguments for arguments in job.processes() if "torch.distributed.run" not in arguments]
+    return [arguments for arguments in job.processes().values() if "torch.distributed.run" not in arguments]
 
 
-@pytest.mark.skipif("ALL_SLURM_TESTS" not in os.environ, reason="one more minute or two: ALL_SLURM_TESTS=1")
+@LONG
 def test_a_lost_node_ends_the_job_on_all_nodes_and_it_is_requeued(folder: Path) -> None:
     """The test kills its slurmd, which SLURM notices after SlurmdTimeout.
 
@@ -175,7 +167,7 @@ def test_a_lost_node_ends_the_job_on_all_nodes_and_it_is_requeued(folder: Path) 
         until(lambda: "idle" in answer("sinfo", "-h", "-n", "node2", "-o", "%t"), lambda: "node2 is away", 60)
 
 
-@pytest.mark.skipif("ALL_SLURM_TESTS" not in os.environ, reason="one more minute or two: ALL_SLURM_TESTS=1")
+@LONG
 def test_a_rank_that_fails_ends_the_job_and_is_told_once(folder: Path) -> None:
     """A picture that only one rank reads breaks after the index was built."""
     broken = sorted((folder / "shapes").rglob("train/*.jpg"))[100]
@@ -188,6 +180,19 @@ def test_a_rank_that_fails_ends_the_job_and_is_told_once(folder: Path) -> None:
         broken.write_bytes(good)
     errors = [line for line in job.output.splitlines() if line.startswith("error:")]
     assert len(errors) == 1 and broken.name in errors[0] and "fix:" in errors[0], job.output
+    assert job.fact("ExitCode") != "0:0" and job.fact("Restarts") == "0"
+
+
+@LONG
+def test_a_rank_that_hangs_ends_the_job_after_the_time_out(folder: Path) -> None:
+    """The last of four stops in mid-epoch and ignores all but SIGKILL."""
+    more = ["data.workers=0", "train.epochs=500", "train.timeout_seconds=12"]
+    job = submit("train_srun.sbatch", folder, TWO_BY_TWO, options(folder, *more))
+    job.wait_for(BEGUN.replace("/2 ", "/500 "))
+    (last,) = [path for path in job.processes() if b"\0SLURM_PROCID=3\0" in (path / "environ").read_bytes()]
+    os.kill(int(last.name), signal.SIGSTOP)
+    assert job.end() == "FAILED"
+    assert job.output.count("error: lost another rank (Timed out waiting 12000ms") == 1, job.output
     assert job.fact("ExitCode") != "0:0" and job.fact("Restarts") == "0"
 
 
@@ -233,7 +238,7 @@ WAYS = {
 }
 
 
-@pytest.mark.skipif("ALL_SLURM_TESTS" not in os.environ, reason="half a minute: ALL_SLURM_TESTS=1")
+@LONG
 def test_each_way_to_ask_for_gpus_gives_a_node_of_the_step_all_that_the_job_has_there(folder: Path) -> None:
     """A stand-in for Python prints what it sees."""
     stand_in = folder / "print gpus"
@@ -253,7 +258,7 @@ def test_each_way_to_ask_for_gpus_gives_a_node_of_the_step_all_that_the_job_has_
         assert all(line.startswith(f"sees {gpus}: ") and expected in line for line in seen), job.output
 
 
-@pytest.mark.skipif("ALL_SLURM_TESTS" not in os.environ, reason="one more minute or two: ALL_SLURM_TESTS=1")
+@LONG
 def test_evaluation_as_a_job_gives_the_figures_of_the_training(folder: Path, whole: Path) -> None:
     """Without GPUs, the tasks per node set the number of processes that torchrun starts."""
     shape = ["--nodes=1", "--ntasks-per-node=2", "--gpus-per-node=0"]
