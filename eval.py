@@ -9,44 +9,26 @@
 The figures are the same to the last bit on any number of ranks.
 """
 
-from __future__ import annotations
-
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
     from conf.programs import run
 
     run("eval")
     raise SystemExit
 
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from conf import ConfigError, batches
-from conf.network import build_model, build_postprocess, open_checkpoint
+import data
+import models
+from conf import ConfigError, batches, network
 from conf.programs import Outcome, callable_from_python
 from conf.schema import EvalConfig, EvaluateConfig
-from data import (
-    Annotations,
-    Batch,
-    DataConfig,
-    EvalDataset,
-    ImageSource,
-    Letterbox,
-    cut_at_edges,
-    eval_batches,
-    make_loader,
-)
-from models import Darknet, for_detection, image_size_of
-from train_utils import coco_eval, plots
-from train_utils.coco_eval import Evaluation
+from train_utils import coco_eval, detect, detections, numerics, plots
 from train_utils.config import EvalPrecision
-from train_utils.detect import detect
-from train_utils.detections import GroundTruth, read_results, to_coco_json, write_json
 from train_utils.distributed import World, broadcast_module, gather_arrays, init_distributed_mode
-from train_utils.numerics import autocast_dtype
 from train_utils.progress import Progress
 from train_utils.report import keep_best
 from train_utils.run_folder import open_out
@@ -70,14 +52,14 @@ def evaluate(config: EvalConfig) -> Outcome:
 
     evaluation = None
     if config.detections is not None and world.is_main:
-        found = read_results(Path(config.detections), val_set.image_ids, val_set.category_ids)
+        found = detections.read_results(Path(config.detections), val_set.image_ids, val_set.category_ids)
         print(f"{config.detections}: {len(found)} detections")
         evaluation = coco_eval.score(ground_truth_of(val_set), found)
     elif config.detections is None:
         model = load_model(config, val_set, world).to(world.device)
         image_size = config.evaluate.image_size
         if image_size is None:  # of Darknet weights: checkpoints have filled it in
-            image_size = image_size_of(model.cfg)
+            image_size = models.image_size_of(model.cfg)
         evaluator = Evaluator(val_set, config.evaluate, image_size, model, config.data, world, config.timeout_seconds)
         evaluation = evaluator(model)
     if evaluation is None:
@@ -88,29 +70,31 @@ def evaluate(config: EvalConfig) -> Outcome:
         row.update(coco_eval.best_f1(matches, index) or dict.fromkeys(coco_eval.OPERATING_POINT, coco_eval.ABSENT))
     print(coco_eval.format_table(evaluation), flush=True)
     if out is not None:
-        write_json(out / "figures.json", evaluation.figures)
-        write_json(out / "per_class.json", evaluation.per_class)
+        detections.write_json(out / "figures.json", evaluation.figures)
+        detections.write_json(out / "per_class.json", evaluation.per_class)
         if config.detections is None:
-            write_json(out / "detections.json", to_coco_json(evaluation.detections, val_set.category_ids))
+            results = detections.to_coco_json(evaluation.detections, val_set.category_ids)
+            detections.write_json(out / "detections.json", results)
             keep_best(out, evaluation)
         if config.plots:
-            draw_plots(out / plots.FOLDER, config.data, val_set, evaluation, print)
+            read = data.ImageSource(val_set, config.data.on_error).read
+            plots.draw_evaluation(out / plots.FOLDER, evaluation, read, val_set.file_name, print)
             print(f"plots: {out / plots.FOLDER}")
     return Outcome(evaluation.figures, out)
 
 
-def load_model(config: EvalConfig, val_set: Annotations, world: World) -> Darknet:
+def load_model(config: EvalConfig, val_set: data.Annotations, world: World) -> models.Darknet:
     """Build the network that ``config`` names.
 
     Raises ConfigError if the checkpoint's classes are not those of the data.
     """
     if config.ckpt is None:
         assert config.model is not None  # only detections= needs no model
-        built, note = build_model(config.model, len(val_set.names), whole=True, world=world)
+        built, note = network.build_model(config.model, len(val_set.names), whole=True, world=world)
         if world.is_main:
             print(note)
         return built
-    opened = open_checkpoint(config.ckpt)
+    opened = network.open_checkpoint(config.ckpt)
     numbered = [str(index) for index in range(len(val_set.names))]  # converted without names
     if opened.names not in (val_set.names, numbered):
         raise ConfigError(
@@ -121,17 +105,10 @@ def load_model(config: EvalConfig, val_set: Annotations, world: World) -> Darkne
     return opened.model
 
 
-def draw_plots(
-    folder: Path, data: DataConfig, val_set: Annotations, evaluation: Evaluation, warn: Callable[[str], object]
-) -> None:
-    """Draw an evaluation into ``folder``; ``warn`` of what could not be drawn."""
-    plots.draw_evaluation(folder, evaluation, ImageSource(val_set, data.on_error).read, val_set.file_name, warn)
-
-
-def ground_truth_of(annotations: Annotations) -> GroundTruth:
+def ground_truth_of(annotations: data.Annotations) -> detections.GroundTruth:
     """The part of an index that detections are scored against."""
-    names = [field.name for field in fields(GroundTruth)]
-    return GroundTruth(**{name: getattr(annotations, name) for name in names})
+    parts = {field.name: getattr(annotations, field.name) for field in fields(detections.GroundTruth)}
+    return detections.GroundTruth(**parts)
 
 
 class Evaluator:
@@ -143,11 +120,11 @@ class Evaluator:
 
     def __init__(
         self,
-        val_set: Annotations,
+        val_set: data.Annotations,
         config: EvaluateConfig,
         image_size: int,
-        model: Darknet,
-        data: DataConfig,
+        model: models.Darknet,
+        data_options: data.DataConfig,
         world: World,
         timeout_seconds: float = 0.0,
     ) -> None:
@@ -156,25 +133,25 @@ class Evaluator:
                 f"evaluate.image_size={image_size} is not a multiple of the network's largest stride "
                 f"{model.max_stride}. fix: evaluate.image_size={nearest}"
             )
-        self.dtype = autocast_dtype(config.precision.value, world.device, "evaluate.precision")
+        self.dtype = numerics.autocast_dtype(config.precision.value, world.device, "evaluate.precision")
         self.config, self.world, self.truth = config, world, ground_truth_of(val_set)
         stride, rect, resize = model.max_stride, config.rect, config.resize
-        of_all_ranks = eval_batches(val_set.sizes, image_size, config.batch_size, stride, rect, resize)
+        of_all_ranks = data.eval_batches(val_set.sizes, image_size, config.batch_size, stride, rect, resize)
         own = of_all_ranks[world.rank :: world.world_size]
         self.num_images = sum(map(len, own))
-        dataset = EvalDataset(val_set, batches.open_images(val_set, data, world), resize)
-        workers = batches.loader_workers(data.workers, world)
-        self.loader = make_loader(dataset, own, workers, world.device, timeout_seconds)
-        self.postprocess = build_postprocess(config, model.heads)
+        dataset = data.EvalDataset(val_set, batches.open_images(val_set, data_options, world), resize)
+        workers = batches.loader_workers(data_options.workers, world)
+        self.loader = data.make_loader(dataset, own, workers, world.device, timeout_seconds)
+        self.postprocess = network.build_postprocess(config, model.heads)
 
-    def __call__(self, model: torch.nn.Module) -> Evaluation | None:
+    def __call__(self, model: torch.nn.Module) -> coco_eval.Evaluation | None:
         """Score ``model``; None on all ranks but 0."""
-        assert isinstance(model, Darknet)
+        assert isinstance(model, models.Darknet)
         device = self.world.device
         broadcast_module(model)  # in a training without SyncBatchNorm each rank has its own statistics
         progress = Progress(self.num_images, "evaluate", self.world.is_main)
-        own = detect(
-            for_detection(model, device), self.loader, self.postprocess, self.to_original, device, progress,
+        own = detect.detect(
+            models.for_detection(model, device), self.loader, self.postprocess, self.to_original, device, progress,
             self.dtype, tf32=self.config.precision is EvalPrecision.tf32,
         )  # fmt: skip
         gathered = gather_arrays(own)
@@ -184,10 +161,10 @@ class Evaluator:
         found["image_id"] = self.truth.image_ids[found["image_id"]]  # in place of positions in the data set
         return coco_eval.score(self.truth, found)
 
-    def to_original(self, batch: Batch, i: int, boxes_xyxy: np.ndarray) -> np.ndarray:
+    def to_original(self, batch: data.Batch, i: int, boxes_xyxy: np.ndarray) -> np.ndarray:
         """Boxes (n, 4) of the batch's i-th image from network pixels to original pixels."""
-        boxes = Letterbox(*batch.letterboxes[i].tolist()).to_original(boxes_xyxy)
+        boxes = data.Letterbox(*batch.letterboxes[i].tolist()).to_original(boxes_xyxy)
         if self.config.clip:
             height, width = self.truth.sizes[int(batch.indices[i])].tolist()
-            return cut_at_edges(boxes, (height, width))
+            return data.cut_at_edges(boxes, (height, width))
         return boxes

@@ -24,11 +24,8 @@ from pathlib import Path
 import cv2
 import numpy as np
 import torch
-from torch import Tensor
 
-from conf import ConfigError
-from conf.help import own_version
-from conf.network import TrainedNetwork, open_detector
+from conf import ConfigError, help, network
 from conf.programs import callable_from_python
 from conf.schema import ExportConfig, ExportFormat
 from data.shapes import draw_image
@@ -54,16 +51,17 @@ def export(config: ExportConfig) -> Path:
         )
     out = output_path(config, ".onnx" if is_onnx else ".pt2")
     size = config.image_size
-    network = open_detector(config.ckpt, config.model, config.names, max(size) if isinstance(size, list) else size)
-    model = network.model
-    size = size or network.image_size
+    longest = max(size) if isinstance(size, list) else size
+    detector = network.open_detector(config.ckpt, config.model, config.names, longest)
+    model = detector.model
+    size = size or detector.image_size
     height, width = size if isinstance(size, list) else (size, size)
     if (fits := model.nearest_size(height, width)) != (height, width):
         raise ConfigError(
             f"image_size=[{height},{width}] is not a multiple of the network's stride {model.max_stride}."
             f" fix: image_size=[{fits[0]},{fits[1]}]"
         )
-    print(f"{network.note}; {height} x {width} pixels (height x width)", flush=True)
+    print(f"{detector.note}; {height} x {width} pixels (height x width)", flush=True)
     suppression = None
     if config.nms:
         candidates = max(MOST_CANDIDATES, config.max_detections)
@@ -71,7 +69,7 @@ def export(config: ExportConfig) -> Path:
     graph = files.DetectorGraph(model, suppression, show_candidates=is_onnx)
     dynamic = {0: "batch"} if config.dynamic_batch else {}
     dynamic |= {2: "height", 3: "width"} if config.dynamic_size else {}
-    details = metadata(config, network, (height, width), list(dynamic.values()))
+    details = metadata(config, detector, (height, width), list(dynamic.values()))
     shape = config.batch_size, height, width
     more = model.max_stride * config.dynamic_size
     other = config.batch_size + config.dynamic_batch, height + 2 * more, width + more
@@ -93,7 +91,7 @@ def export(config: ExportConfig) -> Path:
     return out
 
 
-def trial_batches(shapes: Sequence[tuple[int, int, int]]) -> Iterator[Tensor]:
+def trial_batches(shapes: Sequence[tuple[int, int, int]]) -> Iterator[torch.Tensor]:
     """For each shape (count, height, width) batches of drawn pictures, noise and black."""
     generator = np.random.default_rng(0)
     for count, height, width in shapes:
@@ -124,17 +122,17 @@ def output_path(config: ExportConfig, suffix: str) -> Path:
 
 
 def metadata(
-    config: ExportConfig, network: TrainedNetwork, size: tuple[int, int], open_axes: list[str]
+    config: ExportConfig, detector: network.TrainedNetwork, size: tuple[int, int], open_axes: list[str]
 ) -> dict[str, str]:
     """What the file says about itself, as JSON."""
     facts = {
-        "names": network.names,
-        "category_ids": network.category_ids,
+        "names": detector.names,
+        "category_ids": detector.category_ids,
         "image_size": size,  # height, width
-        "stride": network.model.max_stride,  # image sides must be multiples of it
+        "stride": detector.model.max_stride,  # image sides must be multiples of it
         "open": open_axes,
     }
     if config.nms:
         facts["suppression"] = {key: getattr(config, key) for key in ("confidence", "nms_iou", "max_detections")}
     texts = {key: json.dumps(value, ensure_ascii=False) for key, value in facts.items()}
-    return {"made_by": own_version(), "origin": network.origin, **texts}
+    return {"made_by": help.own_version(), "origin": detector.origin, **texts}

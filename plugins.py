@@ -9,14 +9,11 @@ A plugin is a Python file of yours that fills these dictionaries, by name:
 ``plugins=[my_loss.py]`` imports it; docs/develop/extending.md says what each dictionary holds.
 """
 
-from __future__ import annotations
-
+import importlib.util
 import os
 import sys
 from collections.abc import Sequence
 from functools import cache
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -33,17 +30,9 @@ from train_utils.config import OPTIMISERS
 from train_utils.loggers import LOGGERS
 
 __all__ = [
-    "ACTIVATIONS",
-    "AUGMENTATIONS",
-    "FORMATS",
-    "LAYERS",
-    "LOGGERS",
-    "LOSSES",
-    "OPTIMISERS",
-    "SECTION_KEYS",
-    "import_plugins",
-    "layer_keys",
-]
+    "ACTIVATIONS", "AUGMENTATIONS", "FORMATS", "LAYERS", "LOGGERS", "LOSSES", "OPTIMISERS", "SECTION_KEYS",
+    "import_plugins", "layer_keys",
+]  # fmt: skip
 
 KINDS: tuple[dict[str, Any], ...] = (
     ACTIVATIONS, AUGMENTATIONS, FORMATS, LAYERS, LOGGERS, LOSSES, OPTIMISERS, SECTION_KEYS,
@@ -74,8 +63,8 @@ def _parts_of(path: Path) -> list[dict[str, Any]]:
         raise ConfigError(f"plugins: there is no {path}. fix: plugins=[<its file>], as seen from the current folder")
     before = [set(kind) for kind in KINDS]
     sys.path.append(str(path.parent))  # loader workers that are spawned import it by its name
-    spec = find_spec(path.stem)
+    spec = importlib.util.find_spec(path.stem)
     if spec is None or os.path.realpath(spec.origin or "") != str(path):
         raise ConfigError(f"plugins: {path} has the name of another module, {path.stem}. fix: rename the file")
-    import_module(path.stem)
+    importlib.import_module(path.stem)
     return [{name: kind[name] for name in kind.keys() - known} for kind, known in zip(KINDS, before, strict=True)]

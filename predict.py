@@ -26,7 +26,7 @@ from conf.detector import Detector, Prediction, Predictor, format_counts
 from conf.programs import callable_from_python
 from conf.schema import PredictConfig
 from data import Medium, count_frames, find_media
-from train_utils.detections import ImageResult, coco_files, file_names, make_detections, write_json, write_yolo
+from train_utils import detections
 from train_utils.distributed import init_distributed_mode
 from train_utils.draw import WRITTEN, DrawnFiles
 from train_utils.progress import Progress
@@ -96,17 +96,17 @@ class ResultWriter:
         self.network, self.out = predictor.network, out
         self.draw, self.save_json, self.save_txt = draw, save_json, save_txt
         names = [medium.name for medium in media]
-        videos = file_names([medium.name for medium in media if medium.is_video], video_suffix)
-        pictures = file_names(names, ".png")
+        videos = detections.file_names([medium.name for medium in media if medium.is_video], video_suffix)
+        pictures = detections.file_names(names, ".png")
         self.drawn_names = {
             name: videos.get(name, name if name.lower().endswith(WRITTEN) else pictures[name]) for name in names
         }
-        self.label_names = file_names([medium.name for medium in media if not medium.is_video], ".txt")
+        self.label_names = detections.file_names([medium.name for medium in media if not medium.is_video], ".txt")
         for medium in media:
             if draw and medium.path.resolve() == (out / self.drawn_names[medium.name]).resolve():
                 raise ConfigError(f"out={out} would overwrite {medium.path}. fix: choose another out=, or draw=false")
         self.drawn = DrawnFiles(self.network.names)
-        self.results: list[ImageResult] = []
+        self.results: list[detections.ImageResult] = []
         self.num_images = 0
         self.counts = Counter[str]()  # detections of each class
 
@@ -114,14 +114,14 @@ class ResultWriter:
         """Draw a frame, write its labels and count it."""
         frame, columns = prediction.frame, (prediction.boxes_xyxy, prediction.classes, prediction.scores)
         medium = frame.medium
-        detections = make_detections(0, prediction.classes, prediction.scores, prediction.boxes_xyxy)
-        result = ImageResult(medium.name, frame.number if medium.is_video else None, frame.size, detections)
+        rows = detections.make_detections(0, prediction.classes, prediction.scores, prediction.boxes_xyxy)
+        result = detections.ImageResult(medium.name, frame.number if medium.is_video else None, frame.size, rows)
         if self.save_json:  # else a camera may run for days without filling the memory
             self.results.append(result)
         self.num_images += 1
         self.counts.update(prediction.names)
         if self.save_txt and not medium.is_video:
-            write_yolo(self.out / "labels" / self.label_names[medium.name], result)
+            detections.write_yolo(self.out / "labels" / self.label_names[medium.name], result)
         path = self.out / self.drawn_names[medium.name]
         if self.draw and medium.is_video:
             self.drawn.frame(path, frame.frames_per_second, frame.image, *columns)
@@ -131,6 +131,6 @@ class ResultWriter:
     def close(self) -> None:
         """Write the files that need all results."""
         if self.save_json:
-            images, detections = coco_files(self.results, self.network.names, self.network.category_ids)
-            write_json(self.out / "images.json", images)
-            write_json(self.out / "detections.json", detections)
+            images, found = detections.coco_files(self.results, self.network.names, self.network.category_ids)
+            detections.write_json(self.out / "images.json", images)
+            detections.write_json(self.out / "detections.json", found)

@@ -18,21 +18,19 @@ from contextlib import ExitStack
 
 import torch
 
-from conf import auto, batches, report
+import data
+from conf import auto, batches, network, report
 from conf.entry import to_dictionary
-from conf.network import build_loss
 from conf.programs import Outcome, callable_from_python
 from conf.schema import TrainConfig
-from data import Batch, check_same_classes, make_loader
 from eval import Evaluator
-from train_utils import compiled, engine, numerics
-from train_utils.checkpoint import CheckpointWriter, continue_from
-from train_utils.distributed import broadcast_module, init_distributed_mode, wrap_ddp
+from train_utils import checkpoint, compiled, distributed, engine, numerics
 from train_utils.log import RunLog
 from train_utils.loggers import Loggers
 from train_utils.optim import Schedule, WeightAverage, make_optimizer
 from train_utils.options import option
 from train_utils.progress import Progress
+from train_utils.report import keep_best
 from train_utils.run_folder import on_main, open_run_folder
 from train_utils.stop import StopRequest, ask_for_requeue
 from train_utils.sync_batchnorm import convert_sync_batchnorm
@@ -46,7 +44,7 @@ def train(requested: TrainConfig) -> Outcome:  # noqa: PLR0915 - the story of a 
     From Python it takes a list of overrides as well: ``train(["data=coco", "train.epochs=2"])``.
     """
     with StopRequest() as stop, ExitStack() as stack:
-        world = init_distributed_mode(requested.train.device.value, requested.train.timeout_seconds)
+        world = distributed.init_distributed_mode(requested.train.device.value, requested.train.timeout_seconds)
         numerics.prepare_numerics(requested.train)
         compiled.check_compiling(requested.train.compile.value, world, requested.train.rect)
         dtype = numerics.autocast_dtype(requested.train.precision.value, world.device)
@@ -55,19 +53,19 @@ def train(requested: TrainConfig) -> Outcome:  # noqa: PLR0915 - the story of a 
         # one is locked before its checkpoint is read: another run could still write a later one.
         opening = open_run_folder(world, requested.name, requested.run_dir, requested.resume)
         folder = stack.enter_context(opening) if requested.resume is not None else None
-        saved, saved_note = continue_from(requested.resume)
+        saved, saved_note = checkpoint.continue_from(requested.resume)
         train_set, val_set = (batches.open_split(requested.data, split, world) for split in ("train", "val"))
-        check_same_classes(train_set, val_set)
+        data.check_same_classes(train_set, val_set)
 
         # What `auto` means for data, network, loss and rates is decided here, once.
         config, model, notes = auto.resolve_auto(requested, train_set, world, saved)
         options = config.train
-        loss: engine.Loss = build_loss(model.heads, config.loss)
+        loss: engine.Loss = network.build_loss(model.heads, config.loss)
 
         # The global batch is formed, then dealt: more ranks change the speed, not the training.
         sampler = batches.build_sampler(config, train_set, model.max_stride, world)
         dataset = batches.build_dataset(config, train_set, batches.open_images(train_set, config.data, world))
-        loader = make_loader(dataset, sampler, config.data.workers, world.device, options.timeout_seconds)
+        loader = data.make_loader(dataset, sampler, config.data.workers, world.device, options.timeout_seconds)
         size = config.evaluate.image_size or options.image_size
         evaluator = Evaluator(val_set, config.evaluate, size, model, config.data, world, options.timeout_seconds)
 
@@ -80,7 +78,7 @@ def train(requested: TrainConfig) -> Outcome:  # noqa: PLR0915 - the story of a 
         # All that training changes and a checkpoint holds; of the model the plain one, without DDP.
         precision, steps = numerics.weights_dtype(options.precision.value), sampler.steps_per_epoch
         model = model.to(world.device, precision).to(memory_format=torch.channels_last)
-        broadcast_module(model)
+        distributed.broadcast_module(model)
         if options.sync_bn:
             convert_sync_batchnorm(model, world)
         state = TrainState(
@@ -92,8 +90,8 @@ def train(requested: TrainConfig) -> Outcome:  # noqa: PLR0915 - the story of a 
             seen=model.seen,
         )
         sizes = sampler.sizes.largest - sampler.sizes.smallest + 1
-        loss, to_input = compiled.compile_step(model, loss, Batch.network_input, options.compile.value, sizes)
-        forward = engine.ForwardPass(wrap_ddp(model, world), loss, to_input, dtype, world)
+        loss, to_input = compiled.compile_step(model, loss, data.Batch.network_input, options.compile.value, sizes)
+        forward = engine.ForwardPass(distributed.wrap_ddp(model, world), loss, to_input, dtype, world)
         if saved is not None:
             engine.rehearse(forward, state, 2 * model.max_stride)
             log.line(state.resume(saved, folder, world))
@@ -103,7 +101,7 @@ def train(requested: TrainConfig) -> Outcome:  # noqa: PLR0915 - the story of a 
         on_main(world, lambda: report.save_config(folder, requested))  # a refused resume changes nothing
 
         guard = engine.NonFiniteGuard(model, options.max_nonfinite_steps, log.line)
-        writer = CheckpointWriter(folder, log.line, options.save_every_steps, options.save_every_minutes)
+        writer = checkpoint.CheckpointWriter(folder, log.line, options.save_every_steps, options.save_every_minutes)
         loggers = Loggers(folder, config.logger, state, options.epochs, log)
         stack.callback(loggers.close)
         on_main(world, lambda: loggers.start(to_dictionary(config)))
@@ -129,7 +127,8 @@ def train(requested: TrainConfig) -> Outcome:  # noqa: PLR0915 - the story of a 
             # The tables first: a run that ends in between repeats the epoch, and its row.
             loggers.epoch(result, figures, time.perf_counter() - started, is_best)
             if is_best and evaluation is not None:
-                report.write_best(folder, evaluation, log.line)
+                with report.spared("best_detections.npz", log):
+                    keep_best(folder, evaluation)
             writer.save(state.to_plain(), is_best)
             stop.agree()
             over = state.why_over(options, world)

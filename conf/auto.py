@@ -7,34 +7,28 @@ from typing import Any
 import numpy as np
 import torch
 
-from conf import ConfigError
+import models
+from conf import ConfigError, network
 from conf.batches import loader_workers
 from conf.entry import to_dictionary
-from conf.network import build_model, describe_network, load_network, new_network
-from conf.resume import resumed_options
+from conf.saved import resumed_options
 from conf.schema import TrainConfig
 from data import Annotations, Colour
 from data.anchors import choose_anchors, class_weights, few_large_objects
-from models import WEIGHTS_VERSION, Darknet, LossConfig, parse_cfg
-from models.config import AUTO, PUBLISHED_LOSS, Balance, PositivesBy
-from models.heads import with_scale_x_y
+from models.config import AUTO, PUBLISHED_LOSS, Balance, LossConfig, PositivesBy
 from train_utils.distributed import World, broadcast_text
 
 # What auto becomes where the training images hold few large objects. There the published values
 # leave classes unlearnt; where objects are smaller this weight costs boxes their place
 # (docs/results/notebook.md).
-FOR_FEW_LARGE: dict[str, Any] = {
-    "classification": 200,
-    "balance": Balance.damped,
-    "positives_by": PositivesBy.cost,
-    "positives": 10,
-}
+FOR_FEW_LARGE: dict[str, Any] = {"classification": 200, "balance": Balance.damped}
+POSITIVES_FOR_FEW_LARGE: dict[str, Any] = {"positives_by": PositivesBy.cost, "positives": 10}
 REACH = 2.0  # scale_x_y for these positives: half a cell past the edges
 
 
 def resolve_auto(
     config: TrainConfig, train_set: Annotations, world: World, saved: dict[str, Any] | None
-) -> tuple[TrainConfig, Darknet, list[str]]:
+) -> tuple[TrainConfig, models.Darknet, list[str]]:
     """The options without ``auto``, the network with its initial weights, and lines for the log.
 
     A resumed run has options and network from its checkpoint ``saved``; the caller loads the
@@ -44,8 +38,9 @@ def resolve_auto(
     """
     notes: list[str] = []
     if saved is not None:
-        config, network = resumed_options(config, saved), saved["network"]  # neither .cfg nor weights are read
-        model = new_network(parse_cfg(network["cfg"], network["source"]), len(train_set.names), config.model)
+        config, of_run = resumed_options(config, saved), saved["network"]  # neither .cfg nor weights are read
+        cfg = models.parse_cfg(of_run["cfg"], of_run["source"])
+        model = models.Darknet(cfg, len(train_set.names), config.model.width)
     else:
         if config.augment.colour == Colour.auto:
             colour = Colour.device if world.device.type == "cuda" else Colour.cpu
@@ -54,15 +49,16 @@ def resolve_auto(
         if fits_anchors:
             config, note = fit_anchors(config, world, train_set)
             notes.append(note)
-        model, report = build_model(config.model, len(train_set.names), world=world, fitted=fits_anchors)
+        model, report = network.build_model(config.model, len(train_set.names), world=world, fitted=fits_anchors)
         notes.append(str(report or "initial weights: random"))
         keeps_heads = report is not None and report.is_whole
         reach = min(head.scale_x_y for head in model.heads) if keeps_heads else None
         config, loss_notes = choose_loss(config, train_set, reach)
         notes += loss_notes
         if config.model.scale_x_y is not None:
-            model.cfg = with_scale_x_y(model.cfg, config.model.scale_x_y)
+            model.cfg = models.with_scale_x_y(model.cfg, config.model.scale_x_y)
             model.heads = [replace(head, scale_x_y=config.model.scale_x_y) for head in model.heads]
+    model.freeze(config.model.frozen_layers())
     workers = loader_workers(config.data.workers, world)
     return replace(config, data=replace(config.data, workers=workers)), model, notes
 
@@ -72,9 +68,9 @@ def fit_anchors(config: TrainConfig, world: World, train_set: Annotations) -> tu
 
     All ranks call this together. Raises ConfigError if the [yolo] sections list different anchors.
     """
-    network = replace(config.model, anchors=None)
+    without = replace(config.model, anchors=None)
     with torch.device("meta"):  # neither memory nor random numbers
-        heads = Darknet(load_network(network), len(train_set.names), config.model.width).heads
+        heads = models.Darknet(network.load_network(without), len(train_set.names), without.width).heads
     if len({head.all_anchors for head in heads}) > 1:
         raise ConfigError("model.anchors=auto needs a .cfg whose [yolo] sections all list the same. fix: leave it out")
     answer = None
@@ -89,7 +85,7 @@ def fit_anchors(config: TrainConfig, world: World, train_set: Annotations) -> tu
         fitted, sentence = choose_anchors(train_set, config.train.image_size, current, slots, min_iou_of(config))
         answer = json.dumps([fitted.tolist() if fitted is not None else None, f"model.anchors=auto: {sentence}"])
     anchors, note = json.loads(broadcast_text(answer))
-    return replace(config, model=replace(network, anchors=anchors)), note
+    return replace(config, model=replace(without, anchors=anchors)), note
 
 
 def min_iou_of(config: TrainConfig) -> float | None:
@@ -109,17 +105,19 @@ def choose_loss(
     loss, model, names = config.loss, config.model, train_set.names
     if not isinstance(loss, LossConfig):
         return config, []
-    few_large, notes = few_large_objects(train_set), []
-    keys, changes = [key for key in ("classification", "balance") if getattr(loss, key) == AUTO], []
+    few_large, notes, changes = few_large_objects(train_set), list[str](), list[str]()
+    values: dict[str, Any] = {}
+    for key in ("classification", "balance"):
+        if getattr(loss, key) == AUTO:
+            values[key] = (FOR_FEW_LARGE if few_large else PUBLISHED_LOSS)[key]
     if loss.positives_by == PositivesBy.auto:
         may_reach = heads_reach is None or heads_reach >= REACH
         if few_large and loss.positives is None and may_reach:
-            keys += ["positives_by", "positives"]
+            values |= POSITIVES_FOR_FEW_LARGE
             if model.scale_x_y is None and heads_reach is None:
                 model, changes = replace(model, scale_x_y=REACH), [f"model.scale_x_y={REACH:g}"]
         else:
             loss = replace(loss, positives_by=loss.ranked_by)
-    values = {key: (FOR_FEW_LARGE if few_large else PUBLISHED_LOSS)[key] for key in keys}
     text = " ".join([f"loss.{key}={value}" for key, value in values.items()] + changes)
     if few_large and text:
         notes.append(f"auto chose {text} instead of the published values, because {few_large}")
@@ -130,16 +128,18 @@ def choose_loss(
     return replace(config, model=model, loss=replace(loss, **values)), notes
 
 
-def describe_run(config: TrainConfig, given: TrainConfig, model: Darknet, train_set: Annotations) -> dict[str, Any]:
+def describe_run(
+    config: TrainConfig, given: TrainConfig, model: models.Darknet, train_set: Annotations
+) -> dict[str, Any]:
     """Everything that a checkpoint needs, besides its values, to be used on its own.
 
     Options of the data are those ``given``: ``data.workers=auto`` is for each machine to resolve.
     """
     return {
-        "network": describe_network(model, config.model),
+        "network": network.describe_network(model, config.model),
         "names": list(train_set.names),
         "category_ids": train_set.category_ids.tolist(),
         "config": to_dictionary(replace(config, data=given.data)),
-        "weights_version": list(WEIGHTS_VERSION),
+        "weights_version": list(models.WEIGHTS_VERSION),
         "data": {"images": len(train_set), "boxes": len(train_set.classes), "digest": train_set.digest()},
     }

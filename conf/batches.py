@@ -3,21 +3,9 @@
 import uuid
 from pathlib import Path
 
+import data
 from conf.schema import TrainConfig
-from data import (
-    Annotations,
-    DataConfig,
-    DataError,
-    ImageCache,
-    ImageSource,
-    MultiScale,
-    TrainBatchSampler,
-    TrainDataset,
-    build_image_cache,
-    image_cache_name,
-    open_annotations,
-    repeat_factors,
-)
+from data import Annotations, DataConfig, ImageSource
 from data.dataset import AUGMENTATIONS
 from data.files import usable_cores
 from train_utils.config import AUTO
@@ -41,12 +29,9 @@ def loader_workers(wanted: int | str, world: World) -> int:
 
 
 def open_split(config: DataConfig, split: str, world: World) -> Annotations:
-    """Open the index of a split; if it is missing, one rank of a node builds it.
-
-    The other ranks wait and map the same file.
-    """
+    """Open the index of a split; if it is missing, one rank of a node builds it for all."""
     with torch_distributed_zero_first(world):
-        return open_annotations(config, split)
+        return data.open_annotations(config, split)
 
 
 def open_images(annotations: Annotations, config: DataConfig, world: World) -> ImageSource:
@@ -56,18 +41,18 @@ def open_images(annotations: Annotations, config: DataConfig, world: World) -> I
     have it open, so nothing is left however the run ends. A cache on a disk stays for the next run.
     """
     images = ImageSource(annotations, config.on_error)
-    if config.cache == ImageCache.none:
+    if config.cache == data.ImageCache.none:
         return images
-    on_disk = config.cache == ImageCache.disk
-    if not on_disk and not MEMORY_FILES.is_dir():
-        raise DataError(f"data.cache=ram needs {MEMORY_FILES}, which this system lacks. fix: data.cache=disk")
+    on_disk = config.cache == data.ImageCache.disk
     if on_disk:
-        path = Path(config.index_dir).absolute() / image_cache_name(annotations, config.on_error)
-    else:
+        path = Path(config.index_dir).absolute() / data.image_cache_name(annotations, config.on_error)
+    elif MEMORY_FILES.is_dir():
         path = MEMORY_FILES / f"hydra-yolov3-spp-{broadcast_text(uuid.uuid4().hex)}"
+    else:
+        raise data.DataError(f"data.cache=ram needs {MEMORY_FILES}, which this system lacks. fix: data.cache=disk")
     try:
         with torch_distributed_zero_first(world):
-            build_image_cache(images, path, config.cache)
+            data.build_image_cache(images, path, config.cache)
             images = ImageSource(annotations, config.on_error, path)
         barrier()
     finally:
@@ -76,27 +61,27 @@ def open_images(annotations: Annotations, config: DataConfig, world: World) -> I
     return images
 
 
-def build_dataset(config: TrainConfig, train_set: Annotations, images: ImageSource) -> TrainDataset:
+def build_dataset(config: TrainConfig, train_set: Annotations, images: ImageSource) -> data.TrainDataset:
     """The augmented training samples, changed by plugins if there are any."""
-    return TrainDataset(train_set, config.augment, config.train.seed, config.train.epochs, images, AUGMENTATIONS)
+    return data.TrainDataset(train_set, config.augment, config.train.seed, config.train.epochs, images, AUGMENTATIONS)
 
 
-def build_sampler(config: TrainConfig, train_set: Annotations, stride: int, world: World) -> TrainBatchSampler:
+def build_sampler(config: TrainConfig, train_set: Annotations, stride: int, world: World) -> data.TrainBatchSampler:
     """Choose this rank's images of each step: the global batch is formed first, then dealt.
 
     Image sizes are multiples of the network's largest ``stride``.
     """
     options = config.train
     low, high = options.multi_scale
-    return TrainBatchSampler(
+    return data.TrainBatchSampler(
         num_images=len(train_set),
         batch_size=options.batch_size,
         micro_batch_size=options.micro_batch_size,
         world_size=world.world_size,
         rank=world.rank,
         seed=options.seed,
-        sizes=MultiScale(options.image_size, low, high, stride, options.seed),
-        factors=repeat_factors(train_set, options.repeat_threshold) if options.repeat_threshold else None,
+        sizes=data.MultiScale(options.image_size, low, high, stride, options.seed),
+        factors=data.repeat_factors(train_set, options.repeat_threshold) if options.repeat_threshold else None,
         image_sizes=train_set.sizes if options.rect else None,
         tile_pool=config.augment.tile_pool,
     )

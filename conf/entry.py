@@ -1,40 +1,37 @@
 """From Hydra to plain options: YAML and overrides are composed, checked and become dataclasses."""
 
 import operator
+import os
 import re
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import is_dataclass
 from functools import cache
-from pathlib import Path
-from threading import Lock
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from conf import CONF_DIR, ConfigError
+from conf import CONF_DIR, ConfigError, messages
 from conf.file_choices import register_file_choices
-from conf.messages import explain
 from conf.schema import CHOICES
 
 Config = TypeVar("Config")
 Complete = Callable[[dict[str, Any], Sequence[str]], dict[str, Any]]
 
 COMPARISONS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
-_COMPOSING = Lock()  # Hydra composes in one place of the process, and threads may ask at once
+_COMPOSING = threading.Lock()  # Hydra composes in one place of the process, and threads may ask at once
 
 
 def compose(name: str, schema: type[Config], overrides: Sequence[str], complete: Complete | None = None) -> Config:
     """The options of ``python <name>.py <overrides>``. Raises ConfigError for wrong ones."""
     try:
         cfg = _composed(name, schema, overrides)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(explain(error, schema)) from error
+    except messages.NOT_COMPOSED as error:
+        raise ConfigError(messages.explain(error, schema)) from error
     except AssertionError as error:  # OmegaConf's, for a key below null
         typed = " ".join(word for word in overrides if "." in word.partition("=")[0])
         raise ConfigError(
@@ -67,7 +64,8 @@ def to_plain(
     that its section refuses.
     """
     try:
-        options = _drop_missing(OmegaConf.to_container(cfg, resolve=True))
+        tree: Any = OmegaConf.to_container(cfg, resolve=True)
+        options = _drop_missing(tree)
         plugins = options.get("plugins", [])
         if plugins or "plugins" in sys.modules:  # importing it takes torch
             from plugins import import_plugins
@@ -75,12 +73,12 @@ def to_plain(
             import_plugins(plugins)
         completed = complete(options, named) if complete is not None else options
         if "plugins" in completed:  # a file is imported because a user names it, never because another file does
-            completed = {**completed, "plugins": [Path(file).name for file in plugins]}
+            completed = {**completed, "plugins": list(map(os.path.basename, plugins))}
         config = from_dictionary(completed, schema)
         check_limits(config)
         return config
-    except OmegaConfBaseException as error:
-        raise ConfigError(explain(error, schema)) from error
+    except messages.NOT_COMPOSED as error:
+        raise ConfigError(messages.explain(error, schema)) from error
     except ValueError as error:  # of a section's __post_init__; it names the key
         raise ConfigError(str(error)) from error
 
@@ -91,11 +89,12 @@ def check_limits(section: Any, prefix: str = "") -> None:
         value = getattr(section, name)
         if is_dataclass(value):
             check_limits(value, f"{prefix}{name}.")
-        limits = next((part.__metadata__[0] for part in (kind, *get_args(kind)) if get_origin(part) is Annotated), "")
-        for sign, limit in re.findall(r"([<>]=?) ([\d.]+)", limits):
-            if value is not None and not COMPARISONS[sign](value, float(limit)):
-                null = ", or null" if type(None) in get_args(get_type_hints(type(section))[name]) else ""
-                raise ConfigError(f"{prefix}{name} must be {limits}{null}, got {value}")
+        for part in (kind, *get_args(kind)):
+            limits = part.__metadata__[0] if get_origin(part) is Annotated else ""
+            for sign, limit in re.findall(r"([<>]=?) ([\d.]+)", limits):
+                if value is not None and not COMPARISONS[sign](value, float(limit)):
+                    null = ", or null" if type(None) in get_args(kind) else ""
+                    raise ConfigError(f"{prefix}{name} must be {limits}{null}, got {value}")
 
 
 def from_dictionary(options: dict[str, Any], schema: type[Config]) -> Config:
@@ -115,11 +114,6 @@ def from_dictionary(options: dict[str, Any], schema: type[Config]) -> Config:
     return whole
 
 
-def layered(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Merge nested dictionaries; values of ``above`` win."""
-    return plain(OmegaConf.merge(below, above))
-
-
 def to_yaml(config: Any) -> str:
     """Write plain options as YAML, which a later command line can read."""
     return str(OmegaConf.to_yaml(OmegaConf.structured(config)))
@@ -132,9 +126,9 @@ def to_dictionary(config: Any) -> dict[str, Any]:
 
 def plain(tree: Any) -> dict[str, Any]:
     """An OmegaConf tree as nested dictionaries of numbers and strings; enums by name."""
-    container = OmegaConf.to_container(tree, enum_to_str=True)
+    container: Any = OmegaConf.to_container(tree, enum_to_str=True)
     assert isinstance(container, dict)
-    return {str(key): value for key, value in container.items()}
+    return container
 
 
 @cache  # Hydra copies what it loads
@@ -170,9 +164,11 @@ def _with_sections(schema: type) -> DictConfig:
     return tree
 
 
-def _drop_missing(tree: Any) -> Any:
+def _drop_missing(tree: dict[str, Any]) -> dict[str, Any]:
     """The tree without missing values, and without the sections that this empties."""
-    if isinstance(tree, dict):
-        full = {key: _drop_missing(value) for key, value in tree.items() if value != "???"}
-        return {key: value for key, value in full.items() if value != {} or tree[key] == {}}
-    return tree
+    full: dict[str, Any] = {}
+    for key, value in tree.items():
+        kept = _drop_missing(value) if isinstance(value, dict) else value
+        if kept != "???" and (kept != {} or value == {}):
+            full[key] = kept
+    return full

@@ -17,13 +17,15 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 import yaml
-from hydra.errors import OverrideParseException
+from hydra.errors import HydraException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
 from conf import CONF_DIR
 from conf.schema import CHOICES
 from data.set_files import KINDS
 from train_utils.options import option
+
+NOT_COMPOSED = HydraException, OmegaConfBaseException  # what explain() explains
 
 VALUED_FLAGS = frozenset(
     "--cfg -c --package -p --config-path -cp --config-name -cn --config-dir -cd --experimental-rerun --info -i".split()

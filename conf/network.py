@@ -1,28 +1,27 @@
 """From the configuration to a network with its weights, its loss and its suppression."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import models
 from conf import ConfigError
-from conf.checkpoints import weights_path
+from conf.saved import fetch_weights
 from conf.schema import DetectConfig, EvaluateConfig
 from data import read_names
-from models import Cfg, Darknet, Head, LossConfig, LossSection, WeightsReport, parse_cfg
 from models.config import ModelConfig
 from models.loss import HeadLoss
 from models.published import COCO, COCO_NAMES
-from train_utils.checkpoint import FORMAT, load_checkpoint
-from train_utils.distributed import World
-from train_utils.files import find_checkpoint
+from train_utils import checkpoint, files
+from train_utils.distributed import World, max_over_ranks, torch_distributed_zero_first
 
 # And those of plugins.
 LOSSES: dict[str, Callable[..., HeadLoss]] = {"yolov3": models.YoloLoss, "darknet": models.DarknetLoss}
 
 
-def load_network(config: ModelConfig) -> Cfg:
+def load_network(config: ModelConfig) -> models.Cfg:
     """Parse ``model.cfg``, a file or a name in the zoo, with the given scale_x_y and anchors."""
     path = Path(config.cfg)
     cfg = models.load_cfg(path if path.suffix else models.zoo_cfg(config.cfg))
@@ -33,16 +32,16 @@ def load_network(config: ModelConfig) -> Cfg:
 
 def build_model(
     config: ModelConfig, num_classes: int | None, whole: bool = False, world: World | None = None, fitted: bool = False
-) -> tuple[Darknet, WeightsReport | None]:
+) -> tuple[models.Darknet, models.WeightsReport | None]:
     """Build a network with its initial weights, and report on those; None if they are random.
 
     ``num_classes`` None keeps the count of the .cfg. The heads get fresh biases before the weights
-    are loaded, and the first layers are frozen, as configured. All ranks of ``world`` call this.
+    are loaded. All ranks of ``world`` call this.
     With ``whole``, for everything but training, a layer that would stay random is an error.
     With ``fitted`` (auto.fit_anchors), so are weights with heads: they learnt with other anchors.
     """
     path = weights_path(config, world)
-    model = new_network(load_network(config), num_classes, config)
+    model = models.Darknet(load_network(config), num_classes, config.width)
     model.init_head_biases()
     if path is None:
         if whole:
@@ -58,14 +57,21 @@ def build_model(
     return model, report
 
 
-def new_network(cfg: Cfg, num_classes: int | None, config: ModelConfig) -> Darknet:
-    """The network of a .cfg with random values, its first layers frozen if they stay so."""
-    model = Darknet(cfg, num_classes, config.width)
-    model.freeze(config.frozen_layers())
-    return model
+def weights_path(config: ModelConfig, world: World | None = None) -> Path | None:
+    """The file of ``model.weights``; None if the network starts from random values.
+
+    All ranks of ``world`` call this together; one of a node fetches published weights.
+    """
+    entry = config.published()
+    # Ranks may have other weights: all enter the wait if one fetches.
+    together = world is not None and max_over_ranks([entry is not None])[0]
+    with torch_distributed_zero_first(world) if world is not None and together else nullcontext():
+        if entry is not None:
+            return fetch_weights(entry)
+    return Path(config.weights) if config.weights is not None else None
 
 
-def load_initial_weights(model: Darknet, path: Path) -> WeightsReport:
+def load_initial_weights(model: models.Darknet, path: Path) -> models.WeightsReport:
     """Load weights from a Darknet ``.weights`` file, or from a ``.pt`` or ``.pth`` file.
 
     The latter holds a checkpoint of this project, whose averaged weights are used, or a state dict
@@ -74,28 +80,29 @@ def load_initial_weights(model: Darknet, path: Path) -> WeightsReport:
     Raises ModelError or CheckpointError, and changes nothing, if the weights do not fit.
     """
     if path.is_dir():
-        path = find_checkpoint(path, "best")
+        path = files.find_checkpoint(path, "best")
     if path.suffix not in (".pt", ".pth"):
         return models.load_darknet_weights(model, path)
     content = models.read_tensor_file(path)
-    if not (isinstance(content, dict) and content.get("format") == FORMAT):
+    if not (isinstance(content, dict) and content.get("format") == checkpoint.FORMAT):
         return models.load_foreign_state_dict(model, content, path)
-    state = load_checkpoint(path)  # which also verifies its digest
+    state = checkpoint.load_checkpoint(path)  # which also verifies its digest
     report = models.load_weights_of_checkpoint(model, state["ema"], path, state["network"])
     model.seen = state["seen"]
     return report
 
 
-def describe_network(model: Darknet, config: ModelConfig) -> dict[str, Any]:
+def describe_network(model: models.Darknet, config: ModelConfig) -> dict[str, Any]:
     """The network as a checkpoint stores it, for model_from_checkpoint."""
     cfg = {"cfg": model.cfg.text, "source": model.cfg.source}
     return cfg | {"num_classes": model.num_classes, "width": config.width}
 
 
-def model_from_checkpoint(state: dict[str, Any]) -> tuple[Darknet, list[str]]:
+def model_from_checkpoint(state: dict[str, Any]) -> tuple[models.Darknet, list[str]]:
     """The averaged model of a checkpoint, ready to be saved as .weights, and its class names."""
     network = state["network"]
-    model = Darknet(parse_cfg(network["cfg"], network["source"]), network["num_classes"], network["width"])
+    cfg = models.parse_cfg(network["cfg"], network["source"])
+    model = models.Darknet(cfg, network["num_classes"], network["width"])
     model.load_state_dict(state["ema"])
     model.seen = state["seen"]
     major, minor, revision = state["weights_version"]
@@ -107,7 +114,7 @@ def model_from_checkpoint(state: dict[str, Any]) -> tuple[Darknet, list[str]]:
 class TrainedNetwork:
     """A trained network on the CPU, in evaluation mode, with one sentence about its origin."""
 
-    model: Darknet
+    model: models.Darknet
     names: list[str]
     category_ids: list[int]  # in the order of names: those of the data set, or 1, 2, ...
     image_size: int
@@ -149,7 +156,7 @@ def open_detector(
 
 def open_checkpoint(ckpt: str) -> TrainedNetwork:
     """The averaged network of a checkpoint, with the image size of its evaluation."""
-    state = load_checkpoint(Path(ckpt))
+    state = checkpoint.load_checkpoint(Path(ckpt))
     model, names = model_from_checkpoint(state)
     saved = state["config"]
     size = saved["evaluate"]["image_size"] or saved["train"]["image_size"]
@@ -157,13 +164,13 @@ def open_checkpoint(ckpt: str) -> TrainedNetwork:
     return TrainedNetwork(model.eval(), names, state["category_ids"], size, f"{ckpt}: {origin}", origin)
 
 
-def build_loss(heads: Sequence[Head], config: LossSection) -> HeadLoss:
+def build_loss(heads: Sequence[models.Head], config: models.LossSection) -> HeadLoss:
     """The loss that ``loss=`` selects."""
     make = LOSSES[config.name]
-    return make(heads, config) if isinstance(config, LossConfig) else make(heads)
+    return make(heads, config) if isinstance(config, models.LossConfig) else make(heads)
 
 
-def build_postprocess(config: DetectConfig | EvaluateConfig, heads: Sequence[Head]) -> models.Postprocess:
+def build_postprocess(config: DetectConfig | EvaluateConfig, heads: Sequence[models.Head]) -> models.Postprocess:
     """What turns the raw maps of ``heads`` into detections, with the limits of ``config``."""
     return models.Postprocess(
         heads,

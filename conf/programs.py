@@ -6,28 +6,22 @@ with exit code 2; anything else is a bug and keeps its traceback.
 """
 
 import errno
+import functools
 import os
+import pkgutil
 import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass
-from functools import wraps
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any, NamedTuple, TypeVar
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
 
-from conf import CONF_DIR, REPOSITORY, ConfigError, checkpoints, schema, schema_tools
-from conf.entry import Complete, compose, keys_of, register, to_plain
-from conf.help import help_page, version_page
-from conf.messages import explain, refusal_of_flags
-from conf.resume import complete_training
+from conf import CONF_DIR, REPOSITORY, ConfigError, entry, help, messages, saved, schema
 from data.errors import DataError
 from models.errors import ModelError
 from train_utils import launch
@@ -48,7 +42,7 @@ class Program(NamedTuple):
 
     schema: type
     function: str  # "module:function", imported once the options are right
-    complete: Complete | None = None  # adds values of a checkpoint or an earlier run
+    complete: entry.Complete | None = None  # adds values of a checkpoint or an earlier run
     bare: str = ""  # the option that a bare word gives; with "..." the list of all of them
 
     @property
@@ -59,18 +53,18 @@ class Program(NamedTuple):
 
 
 PROGRAMS = {  # by the name of their YAML file in conf/
-    "train": Program(schema.TrainConfig, "train:train", complete_training),
-    "eval": Program(schema.EvalConfig, "eval:evaluate", checkpoints.complete_from_checkpoint),
-    "predict": Program(schema.PredictConfig, "predict:predict", checkpoints.model_or_checkpoint),
-    "export": Program(schema.ExportConfig, "export:export", checkpoints.model_or_checkpoint),
-    "check_data": Program(schema_tools.CheckDataConfig, "scripts.check_data:main"),
-    "anchors": Program(schema_tools.AnchorsConfig, "scripts.anchors:find_anchors"),
-    "get_data": Program(schema_tools.GetDataConfig, "scripts.get_data:get_data", bare="name"),
-    "get_weights": Program(schema_tools.GetWeightsConfig, "scripts.get_weights:get_weights", bare="name"),
-    "convert": Program(schema_tools.ConvertConfig, "scripts.convert_weights:convert", checkpoints.complete_conversion),
-    "demo": Program(schema.DemoConfig, "scripts.demo:main", checkpoints.model_or_checkpoint),
-    "compare": Program(schema_tools.CompareConfig, "scripts.compare:compare", bare="runs..."),
-    "tune": Program(schema_tools.TuneConfig, "scripts.tune:tune"),
+    "train": Program(schema.TrainConfig, "train:train", saved.complete_training),
+    "eval": Program(schema.EvalConfig, "eval:evaluate", saved.complete_from_checkpoint),
+    "predict": Program(schema.PredictConfig, "predict:predict", saved.model_or_checkpoint),
+    "export": Program(schema.ExportConfig, "export:export", saved.model_or_checkpoint),
+    "check_data": Program(schema.CheckDataConfig, "scripts.check_data:main"),
+    "anchors": Program(schema.AnchorsConfig, "scripts.anchors:find_anchors"),
+    "get_data": Program(schema.GetDataConfig, "scripts.get_data:get_data", bare="name"),
+    "get_weights": Program(schema.GetWeightsConfig, "scripts.get_weights:get_weights", bare="name"),
+    "convert": Program(schema.ConvertConfig, "scripts.convert_weights:convert", saved.complete_conversion),
+    "demo": Program(schema.DemoConfig, "scripts.demo:main", saved.model_or_checkpoint),
+    "compare": Program(schema.CompareConfig, "scripts.compare:compare", bare="runs..."),
+    "tune": Program(schema.TuneConfig, "scripts.tune:tune"),
 }
 
 
@@ -84,17 +78,17 @@ def run(name: str) -> None:
     try:
         arguments = prepare_arguments(sys.argv[1:], program)
         if "--version" in arguments:
-            print(version_page())
+            print(help.version_page())
         elif {"--help", "-h"} & set(arguments):
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--help | head` ends quietly
-            print(help_page(name, program.command, program.schema, arguments))
+            print(help.help_page(name, program.command, program.schema, arguments))
         elif any(word.startswith("-") for word in arguments):
             run_by_hydra(name, program, arguments)
         else:
-            config: Any = compose(name, program.schema, arguments, program.complete)
+            config: Any = entry.compose(name, program.schema, arguments, program.complete)
             if (count := ranks_to_start(config)) > 1:
                 become_torchrun(count)
-            resolve_name(program.function)(config)
+            pkgutil.resolve_name(program.function)(config)
     except (Exception, KeyboardInterrupt) as error:
         sys.exit(report(error, program.schema))
     launch.shutdown()
@@ -106,10 +100,11 @@ def run_by_hydra(name: str, program: Program, arguments: list[str]) -> None:
     @hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name=name)
     def job(cfg: DictConfig) -> None:
         try:
-            config: Any = to_plain(cfg, program.schema, program.complete, keys_of(HydraConfig.get().overrides.task))
+            named = entry.keys_of(HydraConfig.get().overrides.task)
+            config: Any = entry.to_plain(cfg, program.schema, program.complete, named)
             if ranks_to_start(config) > 1:
                 raise ConfigError(f"devices={config.devices} is for one setting. fix: start each without -m")
-            resolve_name(program.function)(config)
+            pkgutil.resolve_name(program.function)(config)
         except Exception as error:
             report(error, program.schema)
             raise  # Hydra goes on with the other jobs, then raises the first of these errors again
@@ -121,7 +116,7 @@ def run_by_hydra(name: str, program: Program, arguments: list[str]) -> None:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: it ends all jobs
         arguments = sorted(arguments, key=lambda word: word[:1] == "-")  # Hydra wants options before flags
     sys.argv[1:] = arguments
-    register(name, program.schema)
+    entry.register(name, program.schema)
     job()
 
 
@@ -175,7 +170,7 @@ def prepare_arguments(arguments: list[str], program: Program) -> list[str]:
         raise ConfigError(
             "-m (multirun) cannot run under a launcher of several processes. fix: start each setting by itself"
         )
-    if sentence := refusal_of_flags(arguments, program.schema):
+    if sentence := messages.refusal_of_flags(arguments, program.schema):
         raise ConfigError(sentence)
     if not program.bare or any(word.startswith("-") for word in arguments):
         return arguments
@@ -213,8 +208,8 @@ def in_one_sentence(error: BaseException, schema: type) -> str | None:
     if isinstance(error, USER_ERRORS):
         # Without the traceback that torch adds to what a loader's process raised.
         return str(error).rpartition(f"{type(error).__name__}: ")[2].strip()
-    if isinstance(error, HydraException | OmegaConfBaseException):
-        return explain(error, schema)
+    if isinstance(error, messages.NOT_COMPOSED):
+        return messages.explain(error, schema)
     if isinstance(error, OSError) and error.errno in NO_RIGHT_OR_SPACE:  # a write does not know its path
         return f"{error.filename or 'a file'} cannot be used ({error.strerror}). fix: name another place, or free space"
     return None
@@ -241,7 +236,7 @@ def callable_from_python(
     """
 
     def decorate(function: Callable[[Config], Result]) -> Callable[[Config | Sequence[str]], Result]:
-        @wraps(function)
+        @functools.wraps(function)
         def call(options: Config | Sequence[str]) -> Result:
             if is_dataclass(options):
                 return function(options)
@@ -265,9 +260,10 @@ def options_of(name: str, overrides: Any) -> Any:
         raise ConfigError(f"options are a list of key=value here, got {overrides!r}. fix: ['ckpt=best.pt']")
     program = PROGRAMS[name]
     arguments = prepare_arguments(list(overrides), program)
-    if flags := [word for word in arguments if word.startswith("-")]:
-        raise ConfigError(f"{flags[0]} is for the command line. fix: options of the form key=value alone")
-    config: Any = compose(name, program.schema, arguments, program.complete)
+    for word in arguments:
+        if word.startswith("-"):
+            raise ConfigError(f"{word} is for the command line. fix: options of the form key=value alone")
+    config: Any = entry.compose(name, program.schema, arguments, program.complete)
     if ranks_to_start(config) > 1:
         raise ConfigError("devices starts processes on a command line alone. fix: leave it out, or python train.py")
     return config

@@ -1,33 +1,27 @@
 """What a training reports before it starts, keeps on the way, and shows at its end."""
 
+import contextlib
 import shutil
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 
+import data
+import models
+from conf import entry
 from conf.auto import min_iou_of
-from conf.entry import defaults, to_yaml
 from conf.help import version_page
 from conf.schema import TrainConfig
-from data import Annotations, TrainBatchSampler, TrainDataset, describe_set
-from eval import draw_plots
-from models import Darknet, count_flops, count_parameters
-from train_utils.coco_eval import Evaluation, format_table
+from train_utils import coco_eval, draw, numerics, plots, progress, report
 from train_utils.distributed import World
-from train_utils.draw import draw_targets
 from train_utils.errors import TrainError
 from train_utils.files import whole_file
 from train_utils.log import RunLog
 from train_utils.loggers import Loggers
-from train_utils.numerics import precision_name
 from train_utils.options import flat, option
-from train_utils.plots import FOLDER, Warn, draw_training
-from train_utils.progress import duration
-from train_utils.report import keep_best, read_best, read_options, write_report
 from train_utils.train_state import TrainState
 
 
@@ -36,24 +30,25 @@ def announce(
     folder: Path,
     config: TrainConfig,
     world: World,
-    train_set: Annotations,
-    val_set: Annotations,
-    sampler: TrainBatchSampler,
-    model: Darknet,
+    train_set: data.Annotations,
+    val_set: data.Annotations,
+    sampler: data.TrainBatchSampler,
+    model: models.Darknet,
 ) -> None:
     """Log what is about to happen: data, network, versions, ranks, precision, length and folder."""
     size = config.train.image_size
     anchors = np.array(sorted({anchor for head in model.heads for anchor in head.anchors}))
     log.line(config.data.line())
     for split, part in (("train", train_set), ("val", val_set)):
-        about, warning = describe_set(part, size, anchors, min_iou_of(config))
+        about, warning = data.describe_set(part, size, anchors, min_iou_of(config))
         log.line(f"{split}: {about}")
         log.line(warning if split == "train" else None)
         for note in (*part.skipped, *part.notes):
             log.line(f"{split}: {note}")
+    parameters, flops = models.count_parameters(model), models.count_flops(model, (size, size))
     log.line(
-        f"{model.cfg.source}: {count_parameters(model):,} parameters, {count_flops(model, (size, size)) / 1e9:.2f} "
-        f"GFLOPs for {size} x {size} pixels, a multiply-add counting as two"
+        f"{model.cfg.source}: {parameters:,} parameters, {flops / 1e9:.2f} GFLOPs for {size} x {size} pixels, a "
+        "multiply-add counting as two"
     )
     for note in model.notes:
         log.line(note)
@@ -63,7 +58,7 @@ def announce(
         log.line(f"plugins: {', '.join(config.plugins)}")
     log.line(
         f"{world.world_size} process(es) on {world.device.type} ({world.launcher}), forward pass in "
-        f"{precision_name(config.train.precision.value, world.device)}"
+        f"{numerics.precision_name(config.train.precision.value, world.device)}"
     )
     log.line(
         f"{config.train.epochs} epochs x {sampler.steps_per_epoch} steps x {config.train.batch_size} images "
@@ -73,11 +68,13 @@ def announce(
     log.line(f"data.workers={config.data.workers}, augment.colour={config.augment.colour}")
 
 
-def draw_first_batch(dataset: TrainDataset, sampler: TrainBatchSampler, names: Sequence[str], path: Path) -> None:
+def draw_first_batch(
+    dataset: data.TrainDataset, sampler: data.TrainBatchSampler, names: Sequence[str], path: Path
+) -> None:
     """Draw this rank's first batch as the network gets it, with its boxes."""
     batch = dataset.__getitems__(next(iter(sampler))).to(torch.device("cpu"))
     pictures = (batch.network_input() * 255).round().byte().numpy()
-    draw_targets(pictures, batch.targets.numpy(), names, path)
+    draw.draw_targets(pictures, batch.targets.numpy(), names, path)
 
 
 def save_config(folder: Path, config: TrainConfig) -> None:
@@ -85,7 +82,7 @@ def save_config(folder: Path, config: TrainConfig) -> None:
 
     Raises TrainError if it cannot be written; the old file is unchanged then.
     """
-    path, text = folder / "config.yaml", to_yaml(config)
+    path, text = folder / "config.yaml", entry.to_yaml(config)
     try:
         if path.exists():
             if path.read_text(encoding="utf-8", errors="replace") == text:
@@ -97,19 +94,14 @@ def save_config(folder: Path, config: TrainConfig) -> None:
         raise TrainError(f"cannot write {path} ({error.strerror}). fix: free some space there") from error
 
 
-def write_best(folder: Path, evaluation: Evaluation, log_line: Warn) -> None:
-    """Write labels and detections of the best epoch so far, for comparisons and the report."""
-    try_to_write("best_detections.npz", lambda: keep_best(folder, evaluation), log_line)
-
-
 def finish_run(
     log: RunLog,
     loggers: Loggers,
     folder: Path,
     config: TrainConfig,
     state: TrainState,
-    val_set: Annotations,
-    evaluation: Evaluation,
+    val_set: data.Annotations,
+    evaluation: coco_eval.Evaluation,
 ) -> None:
     """Show the result of a training: figures by class, plots, report, next steps.
 
@@ -117,32 +109,34 @@ def finish_run(
     """
     shown, of_epoch = evaluation, state.epoch
     if state.best_epoch != state.epoch:
-        with suppress(TrainError):  # they may not have been written, as to a full disk
-            shown, of_epoch = read_best(folder), state.best_epoch
+        with contextlib.suppress(TrainError):  # they may not have been written, as to a full disk
+            shown, of_epoch = report.read_best(folder), state.best_epoch
     log.line(f"figures of epoch {of_epoch}:")
-    log.line(format_table(shown))
+    log.line(coco_eval.format_table(shown))
     log.line(state.best_sentence())
     if config.logger.pictures:
-        plots = folder / FOLDER
-        draw_training(plots, folder / "metrics.csv", log.line)
-        draw_plots(plots, config.data, val_set, evaluation, log.line)
-    try_to_write("report.html", lambda: report_run(folder), log.line)
+        plots.draw_training(folder / plots.FOLDER, folder / "metrics.csv", log.line)
+        read = data.ImageSource(val_set, config.data.on_error).read
+        plots.draw_evaluation(folder / plots.FOLDER, evaluation, read, val_set.file_name, log.line)
+    with spared("report.html", log):
+        report_run(folder)
     loggers.result()
     ckpt = option("ckpt", folder)
-    log.line(f"trained for {duration(loggers.seconds)}; see {folder / 'report.html'}")
+    log.line(f"trained for {progress.duration(loggers.seconds)}; see {folder / 'report.html'}")
     log.line(f"next:\n  python eval.py {ckpt}\n  python predict.py {ckpt} source=pictures")
 
 
 def report_run(folder: Path) -> Path:
     """Write the report of a run into its folder; return the file. Raises TrainError."""
-    options = read_options(folder)
+    options, defaults = report.read_options(folder), flat(entry.defaults("train", TrainConfig))
     # Of the defaults, only the name stands for another option.
-    return write_report(folder, options, flat(defaults("train", TrainConfig)) | {"name": options["data.name"]})
+    return report.write_report(folder, options, defaults | {"name": options["data.name"]})
 
 
-def try_to_write(what: str, write: Callable[[], object], log_line: Warn) -> None:
-    """Write something that a training can do without; log it if that fails."""
+@contextlib.contextmanager
+def spared(what: str, log: RunLog) -> Iterator[None]:
+    """Write something in the body that a training can do without; log it if that fails."""
     try:
-        write()
+        yield
     except Exception as error:  # whatever it is, it is worth a line and not the training
-        log_line(f"warning: {what} was not written ({type(error).__name__}: {error})")
+        log.line(f"warning: {what} was not written ({type(error).__name__}: {error})")

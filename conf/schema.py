@@ -1,4 +1,4 @@
-"""Types of all options of train.py, eval.py, predict.py, export.py and the demo.
+"""Types of the options of all programs.
 
 Fields have no defaults: YAML holds every value once, so a missing key fails by its full name. Each
 package has its own sections (data/config.py, models/config.py, train_utils/config.py); this file
@@ -7,21 +7,14 @@ puts them together. conf/entry.py checks the limits of numbers. None of these im
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from pathlib import PurePath
+from typing import Annotated, Any
 
-from data.config import AugmentConfig, DataConfig, Exif, OnBadFile, Resize
+from data.config import AugmentConfig, Below1, DataConfig, Exif, OnBadFile, Resize
 from models.config import LossConfig, LossSection, ModelConfig
-from train_utils.config import (
-    Count,
-    Device,
-    EvalPrecision,
-    LoggerConfig,
-    OptimConfig,
-    Positive,
-    Share,
-    TrainSection,
-    Whole,
-)  # fmt: skip
+from models.published import PUBLISHED
+from train_utils import config
+from train_utils.config import Count, Share, Whole
 
 
 def _check_devices(devices: Any) -> None:
@@ -39,7 +32,7 @@ class DetectionSection:
     image_size: Count | None  # longest side in pixels; null: as trained, or that of the .cfg
     resize: Resize  # letterbox: keep the aspect ratio and pad; stretch: fill the square, as Darknet does
     rect: bool  # letterbox each image into its own rectangle; false, or resize=stretch: into a square
-    precision: EvalPrecision  # of the forward pass: float32 on GPUs, too; the others are faster there and round more
+    precision: config.EvalPrecision  # of the forward pass; others than float32 are faster on GPUs and round more
     confidence: Share  # drop detections with this score or less
     nms_iou: Share  # a box suppresses those of its class that overlap it by more than this IoU
     merge_nms: bool  # replace each kept box by the mean of itself and those it suppresses, weighted by score
@@ -80,10 +73,10 @@ class TrainConfig(PluggedConfig):
     model: ModelConfig
     augment: AugmentConfig
     loss: LossSection  # one of CHOICES["loss"]
-    optim: OptimConfig
-    train: TrainSection
+    optim: config.OptimConfig
+    train: config.TrainSection
     evaluate: EvaluateConfig
-    logger: LoggerConfig
+    logger: config.LoggerConfig
 
     def __post_init__(self) -> None:
         _check_devices(self.devices)
@@ -109,9 +102,9 @@ class EvalConfig(PluggedConfig):
     out: str | None  # folder for scores and detections as JSON, and for plots; null: print only, or
     # runs/eval/<date_time> with plots
     plots: bool  # draw precision and recall, confusions and the first images into the folder plots of out
-    device: Device  # auto: CUDA if there is a GPU
+    device: config.Device  # auto: CUDA if there is a GPU
     devices: Any  # as of train.py
-    timeout_seconds: Positive  # as train.timeout_seconds
+    timeout_seconds: config.Positive  # as train.timeout_seconds
     data: DataConfig
     model: ModelConfig | None
     evaluate: EvaluateConfig
@@ -128,7 +121,7 @@ class DetectConfig(DetectionSection, PluggedConfig):
     model: ModelConfig | None
     names: str | None  # class names for Darknet weights: a text file with one per line, or a COCO json
     exif: Exif  # apply: turn images upright by their EXIF tag; ignore: read them as stored
-    device: Device  # auto: CUDA if there is a GPU
+    device: config.Device  # auto: CUDA if there is a GPU
     workers: Count  # threads that read
 
     def __post_init__(self) -> None:
@@ -185,3 +178,95 @@ class ExportConfig(PluggedConfig):
         are_pixels = len(sides) == 2 and all(type(side) is int and side > 0 for side in sides)
         if self.image_size is not None and not are_pixels:
             raise ValueError(f"image_size must be a number of pixels, [height, width] or null, got {self.image_size}")
+
+
+@dataclass
+class CheckDataConfig(PluggedConfig):
+    """Everything that scripts/check_data.py reads."""
+
+    image_size: Count  # side of the network's input in training, in pixels
+    min_iou: Below1  # recall counts boxes whose IoU with an anchor is higher, as loss.anchor_iou
+    pictures: Whole  # images of each set on the contact sheet; 0: draw nothing
+    out: str | None  # folder for the report; null: runs/check_data/<name>_<date_time>
+    data: DataConfig
+    model: ModelConfig
+
+    def __post_init__(self) -> None:
+        self.data.check_two_sets()
+
+
+@dataclass
+class ConvertConfig(PluggedConfig):
+    """Everything that scripts/convert_weights.py reads; ``weights`` or ``ckpt`` is the source."""
+
+    weights: str | None  # Darknet .weights, or a .pt state dict of another system, for the network of ``model``
+    ckpt: str | None  # a checkpoint file, or a run folder (its best.pt)
+    out: str  # from weights: a .pt checkpoint; from ckpt, or with up_to_layer: Darknet .weights
+    names: str | None  # class names for weights: a text file with one per line, or a COCO json; null: numbers
+    image_size: Count | None  # side in pixels that the checkpoint is for; null: that of the .cfg
+    up_to_layer: Count | None  # write only layers 0 to up_to_layer - 1, as Darknet's partial command counts
+    cfg: str | None  # also write the .cfg that fits the .weights file
+    model: ModelConfig  # the network of ``weights``; a checkpoint holds its own
+
+
+@dataclass
+class CompareConfig:
+    """Everything that scripts/compare.py reads."""
+
+    runs: list[str]  # folders of runs; the others are compared with the setting of the first; one: its report
+    resamples: Annotated[int, ">= 10"]  # of the validation images, by which intervals are found
+    seed: Whole  # of the resamples
+    debug: bool  # show tracebacks of user errors, too
+
+    def __post_init__(self) -> None:
+        if not self.runs:
+            raise ValueError("runs is empty. fix: the folders of runs, or of one for its report")
+
+
+@dataclass
+class AnchorsConfig(PluggedConfig):
+    """Everything that scripts/anchors.py reads."""
+
+    image_size: Count  # side of the network's input in training, in pixels
+    rounds: Whole  # number of rounds of random refinement after k-means
+    min_iou: Below1  # recall counts boxes whose IoU with an anchor is higher, as loss.anchor_iou
+    out: str | None  # [<folder>/]model/<name>.yaml to write; null: print only
+    data: DataConfig
+    model: ModelConfig
+
+    def __post_init__(self) -> None:
+        if self.out is not None and not PurePath(self.out).match("model/*.yaml"):  # where model= looks
+            raise ValueError(f"out must be [<folder>/]model/<name>.yaml, got {self.out}")
+
+
+@dataclass
+class GetDataConfig:
+    """Everything that scripts/get_data.py reads."""
+
+    name: str  # of a public data set: coco2017, voc2007 or voc2012
+    root: str | None  # folder to unpack into; null: that of the set
+    debug: bool  # show tracebacks of user errors, too
+
+
+@dataclass
+class GetWeightsConfig:
+    """Everything that scripts/get_weights.py reads."""
+
+    name: str  # of published weights, or list
+    debug: bool  # show tracebacks of user errors, too
+
+    def __post_init__(self) -> None:
+        if self.name not in ("list", *(names := [entry.name for entry in PUBLISHED])):
+            raise ValueError(f"no published weights are called {self.name!r}. fix: list, or one of {', '.join(names)}")
+
+
+@dataclass
+class TuneConfig:
+    """Everything that scripts/tune.py reads; what follows ``--`` goes to train.py."""
+
+    name: str  # of the study: its folder is runs/<name>
+    trials: Count  # number of trials of the whole study, also those of earlier starts
+    prune_after: Whole  # epochs until a trial may be stopped: if its AP is below the median of the earlier ones
+    seed: Whole  # of the search; that of the trainings is train.seed
+    options: list[str]  # of train.py in every trial: what follows --
+    debug: bool  # show tracebacks of user errors, too

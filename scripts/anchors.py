@@ -20,7 +20,7 @@ import numpy as np
 
 from conf import ConfigError
 from conf.network import load_network
-from conf.schema_tools import AnchorsConfig
+from conf.schema import AnchorsConfig
 from data import open_annotations
 from data.anchors import SEED, Sizes, kmeans_anchors, match_anchors, network_sizes, recall, refine_anchors
 from models import Darknet

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from conf.network import load_network
-from conf.schema_tools import CheckDataConfig
+from conf.schema import CheckDataConfig
 from data import Annotations, DataConfig, DataError, ImageSource, OnError, check_same_classes, files, validate
 from data.anchors import LOW_RECALL, Sizes, fix_of_anchors, network_sizes, objects_per_image, recall
 from data.index import read_annotations

@@ -21,7 +21,7 @@ import hotcoco
 import numpy as np
 
 from conf.report import report_run
-from conf.schema_tools import CompareConfig
+from conf.schema import CompareConfig
 from train_utils import coco_eval, progress, report
 from train_utils.errors import TrainError
 from train_utils.options import MAY_CHANGE, is_covered

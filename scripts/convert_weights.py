@@ -24,7 +24,7 @@ from pathlib import Path
 from conf import ConfigError
 from conf.entry import to_dictionary
 from conf.network import TrainedNetwork, build_model, describe_network, model_from_checkpoint, open_detector
-from conf.schema_tools import ConvertConfig
+from conf.schema import ConvertConfig
 from models import fitted_cfg, save_darknet_weights
 from train_utils.checkpoint import load_checkpoint, save_checkpoint
 

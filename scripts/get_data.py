@@ -16,7 +16,7 @@ import shutil
 from pathlib import Path
 
 from conf import ConfigError
-from conf.schema_tools import GetDataConfig
+from conf.schema import GetDataConfig
 from data.files import download
 
 _COCO, _VOC = "http://images.cocodataset.org", "http://host.robots.ox.ac.uk/pascal/VOC"

@@ -13,8 +13,8 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
     run("get_weights")
     raise SystemExit
 
-from conf.checkpoints import fetch_weights, is_here, weights_folder
-from conf.schema_tools import GetWeightsConfig
+from conf.saved import fetch_weights, is_here, weights_folder
+from conf.schema import GetWeightsConfig
 from models.published import LICENCE, PUBLISHED
 
 

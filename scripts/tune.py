@@ -27,8 +27,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from conf import ConfigError
 from conf.entry import compose
-from conf.schema import TrainConfig
-from conf.schema_tools import TuneConfig
+from conf.schema import TrainConfig, TuneConfig
 from train_utils.options import quoted
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"

@@ -12,8 +12,8 @@ import pytest
 
 import eval as program
 from conf import ConfigError
-from conf.checkpoints import complete_from_checkpoint
 from conf.entry import compose
+from conf.saved import complete_from_checkpoint
 from conf.schema import EvalConfig
 from data import DataFormat, OnError, ShapesConfig, open_annotations
 from eval import evaluate

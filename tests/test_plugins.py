@@ -15,12 +15,10 @@ import pytest
 import torch
 
 from conf import ConfigError
-from conf.checkpoints import complete_conversion, complete_from_checkpoint, model_or_checkpoint
 from conf.entry import compose
 from conf.network import build_model, load_network
-from conf.resume import complete_training
-from conf.schema import EvalConfig, ExportConfig, PredictConfig, TrainConfig
-from conf.schema_tools import ConvertConfig
+from conf.saved import complete_conversion, complete_from_checkpoint, complete_training, model_or_checkpoint
+from conf.schema import ConvertConfig, EvalConfig, ExportConfig, PredictConfig, TrainConfig
 from data import Annotations, ImageSource, Request, ShapesConfig, TrainDataset, open_annotations
 from eval import evaluate
 from models import ModelError, save_darknet_weights

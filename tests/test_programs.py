@@ -17,9 +17,8 @@ import torch
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from conf.checkpoints import complete_from_checkpoint
 from conf.entry import compose
-from conf.resume import complete_training
+from conf.saved import complete_from_checkpoint, complete_training
 from conf.schema import EvalConfig, TrainConfig
 from data import ShapesConfig, ensure_shapes
 from eval import evaluate

@@ -13,10 +13,9 @@ import pytest
 import torch
 
 from conf import auto
-from conf.checkpoints import complete_from_checkpoint
 from conf.entry import compose
 from conf.network import model_from_checkpoint, open_detector
-from conf.resume import complete_training
+from conf.saved import complete_from_checkpoint, complete_training
 from conf.schema import EvalConfig, TrainConfig
 from data import DataError, ShapesConfig, ensure_shapes
 from eval import evaluate

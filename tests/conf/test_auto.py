@@ -15,7 +15,7 @@ from conf import ConfigError, auto, batches
 from conf.batches import loader_workers
 from conf.entry import compose, to_dictionary
 from conf.network import build_loss, build_model, load_network
-from conf.resume import resumed_options
+from conf.saved import resumed_options
 from conf.schema import CHOICES, TrainConfig
 from data import Colour
 from models import Darknet, DarknetLoss, LossConfig, ModelError, YoloLoss, parse_cfg, save_darknet_weights

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from conf.entry import compose
-from conf.resume import complete_training
+from conf.saved import complete_training
 from conf.schema import TrainConfig
 from tests.runs.process_group import fork_context, free_port
 from train import train

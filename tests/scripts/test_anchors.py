@@ -8,8 +8,7 @@ from omegaconf import OmegaConf
 from conf import ConfigError
 from conf.entry import compose
 from conf.network import load_network
-from conf.schema import TrainConfig
-from conf.schema_tools import AnchorsConfig
+from conf.schema import AnchorsConfig, TrainConfig
 from models import Darknet, ModelError
 from scripts.anchors import find_anchors
 

@@ -12,7 +12,7 @@ import pytest
 
 from conf.entry import compose
 from conf.programs import run
-from conf.schema_tools import CheckDataConfig
+from conf.schema import CheckDataConfig
 from data import DataFormat
 from data.source import Findings
 from scripts.check_data import CheckedSet, check, check_dataset, text_report

@@ -9,8 +9,7 @@ import pytest
 
 from conf.entry import compose, to_yaml
 from conf.programs import run
-from conf.schema import TrainConfig
-from conf.schema_tools import CompareConfig
+from conf.schema import CompareConfig, TrainConfig
 from scripts.compare import Group, bootstrap, compare, gain, read_groups
 from train_utils.coco_eval import Evaluation, score
 from train_utils.detections import DETECTION, GroundTruth

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from conf import ConfigError
-from conf.checkpoints import model_or_checkpoint
 from conf.detector import Predictor
 from conf.entry import compose
+from conf.saved import model_or_checkpoint
 from conf.schema import DemoConfig
 from scripts.demo import Session, build, launch
 from tests.data.test_media import picture, video

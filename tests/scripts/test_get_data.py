@@ -14,7 +14,7 @@ import pytest
 from conf import ConfigError
 from conf.entry import compose
 from conf.programs import PROGRAMS, prepare_arguments
-from conf.schema_tools import GetDataConfig
+from conf.schema import GetDataConfig
 from scripts.get_data import SETS, get_data
 
 

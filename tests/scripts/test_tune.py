@@ -10,8 +10,7 @@ import pytest
 
 from conf.entry import compose
 from conf.programs import PROGRAMS, prepare_arguments, run
-from conf.schema import TrainConfig
-from conf.schema_tools import TuneConfig
+from conf.schema import TrainConfig, TuneConfig
 from scripts import tune
 
 RATE = "optim.lr=tag(log,interval(1e-4,1))"

@@ -13,7 +13,7 @@ import pytest
 
 from conf.entry import compose
 from conf.report import save_config
-from conf.resume import complete_training
+from conf.saved import complete_training
 from conf.schema import TrainConfig
 from train_utils.distributed import World, init_distributed_mode
 from train_utils.errors import TrainError

@@ -1,25 +1,24 @@
-"""What a command line leaves open: the network, a checkpoint's values, the files of weights."""
-
-from __future__ import annotations
+"""What a command line leaves open: options of a checkpoint or an earlier run, published weights."""
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from omegaconf import OmegaConf
 
 from conf import ConfigError
-from conf.entry import layered
+from conf.entry import from_dictionary, plain, to_dictionary
 from conf.file_choices import check_values
 from conf.messages import darknet_options
+from conf.schema import TrainConfig
+from data import set_files
+from data.errors import DataError
 from data.files import download
-from models.config import ModelConfig
-from models.published import Published
+from models.published import BACKBONE, COCO, Published
+from train_utils import files, launch
 from train_utils.errors import CheckpointError
-from train_utils.files import find_checkpoint
-
-if TYPE_CHECKING:
-    from train_utils.distributed import World
+from train_utils.options import MAY_CHANGE, OF_THE_MACHINE, changed_values, is_covered
 
 
 def complete_from_checkpoint(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
@@ -79,7 +78,8 @@ def _over_checkpoint(options: dict[str, Any]) -> dict[str, Any]:
     options["evaluate"]["image_size"] = image_size
     if "data" not in saved and "data" not in options:
         raise ConfigError(f"ckpt={options['ckpt']} was converted and names no data. fix: add data=...")
-    return layered({section: saved[section] for section in ("data", "model") if section in saved}, options)
+    below = {section: saved[section] for section in ("data", "model") if section in saved}
+    return plain(OmegaConf.merge(below, options))
 
 
 def complete_conversion(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
@@ -103,8 +103,8 @@ def complete_conversion(options: dict[str, Any], named: Sequence[str]) -> dict[s
 def ask_for_plugins(saved: dict[str, Any], source: str, named: Sequence[str]) -> None:
     """Raise ConfigError if the ``saved`` options have plugins and the command line names none."""
     if saved.get("plugins") and "plugins" not in named:
-        files = ",".join(Path(str(file)).name for file in saved["plugins"])
-        raise ConfigError(f"{source} needs plugins=[{files}]. fix: give their paths, or plugins=[] to do without")
+        names = ",".join(os.path.basename(str(file)) for file in saved["plugins"])
+        raise ConfigError(f"{source} needs plugins=[{names}]. fix: give their paths, or plugins=[] to do without")
 
 
 def config_of_checkpoint(path: str) -> dict[str, Any]:
@@ -114,12 +114,108 @@ def config_of_checkpoint(path: str) -> dict[str, Any]:
             f"{path} is not a checkpoint: ckpt takes run folders and their .pt files, Darknet's are two files. "
             f"fix: {darknet_options(path)} instead of ckpt="
         )
-    find_checkpoint(Path(path), "best")  # before torch is imported
+    files.find_checkpoint(Path(path), "best")  # before torch is imported
     from train_utils.checkpoint import peek_config
 
     config = peek_config(Path(path))
     check_values(config, path)
     return config
+
+
+def complete_training(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
+    """The options of train.py: with ``resume`` those of that run.
+
+    Folders and files become absolute, so that the saved options hold in another working folder.
+    """
+    places: dict[str, dict[str, str]] = {"data": {}, "model": {}}
+    for section, key in (("data", "root"), ("data", "index_dir"), ("model", "cfg"), ("model", "weights")):
+        place = options.get(section, {}).get(key)
+        is_name = {"weights": place in (COCO, BACKBONE), "cfg": not {"/", "."} & set(place or "")}.get(key, False)
+        if place is not None and not is_name:
+            places[section][key] = str(Path(place).absolute())
+    return continue_run(plain(OmegaConf.merge(options, places)), named)
+
+
+def continue_run(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
+    """``options``, or with ``resume`` those of that run, except what the command line names.
+
+    ``resume=auto`` means the folder ``run_dir``, or that of this SLURM job or torchrun run with
+    these options, or the newest run of this name. If there is none, a new run starts. Raises
+    ConfigError if the folder holds no run, or one with a checkpoint would change options that are
+    not of MAY_CHANGE.
+    """
+    options = _with_restarts(options, named)
+    if options.get("resume") == "auto":
+        from train_utils.run_folder import find_run  # imports torch
+
+        def is_same(folder: Path) -> bool:
+            changed = changed_values(read_config(folder), plain(OmegaConf.create(options)))
+            return all(is_covered(key, OF_THE_MACHINE) for key in changed)
+
+        run = find_run(options["name"], options["run_dir"], is_same)
+        if run is None:
+            return options | {"resume": None}
+        options = options | {"resume": str(run), "run_dir": None}
+        named = [key for key in named if key not in ("resume", "run_dir")]
+    if options.get("resume") is None or "run_dir" in named:
+        return options  # the schema refuses resume with run_dir
+    folder = Path(options["resume"])
+    before = read_config(folder)
+    ask_for_plugins(before, f"resume={folder}", named)
+    now, wanted = OmegaConf.create(before), OmegaConf.create(options)
+    # An experiment sets options of all sections.
+    for key in options if "experiment" in named else named:
+        # A group replaces its section: another choice may have other keys.
+        OmegaConf.update(now, key, OmegaConf.select(wanted, key), merge=False, force_add=True)
+    now.run_dir, now.resume = None, options["resume"]
+    changed = changed_values(before, plain(now)) if files.has_checkpoint(folder) else {}
+    if refused := [f"{key}: {change}" for key, change in changed.items() if not is_covered(key, MAY_CHANGE)]:
+        raise ConfigError(
+            f"resume={folder}: the training would change ({'; '.join(refused)}). fix: leave these options as they "
+            f"were, or start a new run with model.weights={folder}"
+        )
+    return plain(now)
+
+
+def resumed_options(config: TrainConfig, saved: Mapping[str, Any]) -> TrainConfig:
+    """The options of a checkpoint, without ``auto``, with those of ``config`` that may change."""
+    check_values(saved["config"], f"the checkpoint of {config.resume}")
+    options, now = OmegaConf.create(saved["config"]), OmegaConf.create(to_dictionary(config))
+    for key in MAY_CHANGE:
+        OmegaConf.update(options, key, OmegaConf.select(now, key), merge=False)
+    return from_dictionary(plain(options), TrainConfig)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The options in a run folder's config.yaml. Raises ConfigError if there are none."""
+    path = folder / "config.yaml"
+    try:
+        saved = set_files.load_yaml(path)
+    except (DataError, OSError) as error:
+        problem = str(error).partition(". fix: ")[0]
+        raise ConfigError(f"resume={folder}: {problem}. fix: the folder of a run with its config.yaml") from error
+    if "train" not in saved:
+        raise ConfigError(f"{path} is cut. fix: a copy of it, or a new run")
+    check_values(saved, str(path))
+    return saved
+
+
+def _with_restarts(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
+    """Add ``resume=auto`` if SLURM requeued the job or torchrun may restart the run.
+
+    What the user says about ``resume`` wins. Torchrun's count of restarts is not used: on nodes
+    without the failure it may still be 0. The run's id names its folder, so no other run can be
+    resumed. Raises ConfigError if torchrun has no id.
+    """
+    restarts = launch.allowed_restarts()
+    if "resume" in named or options.get("resume") is not None or (restarts == 0 and launch.requeues() == 0):
+        return options
+    if options.get("run_dir") is None and launch.job_folder_name() is None:
+        raise ConfigError(
+            f"torchrun may restart this training {restarts} times and would not find its folder again. "
+            "fix: torchrun --rdzv-id=<a name for this run>, run_dir=<folder>, or --max-restarts=0"
+        )
+    return options | {"resume": "auto"}
 
 
 def weights_folder(environment: Mapping[str, str] = os.environ) -> Path:
@@ -153,19 +249,3 @@ def is_here(entry: Published) -> bool:
     except OSError as error:
         fix = "fix: its permissions, or YOLO_HOME=<another folder>"
         raise ConfigError(f"cannot read {path} ({error.strerror}). {fix}") from error
-
-
-def weights_path(config: ModelConfig, world: World | None = None) -> Path | None:
-    """The file of ``model.weights``; None if the network starts from random values.
-
-    All ranks of ``world`` call this together; one of a node fetches published weights.
-    """
-    from train_utils.distributed import max_over_ranks, torch_distributed_zero_first  # imports torch
-
-    entry = config.published()
-    # Ranks may have other weights: all enter the wait if one fetches.
-    together = world is not None and max_over_ranks([entry is not None])[0]
-    with torch_distributed_zero_first(world) if world is not None and together else nullcontext():
-        if entry is not None:
-            return fetch_weights(entry)
-    return Path(config.weights) if config.weights is not None else None
