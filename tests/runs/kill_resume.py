@@ -21,7 +21,7 @@ from torch import Tensor
 from conf.entry import compose
 from conf.saved import complete_training
 from conf.schema import TrainConfig
-from tests.runs.process_group import fork_context, free_port
+from tests.runs.process_group import fork_context, free_port, take_place
 from train import train
 from train_utils.checkpoint import load_last
 from train_utils.launch import shutdown
@@ -41,12 +41,7 @@ def train_rank(rank: int, world_size: int, port: int, output: str, options: list
     with open(output, "a") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size}
-    for key in [key for key in os.environ if key.startswith("SLURM")]:
-        del os.environ[key]
-    os.environ |= {key: str(value) for key, value in place.items()}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    torch.set_num_threads(1)
+    take_place(rank, world_size, port)
     train(compose("train", TrainConfig, options, complete_training))
     shutdown()
 

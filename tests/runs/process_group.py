@@ -58,17 +58,21 @@ def run_group(function: Callable[..., Any], world_size: int, *arguments: Any) ->
     return [found[rank] for rank in range(world_size)]
 
 
+def take_place(rank: int, world_size: int, port: int) -> None:
+    """Give this process the environment of a rank under torchrun, and one thread."""
+    for key in [key for key in os.environ if key.startswith("SLURM")]:
+        del os.environ[key]
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "MASTER_PORT": port}
+    os.environ |= {key: str(value) for key, value in place.items()} | {"MASTER_ADDR": "127.0.0.1"}
+    torch.set_num_threads(1)
+
+
 def _run_one(
     rank: int, world_size: int, port: int, results: Any, function: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> None:
     from train_utils.launch import shutdown
 
-    for key in [key for key in os.environ if key.startswith("SLURM")]:
-        del os.environ[key]
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size}
-    os.environ |= {key: str(value) for key, value in place.items()}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    torch.set_num_threads(1)
+    take_place(rank, world_size, port)
     try:
         results.put((rank, True, function(*arguments)))
     except Exception:

@@ -15,13 +15,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.runs.kill_resume import OPTIONS
 from tests.train_utils.test_distributed import clean_environment
-
-OPTIONS = (
-    "data=shapes", "data.shapes={train_images: 32, val_images: 8, image_size: 64}", "data.workers=1",
-    "model=yolov3-tiny", "model.width=0.125", "train.image_size=64", "train.multi_scale=[1.0,1.0]",
-    "train.batch_size=4", "train.epochs=2", "train.device=cpu", "logger.pictures=false",
-)  # fmt: skip
 
 
 def fail_on_rank_1() -> None:

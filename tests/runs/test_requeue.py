@@ -19,13 +19,6 @@ STEPS = 2  # of each of two epochs
 SHAPES = ShapesConfig(train_images=8, val_images=2, image_size=64)
 
 
-@pytest.fixture(scope="module")
-def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("requeue") / "shapes"
-    ensure_shapes(path, SHAPES)
-    return path
-
-
 @pytest.fixture
 def marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file that scripts/slurm/common.sh names."""
@@ -34,8 +27,10 @@ def marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def options(shapes: Path, run_dir: Path, *more: str) -> TrainConfig:
-    return small_run(shapes, SHAPES, run_dir, "train.batch_size=4", "train.epochs=2", *more)
+@pytest.fixture
+def config(tmp_path: Path) -> TrainConfig:
+    ensure_shapes(tmp_path / "shapes", SHAPES)
+    return small_run(tmp_path / "shapes", SHAPES, tmp_path / "run", "train.batch_size=4", "train.epochs=2")
 
 
 def signal_at(monkeypatch: pytest.MonkeyPatch, step: int, number: signal.Signals) -> None:
@@ -52,18 +47,11 @@ def signal_at(monkeypatch: pytest.MonkeyPatch, step: int, number: signal.Signals
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGHUP])
 def test_a_stop_by_slurm_asks_for_a_requeue_behind_the_checkpoint_and_only_with_more_to_do(
-    number: signal.Signals,
-    shapes: Path,
-    tmp_path: Path,
-    marker: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
+    number: signal.Signals, config: TrainConfig, marker: Path, monkeypatch: pytest.MonkeyPatch, request
 ) -> None:
     before = signal.signal(number, signal.SIG_DFL)  # under nohup the suite inherits an ignored SIGHUP
     request.addfinalizer(lambda: signal.signal(number, before))
-    run, config = tmp_path / "run", options(shapes, tmp_path / "run")
-    seen = []
-    write_text = Path.write_text
+    run, write_text, seen = marker.with_name("run"), Path.write_text, []
 
     def watched(path: Path, *arguments: str, **more: str) -> int:
         if path == marker:
@@ -83,17 +71,17 @@ def test_a_stop_by_slurm_asks_for_a_requeue_behind_the_checkpoint_and_only_with_
     assert "best AP" in (run / "train.log").read_text()
 
 
-def test_ctrl_c_asks_for_no_requeue(
-    shapes: Path, tmp_path: Path, marker: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_asks_for_no_requeue(config: TrainConfig, marker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     signal_at(monkeypatch, 1, signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        train(options(shapes, tmp_path / "run"))
-    assert load_last(tmp_path / "run")[0]["step"] == 1 and not marker.exists()
+        train(config)
+    assert load_last(marker.with_name("run"))[0]["step"] == 1 and not marker.exists()
 
 
-def test_without_a_job_script_nothing_is_asked(shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_job_script_nothing_is_asked(
+    config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("REQUEUE_FILE", raising=False)
     signal_at(monkeypatch, 1, signal.SIGUSR1)
-    train(options(shapes, tmp_path / "run"))
-    assert {path.name for path in tmp_path.iterdir()} == {"run"}
+    train(config)
+    assert {path.name for path in tmp_path.iterdir()} <= {"run", "shapes", "index"}

@@ -16,7 +16,7 @@ from conf.schema import CheckDataConfig
 from data import DataFormat
 from data.source import Findings
 from scripts.check_data import CheckedSet, check, check_dataset, text_report
-from tests.data.drawn_set import HEIGHT, WIDTH, DrawnSet
+from tests.data.drawn_set import DrawnSet
 
 NETWORK = (128, np.array([[20.0, 20.0], [60.0, 40.0]]), 0.2)
 Plant = Callable[["DrawnSet"], None]
@@ -70,7 +70,7 @@ def test_the_report_and_a_set_that_stays_as_it_is(tmp_path: Path, capsys: pytest
 
 
 def test_exit_codes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """0 for a clean set, 1 for problems, 2 for wrong options or no data set."""
+    """0 for a clean set, 1 for problems, 2 without one."""
     drawn = DrawnSet(tmp_path / "set")
     options = [*overrides(drawn, tmp_path / "out"), "pictures=0"]
 
@@ -84,8 +84,6 @@ def test_exit_codes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     with pytest.raises(SystemExit, match=r"^2$"):
         start("data.root=nowhere")
     assert "error: data.train.annotations: there is no " in capsys.readouterr().err
-    with pytest.raises(SystemExit, match=r"^2$"):
-        start("min_iou=1.5")
     drawn.image("val", 1).unlink()
     with pytest.raises(SystemExit, match=r"^1$"):
         start()
@@ -114,20 +112,12 @@ def not_an_image(drawn: DrawnSet) -> None:
     drawn.image("val", 1).write_text("<html>404</html>")
 
 
-def twice_in_train(drawn: DrawnSet) -> None:
-    drawn.copy("train", 0, "train", 7)
+def copied(split: str) -> Plant:
+    return lambda drawn: drawn.copy("train", 0, split, 7)
 
 
-def twice_across(drawn: DrawnSet) -> None:
-    drawn.copy("train", 0, "val", 7)
-
-
-def annotation(split: str, row: int, **changes: Any) -> Plant:
-    return lambda drawn: drawn.json[split]["annotations"][row].update(changes)
-
-
-def wrong_size(drawn: DrawnSet) -> None:
-    drawn.json["train"]["images"][3].update(height=200)
+def changed(kind: str, row: int, **changes: Any) -> Plant:
+    return lambda drawn: drawn.json["train"][kind][row].update(changes)
 
 
 def box_twice(drawn: DrawnSet) -> None:
@@ -148,10 +138,10 @@ COCO, YOLO = DataFormat.coco, DataFormat.yolo
 PLANTED: dict[str, tuple[Plant, DataFormat, str, str, str]] = {
     "cut short": (cut, COCO, "train", "images that cannot be read", "train/2.jpg is cut short"),
     "no image": (not_an_image, COCO, "val", "images that cannot be read", "val/1.jpg is not an image"),
-    "image twice": (twice_in_train, COCO, "train", "images given twice", "train/0.jpg and "),
-    "leak": (twice_across, COCO, "train and val", "images given twice, once in each set", "val/7.jpg"),
-    "size": (wrong_size, COCO, "train", "images that cannot be read", "train/3.jpg has 128 x 96"),
-    "no area": (annotation("train", 4, bbox=[9, 9, 0, 5]), COCO, "train", "boxes without area", "annotation 20"),
+    "image twice": (copied("train"), COCO, "train", "images given twice", "train/0.jpg and "),
+    "leak": (copied("val"), COCO, "train and val", "images given twice, once in each set", "val/7.jpg"),
+    "size": (changed("images", 3, height=200), COCO, "train", "images that cannot be read", "train/3.jpg has 128 x 96"),
+    "no area": (changed("annotations", 4, bbox=[9, 9, 0, 5]), COCO, "train", "boxes without area", "annotation 20"),
     "box twice": (box_twice, COCO, "train", "boxes given twice", "1.jpg: cat [21, 30, 40, 24]"),
     "yolo pixels": (rows("val", 0, "1 60 50 20 20\n"), YOLO, "val", "rows that are no boxes", "0.txt:3 holds '1 60"),
     "yolo row": (rows("val", 2, "1 .5 .5 .1\n"), YOLO, "val", "rows that are no boxes", "2.txt:3 holds '1 .5"),
@@ -179,9 +169,7 @@ def test_a_set_without_faults_has_none(drawn: DrawnSet, form: DataFormat) -> Non
     assert checked.num_problems == 0 and not counts(checked.notes)
     assert checked.readable == {"train": [0, 1, 2, 3, 4], "val": [0, 1, 2]}
     lines = text_report(checked)
-    assert lines[0] == "train: 5 images, 10 boxes, recall of the anchors 1.0000"
     assert [line.split() for line in lines if line[:3] in ("cat", "dog")] == [["cat", "5", "3"], ["dog", "5", "3"]]
-    assert lines[-1] == "0 problems in 8 images"
 
 
 def test_more_mistakes_than_are_shown_are_counted(drawn: DrawnSet) -> None:
@@ -206,15 +194,6 @@ def test_what_may_be_meant_so_is_a_note(drawn: DrawnSet) -> None:
         ("val", "boxes that no anchor fits"): 1,
     }
     assert checked.recall["val"] == pytest.approx(2 / 3)
-
-
-def test_plain_pictures_are_no_copies_of_one_another(drawn: DrawnSet) -> None:
-    for number, level in enumerate((0, 3, 250), start=10):
-        image = np.full((HEIGHT, WIDTH, 3), level, np.uint8)
-        image[:9, :9] = number
-        drawn.add("train", number, image)
-    report = check_of(drawn, DataFormat.coco)
-    assert not counts(report.problems) and not counts(report.notes)
 
 
 def test_classes_that_differ_are_a_problem(drawn: DrawnSet) -> None:

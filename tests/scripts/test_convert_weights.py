@@ -84,27 +84,21 @@ def test_published_networks_there_and_back(name: str, command: Command, shared_d
     assert (tmp_path / "b.weights").read_bytes() == weights.read_bytes()
 
 
-def test_a_converted_checkpoint_is_opened_by_the_programs(command: Command, tmp_path: Path) -> None:
-    """Detector, initial weights and eval's configuration all have the values of the file."""
+def test_a_converted_checkpoint_is_a_detector_and_initial_weights(command: Command, tmp_path: Path) -> None:
     write_random(small(), tmp_path / "a.weights")
     command("weights=a.weights", "model.cfg=small.cfg", "out=a.pt", "image_size=64")
     expected = Darknet(load_cfg(tmp_path / "small.cfg")).eval()
     load_darknet_weights(expected, tmp_path / "a.weights")
     images = torch.rand(1, 3, 64, 64)
 
-    def assert_same(model: Darknet) -> None:
-        for ours, theirs in zip(model.eval()(images), expected(images), strict=True):
-            assert torch.equal(ours, theirs)
-
     detector = open_detector("a.pt", None, None, None)
     assert (detector.names, detector.image_size) == (["0", "1"], 64)
-    assert_same(detector.model)
     config = compose("train", TrainConfig, ["model.cfg=small.cfg", "model.weights=a.pt"])
-    model, report = build_model(config.model, 2)
-    assert_same(model)
-    assert model.seen == 64_000 and "7 of 7" in str(report)
-    said = str(build_model(config.model, 5)[1])
-    assert "5 of 7 convolutions" in said and "(for 2 classes, here 5)" in said, said
+    initial, report = build_model(config.model, 2)
+    for model in (detector.model, initial.eval()):
+        assert all(map(torch.equal, model(images), expected(images)))
+    assert initial.seen == 64_000 and "7 of 7" in str(report)
+    assert "5 of 7 convolutions" in str(build_model(config.model, 5)[1])
 
 
 def test_a_state_dict_of_another_system_becomes_a_checkpoint(command: Command, tmp_path: Path) -> None:
@@ -126,8 +120,7 @@ def test_the_cfg_that_fits_is_written(command: Command, tmp_path: Path) -> None:
     as_darknet = Darknet(load_cfg(tmp_path / "wide.cfg")).eval()
     load_darknet_weights(as_darknet, tmp_path / "b.weights")
     images = torch.rand(1, 3, 32, 32)
-    for ours, theirs in zip(as_darknet(images), open_detector("wide.pt", None, None, None).model(images), strict=True):
-        assert torch.equal(ours, theirs)
+    assert all(map(torch.equal, as_darknet(images), open_detector("wide.pt", None, None, None).model(images)))
 
 
 @pytest.mark.parametrize("changed", ["model.scale_x_y=2", "model.anchors=[[5,5],[9,8]]"])
@@ -140,22 +133,18 @@ def test_the_cfg_decodes_as_the_training_did(changed: str, command: Command) -> 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "out has no value"),
         (["out=b.pt"], "give one of weights="),
         (["weights=a.weights", "ckpt=a.pt", "out=b.pt", "model=yolov3"], "give one of weights="),
         (["weights=a.weights", "out=b.pt"], "weights=a.weights needs its network. fix: model=yolov3-spp"),
-        (["weights=a.weights", "model.cfg=small.cfg", "out=b.weights"], "does not fit"),
+        (["weights=a.weights", "model.cfg=small.cfg", "out=/proc/b.pt"], "cannot write /proc/b.pt"),
         (["weights=a.weights", "model.cfg=small.cfg", "out=b.pt", "up_to_layer=3"], "fix: out=b.weights"),
         (["ckpt=a.pt", "out=b.pt"], "does not fit"),
         (["weights=a.weights", "model.cfg=small.cfg", "out=a.weights"], "out=a.weights is the file to convert"),
         (["weights=a.weights", "model=yolov3-tiny", "out=b.pt"], "a.weights holds 3,238 values, this network with 80"),
-        (["weights=none.weights", "model=yolov3-tiny", "out=b.pt"], "cannot read the weights none.weights"),
         (
             ["weights=a.weights", "model.cfg=small.cfg", "out=b.pt", "names=one.names"],
             "(for 2 classes, here 1): this suits training only",
         ),
-        (["weights=a.weights", "model.cfg=small.cfg", "out=b.pt", "image_size=33"], "image_size=33 is not a multiple"),
-        (["weights=a.weights", "model.cfg=small.cfg", "out=/proc/b.pt"], "cannot write /proc/b.pt"),
         (["ckpt=a.pt", "out=b.weights", "model.width=2"], "model says nothing about ckpt="),
         (["ckpt=a.pt", "out=b.weights", "up_to_layer=14"], "between 1 and this network's 13 layers, got 14"),
         (["ckpt=a.weights", "out=b.weights"], "fix: model.cfg=a.cfg model.weights=a.weights instead of ckpt="),

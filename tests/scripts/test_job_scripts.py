@@ -18,9 +18,8 @@ if [[ $2 == hostnames ]]; then printf 'n%s\\n' $(seq "$SLURM_JOB_NUM_NODES"); el
 """
 PYTHON = "#!/bin/bash\necho python 3.99 torch 9\n"
 TORCHRUN, SRUN_TASKS = "train.sbatch", "train_srun.sbatch"
-# What SLURM sets for each request: two nodes, and GPUs or none on each.
+# What SLURM sets for each request: two nodes, and GPUs or none on each; test_slurm.py has more.
 CASES = {
-    "gpus-per-node": (TORCHRUN, {"SLURM_GPUS_PER_NODE": "4", "SLURM_GPUS_ON_NODE": "4"}, 4),
     "gpus": (TORCHRUN, {"SLURM_GPUS": "8", "SLURM_GPUS_ON_NODE": "4"}, 4),
     "gpus-per-task": (
         TORCHRUN, {"SLURM_GPUS_PER_TASK": "1", "SLURM_GPUS_ON_NODE": "4", "SLURM_NTASKS_PER_NODE": "4"}, 4,
@@ -28,9 +27,6 @@ CASES = {
     "none": (TORCHRUN, {}, 1),
     "uneven": (TORCHRUN, {"SLURM_GPUS": "3", "SLURM_GPUS_ON_NODE": "2"}, "fix: --gpus-per-node="),
     "tasks: gpus-per-node": (SRUN_TASKS, {"SLURM_GPUS_ON_NODE": "4", "SLURM_TASKS_PER_NODE": "4(x2)"}, 4),
-    "tasks: gpus-per-task": (
-        SRUN_TASKS, {"SLURM_GPUS_PER_TASK": "1", "SLURM_GPUS_ON_NODE": "4", "SLURM_TASKS_PER_NODE": "4(x2)"}, 4,
-    ),
     "tasks: none": (SRUN_TASKS, {"SLURM_TASKS_PER_NODE": "3(x2)"}, 0),
     "tasks: more than GPUs": (
         SRUN_TASKS, {"SLURM_GPUS_ON_NODE": "2", "SLURM_TASKS_PER_NODE": "4(x2)"}, "fix: --ntasks-per-node=2",
