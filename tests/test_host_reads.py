@@ -186,7 +186,7 @@ def epoch_on_cuda(
     for group in state.optimizer.param_groups:
         group["foreach"] = not group["fused"]
     return partial(
-        train_epoch, world, state, accumulate=accumulate, loss=build_loss(model.heads, loss_options(*loss)),
+        train_epoch, state, world=world, accumulate=accumulate, loss=build_loss(model.heads, loss_options(*loss)),
         to_input=Batch.network_input, autocast_dtype=DTYPES.get(precision), limit=9,
     )  # fmt: skip
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from data import Batch
 from train_utils.checkpoint import CheckpointWriter
 from train_utils.config import Decay, OptimConfig, Optimizer
 from train_utils.distributed import World
@@ -19,6 +20,7 @@ from train_utils.progress import Progress
 from train_utils.stop import StopRequest
 from train_utils.train_state import TrainState
 
+WORLD = World(0, 0, 1, 1, 1, torch.device("cpu"), "none")
 CONFIG = OptimConfig(
     name=Optimizer.sgd,
     lr=0.01,
@@ -34,16 +36,6 @@ CONFIG = OptimConfig(
 )
 
 
-@dataclass
-class Batch:
-    images: Tensor
-    targets: Tensor
-    indices: Tensor
-
-    def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
-        return self
-
-
 class Parts(NamedTuple):
     total: Tensor
     box: Tensor
@@ -51,9 +43,9 @@ class Parts(NamedTuple):
     classification: Tensor
 
 
-def mean_loss(raw_maps: Tensor, targets: Tensor, **_: Any) -> Parts:
+def mean_loss(raw_maps: Iterable[Tensor], targets: Tensor, **_: Any) -> Parts:
     """A mean over the images, as the detection loss is a mean over the micro-batch."""
-    value = raw_maps.square().mean()
+    value = torch.stack(list(raw_maps)).square().mean()
     return Parts(value, value.detach(), value.detach(), value.detach())
 
 
@@ -89,27 +81,28 @@ def new_state(model: nn.Module, schedule: Schedule, loss_scale: float | None = N
     )
 
 
+def tensors(state: TrainState) -> list[Tensor]:
+    """All that a step changes: weights and buffers, their average, and the optimiser's means."""
+    momentum = [tensor for values in state.optimizer.state.values() for tensor in values.values()]
+    return [*state.model.state_dict().values(), *state.average.module.state_dict().values(), *momentum]
+
+
 def train_epoch(
-    world: World,
     state: TrainState,
     loader: Iterable[Any],
     accumulate: int = 1,
     loss: Any = mean_loss,
-    model: nn.Module | None = None,
     *,
+    world: World = WORLD,
     to_input: Any = None,
     autocast_dtype: torch.dtype | None = None,
     limit: int = 0,
     log_line: Any = print,
 ) -> EpochResult:
-    """One epoch of the real loop over ``loader``.
-
-    ``model`` is the wrapped ``state.model``, if it is wrapped; ``limit`` and ``log_line`` go to
-    NonFiniteGuard.
-    """
+    """One epoch of the real loop; ``limit`` and ``log_line`` go to NonFiniteGuard."""
     to_input = to_input or (lambda batch: batch.images.to(next(state.model.parameters()).dtype).div_(255))
     return train_one_epoch(
-        ForwardPass(model or state.model, loss, to_input, autocast_dtype, world),
+        ForwardPass(state.model, loss, to_input, autocast_dtype, world),
         loader,
         state,
         NonFiniteGuard(state.model, limit, log_line),

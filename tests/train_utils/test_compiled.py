@@ -22,9 +22,9 @@ from models import Darknet
 from models.cfg import ZOO
 from tests.models.small_network import small
 from tests.train_utils.losses import LOSSES, loss_options
-from tests.train_utils.small_training import CONFIG, Parts, network_with_norm, new_state, train_epoch
+from tests.train_utils.small_training import CONFIG, WORLD, mean_loss, network_with_norm, new_state, train_epoch
 from train_utils.compiled import CUDA_GRAPHS, TARGET_ROWS, check_compiling, compile_step
-from train_utils.distributed import World, init_distributed_mode
+from train_utils.distributed import World
 from train_utils.errors import TrainError
 from train_utils.optim import Schedule
 from train_utils.sync_batchnorm import convert_sync_batchnorm
@@ -33,20 +33,10 @@ from train_utils.train_state import TrainState
 TARGETS = torch.tensor([[0, 1, 20, 20, 10, 12], [0, 0, 40, 12, 33, 20], [1, 1, 30, 40, 30, 22.0]])
 
 
-@pytest.fixture(scope="module")
-def world() -> World:
-    return init_distributed_mode("cpu", 60)
-
-
 def batch(side: int, targets: Tensor = TARGETS) -> Batch:
     images = torch.randint(0, 256, (2, side, side, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     nothing = torch.zeros(0, 4, dtype=torch.float64)
     return Batch(images.permute(0, 3, 1, 2), targets, torch.arange(2), nothing, torch.full((2, 3), 1.1))
-
-
-def square_loss(raw_maps: Sequence[Tensor], targets: Tensor, **_: Any) -> Parts:
-    value = torch.stack([raw.square().mean() for raw in raw_maps]).sum() + 0 * targets.sum()
-    return Parts(value, value.detach(), value.detach(), value.detach())
 
 
 class Training(NamedTuple):
@@ -58,7 +48,7 @@ class Training(NamedTuple):
 
 
 def new_compiled_training(
-    world: World, mode: str, accumulate: int = 1, precision: torch.dtype | None = None
+    mode: str, accumulate: int = 1, precision: torch.dtype | None = None, world: World = WORLD
 ) -> Training:
     """A training before its first step."""
     torch._dynamo.reset()
@@ -67,9 +57,9 @@ def new_compiled_training(
     schedule = Schedule(CONFIG, 1, 40)
     state = new_state(model, schedule, 8.0 if precision is torch.float16 else None)
     state.loss_sums = state.loss_sums.to(world.device)
-    loss, to_input = compile_step(model, square_loss, Batch.network_input, mode, 2)
+    loss, to_input = compile_step(model, mean_loss, Batch.network_input, mode, 2)
     epoch = partial(
-        train_epoch, world, state, accumulate=accumulate, to_input=to_input, autocast_dtype=precision, limit=3
+        train_epoch, state, world=world, accumulate=accumulate, to_input=to_input, autocast_dtype=precision, limit=3
     )
     return Training(state, loss, epoch)
 
@@ -114,9 +104,9 @@ def traced_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("traced_only")
-def test_a_compiled_training_is_the_eager_one(world: World) -> None:
+def test_a_compiled_training_is_the_eager_one() -> None:
     """Also in its state's names, and where a step is skipped."""
-    eager, compiled = (new_compiled_training(world, mode) for mode in ("off", "default"))
+    eager, compiled = (new_compiled_training(mode) for mode in ("off", "default"))
     assert compiled.state.model._compiled_call_impl is not None
     assert compiled.state.average.module._compiled_call_impl is None
     sides = (64, 64, 32)
@@ -127,9 +117,9 @@ def test_a_compiled_training_is_the_eager_one(world: World) -> None:
 
 
 @pytest.mark.usefixtures("traced_only")
-def test_what_cuda_graphs_overwrite_is_read_before(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cuda_graphs_overwrite_is_read_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """With torch's mark of a new micro-batch, all gradients that the last one left become NaN."""
-    eager, graphs = (new_compiled_training(world, mode, accumulate=2) for mode in ("off", CUDA_GRAPHS))
+    eager, graphs = (new_compiled_training(mode, accumulate=2) for mode in ("off", CUDA_GRAPHS))
     left: list[Tensor] = []
     monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: [grad.fill_(torch.nan) for grad in left])
 
@@ -148,7 +138,7 @@ GPU = World(0, 0, 1, 1, 1, torch.device("cuda", 0), "none")
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cuda_graphs_train_alike() -> None:
     """Also after each size was seen so often that its graphs are replayed."""
-    eager, graphs = (new_compiled_training(GPU, mode, accumulate=2) for mode in ("off", CUDA_GRAPHS))
+    eager, graphs = (new_compiled_training(mode, accumulate=2, world=GPU) for mode in ("off", CUDA_GRAPHS))
     torch._dynamo.utils.counters.clear()
     sides = (64, 64, 32, 64) * 6
     assert losses_of(graphs, sides, broken=3) == pytest.approx(losses_of(eager, sides, broken=3), rel=1e-3)
@@ -171,26 +161,26 @@ def test_what_cannot_be_compiled_is_refused(mode: str, place: dict[str, Any], re
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None or sys.platform != "linux", reason="needs a C++ compiler")
-def test_generated_code_trains_alike_and_resumes_to_the_bit(world: World, tmp_path: Path) -> None:
+def test_generated_code_trains_alike_and_resumes_to_the_bit(tmp_path: Path) -> None:
     """In float16 with a loss scale, two passes a step, of which one is skipped."""
     eager, compiled = (
-        new_compiled_training(world, mode, accumulate=2, precision=torch.float16) for mode in ("off", "default")
+        new_compiled_training(mode, accumulate=2, precision=torch.float16) for mode in ("off", "default")
     )
     sides = (16,) * 6
     assert losses_of(compiled, sides, broken=3) == pytest.approx(losses_of(eager, sides, broken=3), rel=1e-2)
     assert_same_weights(compiled, eager, rtol=1e-2, atol=1e-3)
     assert compiled.state.scaler.get_scale() == eager.state.scaler.get_scale() == 8
     saved = copy.deepcopy(compiled.state.to_plain())
-    resumed = new_compiled_training(world, "default", accumulate=2, precision=torch.float16)
+    resumed = new_compiled_training("default", accumulate=2, precision=torch.float16)
     assert saved is not None
-    resumed.state.resume(saved, tmp_path, world)
+    resumed.state.resume(saved, tmp_path, WORLD)
     assert losses_of(resumed, sides) == losses_of(compiled, sides)
     assert_same_weights(resumed, compiled, rtol=0, atol=0)
 
 
 @pytest.mark.usefixtures("traced_only")
 @pytest.mark.parametrize("options", LOSSES)
-def test_a_compiled_loss_is_one_graph_for_all_numbers_of_boxes(world: World, options: tuple[str, ...]) -> None:
+def test_a_compiled_loss_is_one_graph_for_all_numbers_of_boxes(options: tuple[str, ...]) -> None:
     """Its parts and gradients are those of the eager loss, also in a burn-in."""
     model = detector()
     plain = build_loss(model.heads[:1], loss_options(*options))  # one head, for the time it takes

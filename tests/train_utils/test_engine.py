@@ -12,16 +12,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from data import Batch
 from tests.runs.process_group import run_group
 from tests.train_utils.small_training import (
     CONFIG,
-    Batch,
+    WORLD,
     Parts,
     batches,
     mean_loss,
     network,
     network_with_norm,
     new_state,
+    tensors,
     train_epoch,
 )
 from train_utils.config import Optimizer
@@ -34,70 +36,55 @@ from train_utils.progress import Progress
 from train_utils.train_state import TrainState
 
 
-@pytest.fixture(scope="module")
-def world() -> World:
-    return init_distributed_mode("cpu", 60)
-
-
 def trained(
-    world: World,
     size: int,
     accumulate: int,
     loss: Any = mean_loss,
     clip: float | None = None,
     model: nn.Module | None = None,
     loss_scale: float | None = None,
+    world: World = WORLD,
     **guard: Any,
 ) -> TrainState:
     """A small network after one epoch of 24 images."""
     config = replace(CONFIG, clip_norm=clip, lr=0.1)
     schedule = Schedule(config, steps_per_epoch=3, total_steps=6)
     state = new_state(model or network(), schedule, loss_scale)
-    result = train_epoch(world, state, batches(size, 24), accumulate, loss, **guard)
+    result = train_epoch(state, batches(size, 24), accumulate, loss, world=world, **guard)
     assert state.step == 24 // size // accumulate and state.seen == 24 * world.world_size
     assert 0 <= result.waiting < 1
     return state
 
 
 @pytest.mark.parametrize("clip", [None, 0.01])
-def test_accumulation_makes_the_update_of_the_whole_batch(world: World, clip: float | None) -> None:
-    whole, parts = trained(world, 8, 1, clip=clip).model, trained(world, 2, 4, clip=clip).model
+def test_accumulation_makes_the_update_of_the_whole_batch(clip: float | None) -> None:
+    whole, parts = trained(8, 1, clip=clip).model, trained(2, 4, clip=clip).model
     start = network()
     for one, other, before in zip(whole.parameters(), parts.parameters(), start.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
         assert not torch.equal(one, before), "nothing was learnt"
 
 
-class Explosive(nn.Module):
+class Explosive(nn.Sequential):
     """A network that gives NaN for images 8 to 15, those of one step."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.BatchNorm2d(8))
-        self.second = nn.Conv2d(8, 4, 3)
-        self.calls = 0
 
     def forward(self, images: Tensor) -> Tensor:
         poisoned = torch.equal(images, batches(8, 24)[1].images.float().div(255))
-        self.calls += 1
-        features = self.first(images * float("inf") if poisoned else images)
-        result: Tensor = self.second(features)
-        return result
+        return super().forward(images * float("inf") if poisoned else images)
 
 
-def test_a_bad_step_leaves_no_trace(world: World) -> None:
+def test_a_bad_step_leaves_no_trace() -> None:
     """Weights, statistics, momentum and average stay as before the step; training continues."""
     said: list[str] = []
-    torch.manual_seed(3)
-    model = Explosive()
-    state = trained(world, 8, 1, model=model, limit=1, log_line=said.append)
+    model = Explosive(*network_with_norm())
+    state = trained(8, 1, model=model, limit=1, log_line=said.append)
     assert all(value.isfinite().all() for value in model.state_dict().values())
     assert all(value.isfinite().all() for value in state.average.module.state_dict().values())
-    assert state.average.updates == 2 and int(model.first[1].num_batches_tracked) == 2
+    assert state.average.updates == 2 and int(model[1].num_batches_tracked) == 2
     (line,) = said
     assert "step 1" in line and "update skipped" in line
     with pytest.raises(TrainError, match=r"no longer finite at step 1 .* 1 step.s. in a row.*optim\.lr"):
-        trained(world, 8, 1, model=Explosive(), limit=0, log_line=said.append)
+        trained(8, 1, model=Explosive(*network_with_norm()), limit=0, log_line=said.append)
 
 
 def train_with_a_bad_batch_on_rank_one() -> tuple[int, list[str]]:
@@ -106,9 +93,8 @@ def train_with_a_bad_batch_on_rank_one() -> tuple[int, list[str]]:
     found = []
     for loss_scale in (None, 8.0):
         said: list[str] = []
-        torch.manual_seed(3)
-        model = Explosive() if world.rank == 1 else network()
-        state = trained(world, 8, 1, model=model, loss_scale=loss_scale, limit=1, log_line=said.append)
+        model = Explosive(*network_with_norm()) if world.rank == 1 else network()
+        state = trained(8, 1, model=model, loss_scale=loss_scale, world=world, limit=1, log_line=said.append)
         found.append((state.average.updates, said))
     assert found[0] == found[1]
     return found[0]
@@ -121,7 +107,7 @@ def test_all_ranks_skip_what_is_bad_on_one() -> None:
     assert len(said) == len(also_said) == 1 and "nan" not in said[0] and "nan" in also_said[0]
 
 
-def test_a_batch_is_not_kept_while_the_next_is_waited_for(world: World) -> None:
+def test_a_batch_is_not_kept_while_the_next_is_waited_for() -> None:
     state = start(None, None)
     before: list[weakref.ref[Tensor]] = []
 
@@ -132,11 +118,11 @@ def test_a_batch_is_not_kept_while_the_next_is_waited_for(world: World) -> None:
             before.append(weakref.ref(fresh[0].images))
             yield fresh.pop()
 
-    train_epoch(world, state, loader())
+    train_epoch(state, loader())
     assert state.step == 3
 
 
-def test_detections_do_not_depend_on_the_number_of_threads(world: World) -> None:
+def test_detections_do_not_depend_on_the_number_of_threads() -> None:
     """Threads that share a convolution add in another order; here one thread computes each."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), nn.BatchNorm2d(64), nn.Conv2d(64, 5, 3, padding=1))
@@ -149,7 +135,7 @@ def test_detections_do_not_depend_on_the_number_of_threads(world: World) -> None
         torch.set_num_threads(threads)
         try:
             progress = Progress(24, "evaluate", enabled=False)
-            result = detect(model, batches(4, 24), postprocess, lambda _, __, boxes: boxes, world.device, progress)
+            result = detect(model, batches(4, 24), postprocess, lambda _, __, boxes: boxes, WORLD.device, progress)
             assert torch.get_num_threads() == threads, "the setting was not put back"
             return result
         finally:
@@ -185,9 +171,10 @@ def spoilt(factor: float, limit: float = 0.0) -> Any:
 
 
 def snapshot(state: TrainState) -> list[Tensor]:
-    momentum = [tensor for values in state.optimizer.state.values() for tensor in values.values()]
-    kept = [*state.model.state_dict().values(), *state.average.module.state_dict().values(), *momentum]
-    return [tensor.clone() for tensor in kept] + [torch.tensor(state.average.updates), state.loss_sums.clone()]
+    return [tensor.clone() for tensor in tensors(state)] + [
+        torch.tensor(state.average.updates),
+        state.loss_sums.clone(),
+    ]
 
 
 def same(one: list[Tensor], other: list[Tensor]) -> list[bool]:
@@ -215,7 +202,7 @@ def start(
     ],
 )  # fmt: skip
 def test_a_step_is_made_or_changes_no_bit(
-    world: World, precision: str, loss_scale: float | None, optimizer: str, frozen: bool, accumulate: int,
+    precision: str, loss_scale: float | None, optimizer: str, frozen: bool, accumulate: int,
     clip_norm: float | None,
 ) -> None:  # fmt: skip
     """The last factor leaves each gradient finite, but not their norm. Training continues."""
@@ -225,7 +212,7 @@ def test_a_step_is_made_or_changes_no_bit(
 
     def train(loss: Any = mean_loss) -> None:
         loader, dtype = batches(8 // accumulate, 8), DTYPES.get(precision)
-        train_epoch(world, state, loader, accumulate, loss, limit=1, autocast_dtype=dtype)
+        train_epoch(state, loader, accumulate, loss, limit=1, autocast_dtype=dtype)
 
     train()
     still = [name.startswith("0.") and frozen for name in model.state_dict()] * 2  # and in the average
@@ -242,30 +229,28 @@ def test_a_step_is_made_or_changes_no_bit(
 
 @pytest.mark.parametrize("clip_norm", [None, 0.5])
 @pytest.mark.parametrize("factor", [float("inf"), float("nan")])
-def test_gradients_that_stay_broken_under_a_loss_scale_end_the_training(
-    world: World, clip_norm: float | None, factor: float
-) -> None:
+def test_gradients_that_stay_broken_under_a_loss_scale_end_the_training(clip_norm: float | None, factor: float) -> None:
     """While the scale falls from 8 to 1 it may be the cause; later steps count."""
     state = start(clip_norm, loss_scale=8.0)
     before, said = snapshot(state), list[str]()
     with pytest.raises(TrainError, match=r"no longer finite at step 4 .* 2 step\(s\) in a row\. fix: .*float32"):
-        train_epoch(world, state, BATCH * 9, loss=spoilt(factor), limit=1, log_line=said.append)
+        train_epoch(state, BATCH * 9, loss=spoilt(factor), limit=1, log_line=said.append)
     assert state.step == 4 and all(same(before, snapshot(state)))
     assert ["at a loss scale of" in line for line in said] == [True] * 3 + [False] * 2, "then the steps that count"
 
 
-def test_a_norm_that_overflows_under_a_loss_scale_is_not_excused_by_it(world: World) -> None:
+def test_a_norm_that_overflows_under_a_loss_scale_is_not_excused_by_it() -> None:
     """Each gradient is finite, so the scale stays, and nothing would ever change."""
     state = start(None, loss_scale=8.0)
     with pytest.raises(TrainError, match="no longer finite at step 0"):
-        train_epoch(world, state, BATCH, loss=spoilt(1e30))
+        train_epoch(state, BATCH, loss=spoilt(1e30))
 
 
-def test_the_first_overflows_of_a_loss_scale_are_no_trouble(world: World) -> None:
+def test_the_first_overflows_of_a_loss_scale_are_no_trouble() -> None:
     """float16 starts at 65536 and halves the scale until no gradient overflows."""
     said: list[str] = []
     state = start(0.5, loss_scale=2.0**16)
-    train_epoch(world, state, BATCH * 20, loss=spoilt(float("inf"), limit=0.1), limit=0, log_line=said.append)
+    train_epoch(state, BATCH * 20, loss=spoilt(float("inf"), limit=0.1), limit=0, log_line=said.append)
     skipped = 20 - state.average.updates
     assert 3 < skipped < 16 and state.scaler.get_scale() == 2.0 ** (16 - skipped)
     assert len(said) == skipped and all("the scale falls" in line for line in said)

@@ -8,19 +8,13 @@ from typing import Any, cast
 import pytest
 import torch
 
-from tests.train_utils.small_training import CONFIG, batches, network_with_norm, new_state, train_epoch
+from tests.train_utils.small_training import CONFIG, WORLD, batches, network_with_norm, new_state, tensors, train_epoch
 from train_utils.checkpoint import to_plain
 from train_utils.coco_eval import ABSENT
 from train_utils.config import Optimizer
-from train_utils.distributed import World, init_distributed_mode
 from train_utils.optim import Schedule
 from train_utils.options import changed_values
 from train_utils.train_state import TrainState
-
-
-@pytest.fixture(scope="module")
-def world() -> World:
-    return init_distributed_mode("cpu", 60)
 
 
 def test_changed_options_are_listed_by_full_key() -> None:
@@ -44,21 +38,21 @@ ADAMW = replace(SCHEDULE, config=replace(CONFIG, name=Optimizer.adamw))
         ([ABSENT, ABSENT], ABSENT, 2),  # without boxes in the validation set the latest weights are the best
     ],
 )
-def test_the_best_epoch_and_ties(world: World, scores: list[float | None], best: float, best_epoch: int) -> None:
+def test_the_best_epoch_and_ties(scores: list[float | None], best: float, best_epoch: int) -> None:
     state, options = new_state(network_with_norm(), SCHEDULE), SimpleNamespace(epochs=9, patience=1)
     for number, score in enumerate(scores, start=1):
         state.end_epoch()
         is_best = state.record({"AP": score} if score is not None else {})
         assert is_best == (state.best_epoch == number)
-        waits = state.why_over(cast(Any, options), world) is not None
+        waits = state.why_over(cast(Any, options), WORLD) is not None
         assert waits == (score is not None and not is_best), "patience counts evaluated epochs"
     assert (state.best, state.best_epoch) == (best, best_epoch)
 
 
-def trained_and_saved(world: World, schedule: Schedule = SCHEDULE) -> tuple[TrainState, dict[str, Any]]:
+def trained_and_saved(schedule: Schedule = SCHEDULE) -> tuple[TrainState, dict[str, Any]]:
     """A state after one epoch, and what a file of it gives back."""
     state = new_state(network_with_norm(), schedule)
-    train_epoch(world, state, batches(8, 24))
+    train_epoch(state, batches(8, 24))
     state.end_epoch()
     saved = state.to_plain()
     assert saved is not None
@@ -66,35 +60,28 @@ def trained_and_saved(world: World, schedule: Schedule = SCHEDULE) -> tuple[Trai
     return state, copy
 
 
-def tensors(state: TrainState) -> list[torch.Tensor]:
-    momentum = [tensor for values in state.optimizer.state.values() for tensor in values.values()]
-    return [*state.model.state_dict().values(), *state.average.module.state_dict().values(), *momentum]
-
-
 @pytest.mark.parametrize(("schedule", "kept"), [(SCHEDULE, 1), (ADAMW, 3)])
-def test_what_is_taken_up_has_the_values_and_the_memory_layout_of_before(
-    world: World, schedule: Schedule, kept: int
-) -> None:
+def test_what_is_taken_up_has_the_values_and_the_memory_layout_of_before(schedule: Schedule, kept: int) -> None:
     """``kept``: momentum for each of 5 parameters; AdamW has two means and the number of steps."""
-    state, saved = trained_and_saved(world, schedule)
+    state, saved = trained_and_saved(schedule)
     resumed = new_state(network_with_norm(), schedule)
-    resumed.resume(saved, Path("run"), world)
+    resumed.resume(saved, Path("run"), WORLD)
     for _ in range(2):  # at once, and after both went on
         pairs = list(zip(tensors(state), tensors(resumed), strict=True))
         assert len(pairs) == 2 * 8 + 5 * kept and any(not one.is_contiguous() for one, _ in pairs)
         for one, other in pairs:
             assert torch.equal(one, other) and one.stride() == other.stride()
         for each in (state, resumed):
-            train_epoch(world, each, batches(8, 24))
+            train_epoch(each, batches(8, 24))
 
 
-def test_each_rank_gets_its_own_generators_back(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_rank_gets_its_own_generators_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a made-up CUDA: dropout on a GPU draws from that generator."""
     on_device = [torch.tensor([7, 8], dtype=torch.uint8)]
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda: on_device[0])
     monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state: on_device.__setitem__(0, state))
-    _, saved = trained_and_saved(world)
+    _, saved = trained_and_saved()
     drawn = torch.rand(3)
     saved |= {
         "world_size": 2,
@@ -104,5 +91,5 @@ def test_each_rank_gets_its_own_generators_back(world: World, monkeypatch: pytes
     }
     on_device[0] = torch.tensor([1, 2], dtype=torch.uint8)
     resumed = new_state(network_with_norm(), SCHEDULE)
-    resumed.resume(saved, Path("run"), replace(world, rank=1, world_size=2))
+    resumed.resume(saved, Path("run"), replace(WORLD, rank=1, world_size=2))
     assert on_device[0].tolist() == [7, 8] and torch.equal(torch.rand(3), drawn)
