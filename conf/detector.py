@@ -1,13 +1,10 @@
 """A trained network at work: ``Detector`` for callers in Python, and what it finds on a picture."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +92,7 @@ class Prediction:
         drawn = draw.draw_boxes(self.frame.image, self.boxes_xyxy, self.classes, self.class_names, self.scores)
         return cv2.cvtColor(drawn, cv2.COLOR_RGB2BGR)
 
-    def save(self, path: str | PathLike[str]) -> Path:
+    def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the drawn picture and return its path. Raises TrainError if that fails."""
         draw.write_image(Path(path), self.draw(), "or another path")
         return Path(path)
@@ -119,7 +116,7 @@ class Predictor:
         self.fit = InputFit(self.network.image_size, self.network.model.max_stride, config.resize, config.rect)
         self.postprocess = build_postprocess(config, self.model.heads)
 
-    def at(self, confidence: float, nms_iou: float) -> Predictor:
+    def at(self, confidence: float, nms_iou: float) -> "Predictor":
         """The same network with other limits of its suppression."""
         other = copy(self)
         limits = replace(self.config, confidence=confidence, nms_iou=nms_iou)
@@ -157,7 +154,7 @@ class Detector(Predictor):
     with the same messages. ``names`` are the class names, in the order of their numbers.
     """
 
-    def __init__(self, ckpt: str | PathLike[str] | None = None, **options: Any) -> None:
+    def __init__(self, ckpt: str | os.PathLike[str] | None = None, **options: Any) -> None:
         if wrong := FILE_OPTIONS & options.keys():
             raise ConfigError(f"{', '.join(sorted(wrong))} is for the files of predict.py. fix: leave it out")
         options = options if ckpt is None else {"ckpt": ckpt, **options}
@@ -185,7 +182,7 @@ class Detector(Predictor):
             media = [_picture(one, number) for number, one in enumerate(source)]
             found = self.predict(self.frames(media, OnBadFile.stop, self.batch_size))
             return sorted(found, key=lambda prediction: int(prediction.frame.medium.name))
-        text = str(source) if isinstance(source, str | PathLike) or type(source) is int else ""
+        text = str(source) if isinstance(source, str | os.PathLike) or type(source) is int else ""
         if text and (not os.path.isfile(text) or Medium(Path(text), text).is_video):
             return self.predict(self.frames(find_media(text), self.on_error, self.batch_size))
         return self([source])[0]
@@ -197,7 +194,7 @@ def _picture(source: Any, number: int) -> Medium:
         if source.dtype != np.uint8 or source.ndim != 3 or source.shape[2] != 3 or not source.size:
             raise DataError(f"an array is {source.dtype} {source.shape}. fix: uint8 (height, width, 3) in BGR")
         return Medium(Path(), str(number), image=np.array(source[:, :, ::-1], order="C"))
-    medium = Medium(Path(source).absolute(), str(number)) if isinstance(source, str | PathLike) else None
+    medium = Medium(Path(source).absolute(), str(number)) if isinstance(source, str | os.PathLike) else None
     if medium is None or medium.is_video:
         raise DataError(f"{source!r} is no picture. fix: a path, an array or a list of these; call videos alone")
     return medium

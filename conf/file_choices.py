@@ -8,8 +8,6 @@ An experiment that a user names is the user's own words, with all that Hydra can
 often comes from others: its file sets ``data.*`` and nothing else, and refers to nothing.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from dataclasses import fields

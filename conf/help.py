@@ -6,7 +6,6 @@ of the command line gives.
 
 import ast
 import inspect
-import json
 import platform
 import re
 import shutil
@@ -140,6 +139,8 @@ def kind_in_words(kind: Any) -> str:
 
 def shown(value: Any) -> str:
     """A value as a user types it; ``-`` for a missing one."""
-    if value is None or isinstance(value, bool):
-        return json.dumps(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    if value is None:
+        return "null"
     return "-" if value == "???" else str(value)

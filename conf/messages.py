@@ -4,8 +4,6 @@
 letters only are found without it.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
+import pytest
+
 from conf.entry import compose
 from conf.schema import TrainConfig
 from data import ShapesConfig
+from train_utils.checkpoint import CheckpointWriter
+from train_utils.errors import TrainError
 
 
 def small_run(root: Path, shapes: ShapesConfig, run_dir: Path, *more: str) -> TrainConfig:
@@ -24,3 +28,16 @@ def small_run(root: Path, shapes: ShapesConfig, run_dir: Path, *more: str) -> Tr
             "train.device=cpu", "evaluate.every=0", "logger.pictures=false", f"run_dir={run_dir}", *more,
         ],
     )  # fmt: skip
+
+
+def die_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    """Raise TrainError on every rank after ``steps`` steps, once their checkpoint is written."""
+    is_due = CheckpointWriter.is_due
+
+    def dies(self: CheckpointWriter, step: int) -> bool:
+        if step > steps:
+            self.wait()  # a thread writes it
+            raise TrainError("power cut")
+        return is_due(self, step)
+
+    monkeypatch.setattr(CheckpointWriter, "is_due", dies)

@@ -19,11 +19,9 @@ from data import DataFormat, OnError, ShapesConfig, open_annotations
 from eval import evaluate
 from models import Darknet, zoo_cfg
 from tests.data.test_validate import BOXES, NO_AREA, OUTSIDE, write_set
-from tests.runs.kill_resume import differences
 from tests.small_run import small_run
 from tests.train_utils.coco_sets import plain_pycocotools
 from train import train
-from train_utils.checkpoint import load_last
 from train_utils.coco_eval import ABSENT, FIGURES, OPERATING_POINT, PER_CLASS, score
 from train_utils.detections import make_detections, to_coco_json
 from train_utils.distributed import init_distributed_mode
@@ -165,20 +163,3 @@ def test_a_precision_that_needs_a_gpu_is_refused(precision: str) -> None:
     unread: Any = None
     with pytest.raises(TrainError, match=rf"^evaluate\.precision={precision} needs a GPU.* fix: evaluate\.precision="):
         program.Evaluator(unread, config.evaluate, 64, model, config.data, world)
-
-
-@pytest.mark.slow
-def test_evaluation_does_not_touch_the_training(tmp_path: Path) -> None:
-    """Weights, average and optimiser of a run that is evaluated after every epoch, and of one that
-    is not.
-    """
-    states = []
-    for every in (1, 0):
-        more = (*SHORT, "train.epochs=3", f"evaluate.every={every}")
-        train(small_run(tmp_path / "shapes", SHAPES, tmp_path / f"run{every}", *more))
-        states.append(load_last(tmp_path / f"run{every}")[0])
-        rows = (tmp_path / f"run{every}" / "metrics.csv").read_text().splitlines()
-        scored = [row.split(",")[rows[0].split(",").index("AP")] != "" for row in rows[1:]]
-        assert scored == [every == 1, every == 1, True]
-    parts = ("model", "ema", "ema_updates", "optimizer", "scaler", "step")
-    assert differences(*({part: state[part] for part in parts} for state in states)) == []

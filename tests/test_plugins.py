@@ -24,9 +24,9 @@ from eval import evaluate
 from models import ModelError, save_darknet_weights
 from plugins import AUGMENTATIONS, LOGGERS, import_plugins
 from tests.models.cfg_writer import cfg, conv, head, section
-from tests.small_run import small_run
+from tests.small_run import die_after, small_run
 from train import train
-from train_utils.checkpoint import CheckpointWriter, load_last
+from train_utils.checkpoint import load_last
 from train_utils.errors import TrainError
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "docs" / "examples" / "plugins"
@@ -79,16 +79,8 @@ def scored(run: Path, *more: str) -> EvalConfig:
 
 
 def test_a_run_is_resumed_and_scored(run: Path, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    is_due = CheckpointWriter.is_due
-
-    def dies(self: CheckpointWriter, step: int) -> bool:
-        if step > 1:
-            self.wait()  # a thread writes the checkpoint
-            raise TrainError("power cut")
-        return is_due(self, step)
-
     with monkeypatch.context() as patch, pytest.raises(TrainError, match="power cut"):
-        patch.setattr(CheckpointWriter, "is_due", dies)
+        die_after(patch, 1)
         train(options(files, tmp_path / "cut"))
     train(resumed(tmp_path / "cut", listed()))
     whole, cut = (load_last(folder)[0] for folder in (run, tmp_path / "cut"))

@@ -22,10 +22,10 @@ from eval import evaluate
 from models import Darknet, zoo_cfg
 from models.weights import weight_tensors
 from tests.runs.kill_resume import differences
-from tests.small_run import small_run
+from tests.small_run import die_after, small_run
 from train import train
 from train_utils import checkpoint
-from train_utils.checkpoint import CheckpointWriter, load_checkpoint, load_last, save_checkpoint
+from train_utils.checkpoint import load_checkpoint, load_last, save_checkpoint
 from train_utils.coco_eval import FIGURES
 from train_utils.errors import CheckpointError, TrainError
 
@@ -64,19 +64,6 @@ def rows(run: Path) -> list[dict[str, str]]:
 
 def resumed(config: TrainConfig, run: Path, **more: Any) -> TrainConfig:
     return replace(config, run_dir=None, resume=str(run), **more)
-
-
-def die_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
-    """Raise TrainError on every rank after ``steps`` steps, once their checkpoint is written."""
-    is_due = CheckpointWriter.is_due
-
-    def dies(self: CheckpointWriter, step: int) -> bool:
-        if step > steps:
-            self.wait()  # a thread writes it
-            raise TrainError("power cut")
-        return is_due(self, step)
-
-    monkeypatch.setattr(CheckpointWriter, "is_due", dies)
 
 
 def test_a_resumed_run_is_the_uninterrupted_one(shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,7 +64,10 @@ def test_the_bits_are_those_of_predict(
     assert [len(prediction) for prediction in found] == counts.tolist()
 
 
-def test_a_path_and_an_array_are_one_picture(folder: Path, pictures: list[Path]) -> None:
+def test_a_path_and_an_array_are_one_picture_and_nothing_is_written(
+    folder: Path, pictures: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     detector = Detector(str(folder / "random.pt"), **LOW)
     for path in pictures:
         pixels = cv2.imread(str(path))
@@ -78,6 +81,7 @@ def test_a_path_and_an_array_are_one_picture(folder: Path, pictures: list[Path])
             assert np.array_equal(other.image, pixels)
     many = [pictures[number % 2] for number in range(11)]
     assert [found.path for found in detector(many)] == many, "more than nine, in their order"
+    assert list(tmp_path.iterdir()) == []
     turned, stored = cv2.imread(str(pictures[6])), cv2.imread(str(pictures[6]), cv2.IMREAD_IGNORE_ORIENTATION)
     assert np.array_equal(detector(pictures[6]).image, turned) and turned.shape != stored.shape
 
@@ -156,11 +160,3 @@ def test_sources_are_answered_in_one_sentence(folder: Path, pictures: list[Path]
     ):
         with pytest.raises(DataError, match=message):
             detector(source)
-
-
-def test_it_leaves_no_files_behind(
-    folder: Path, pictures: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Detector(folder / "random.pt", **LOW)(pictures[0])
-    assert list(tmp_path.iterdir()) == []

@@ -65,13 +65,6 @@ def test_a_cfg_and_its_weights_are_enough(name: str, start: Callable[..., str], 
     assert start(name, "model.cfg=a.cfg", "model.weights=a.weights") == ""
 
 
-def test_a_file_in_the_place_of_a_name_is_answered_with_its_key(start: Callable[..., str]) -> None:
-    for path in ("/no where/a.cfg", "./a.cfg", "a.weights", "a.pt"):
-        key = {".cfg": "model.cfg", ".pt": "ckpt"}.get(Path(path).suffix, "model.weights")
-        assert start("predict", f"model={path}").endswith(f" {option(key, path)}")
-    assert start("predict", "model=yolov33").startswith("no choice model=yolov33; did you mean model=yolov3? there are")
-
-
 def test_an_option_read_back_by_shell_and_hydra_is_what_it_was() -> None:
     generator, parser = np.random.default_rng(0), OverridesParser.create()
     characters = [*"ab/ =,#{}[]()'\"\\~$*?;&|<>!:%@+-.^`üж\t"]

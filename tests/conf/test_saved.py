@@ -6,7 +6,6 @@ import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,9 +23,9 @@ from models import Darknet, published, save_darknet_weights, zoo_cfg
 from models.published import PUBLISHED, Published
 from scripts.get_weights import get_weights
 from tests.file_server import serving
-from tests.small_run import small_run
+from tests.small_run import die_after, small_run
 from train import train
-from train_utils.checkpoint import CheckpointWriter, load_last
+from train_utils.checkpoint import load_last
 from train_utils.errors import TrainError
 from train_utils.optim import Schedule
 
@@ -181,16 +180,9 @@ def test_more_epochs_are_the_same_wherever_they_are_cut_and_follow_the_schedule_
     go_on(whole, "train.epochs=3")
     expected = load_last(whole)[0]
     for step in (2, 3):
-        run, is_due = tmp_path / f"cut{step}", CheckpointWriter.is_due
-
-        def dies(self: CheckpointWriter, done: int, last: int = step, is_due: Any = is_due) -> bool:
-            if done > last:
-                self.wait()  # a thread writes the checkpoint
-                raise TrainError("power cut")
-            return bool(is_due(self, done))
-
+        run = tmp_path / f"cut{step}"
         with monkeypatch.context() as patch, pytest.raises(TrainError, match="power cut"):
-            patch.setattr(CheckpointWriter, "is_due", dies)
+            die_after(patch, step)
             go_on(run, "train.epochs=3")
         assert load_last(run)[0]["step"] == step
         go_on(run)
