@@ -13,6 +13,10 @@ import numpy as np
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
+from conf.entry import compose
+from conf.schema import TrainConfig
+from data.index import read_annotations
+from eval import ground_truth_of
 from train_utils.detections import Detections, GroundTruth, make_detections, read_results
 
 CATEGORY_IDS = [3, 7, 8, 90]  # with gaps, as in COCO
@@ -66,33 +70,14 @@ def many_classes(count: int, images: int = 40) -> tuple[GroundTruth, Detections]
     return truth, found
 
 
-def coco128_truth(shared_dir: Path, split: str) -> tuple[Path, GroundTruth, list[int]]:
-    """Real labels of 80 classes of one split of coco128: the file, what it holds, category ids."""
-    path = shared_dir / "data" / "coco128" / "annotations" / f"instances_{split}.json"
-    content = json.loads(path.read_text())
-    ids = sorted(category["id"] for category in content["categories"])
-    names = {category["id"]: category["name"] for category in content["categories"]}
-    position = {image["id"]: number for number, image in enumerate(content["images"])}
-    boxes = sorted(content["annotations"], key=lambda box: position[box["image_id"]])
-    counts = np.bincount([position[box["image_id"]] for box in boxes], minlength=len(position))
-    truth = GroundTruth(
-        image_ids=np.array(list(position)),
-        sizes=np.array([[image["height"], image["width"]] for image in content["images"]]),
-        offsets=np.concatenate([[0], np.cumsum(counts)]),
-        boxes_xywh=np.array([box["bbox"] for box in boxes], float),
-        classes=np.searchsorted(ids, [box["category_id"] for box in boxes]),
-        crowd=np.array([box["iscrowd"] for box in boxes], bool),
-        areas=np.array([box["area"] for box in boxes], float),
-        names=[names[number] for number in ids],
-    )
-    return path, truth, ids
-
-
-def coco128(shared_dir: Path) -> tuple[GroundTruth, Detections]:
-    """Labels of coco128, and what OpenCV finds with yolo-fastest-1.1 on their images."""
-    _, truth, ids = coco128_truth(shared_dir, "val2017")
+def coco128(shared_dir: Path) -> tuple[GroundTruth, Detections, list[int]]:
+    """Labels of coco128, what OpenCV finds with yolo-fastest-1.1 on their images, category ids."""
+    root = f"data.root={shared_dir / 'data' / 'coco128'}"
+    config = compose("train", TrainConfig, ["data=coco", root, "data.val.images=images/val2017"])
+    annotations, *_ = read_annotations(config.data, "val")
     results = shared_dir / "darknet" / "yolo-fastest-1.1" / "opencv_coco128_val_results.json"
-    return truth, read_results(results, truth.image_ids, ids)
+    ids = annotations.category_ids.tolist()
+    return ground_truth_of(annotations), read_results(results, annotations.image_ids, ids), ids
 
 
 def write_coco(truth: GroundTruth, path: Path) -> None:

