@@ -5,7 +5,6 @@ canonical order (equal scores rank by it), classes and images counted from 1. Gr
 float64 numbers of its file, because a rounded box or area changes matches.
 """
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import hotcoco
@@ -21,8 +20,7 @@ ABSENT = -1.0  # pycocotools' figure where there is no ground truth
 IOU = 0.5  # of an operating point and of the confusion matrix
 
 
-@dataclass(frozen=True)
-class Evaluation:
+class Evaluation(NamedTuple):
     """The COCO figures and what they were computed from; one without ground truth is ABSENT."""
 
     figures: dict[str, float]  # by FIGURES

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from train_utils import launch
-from train_utils.errors import DistributedError, first_line
+from train_utils import errors, launch
 
 PAUSE_SECONDS = 0.1  # between looks at the store
 _groups = itertools.count()  # that this process opened
@@ -56,7 +55,7 @@ def init_distributed_mode(device: str, timeout_seconds: float) -> World:
     chosen, num_nodes = choose_device(device, place.local_rank), 1
     if chosen.type == "cuda":
         if place.launcher == "torchrun" and place.local_rank >= torch.cuda.device_count():
-            raise DistributedError(
+            raise errors.DistributedError(
                 f"process {place.local_rank} of this machine finds {torch.cuda.device_count()} GPU(s). "
                 "fix: start one process for each GPU, or train.device=cpu"
             )
@@ -67,7 +66,7 @@ def init_distributed_mode(device: str, timeout_seconds: float) -> World:
         counts = torch.tensor([place.local_rank == 0, chosen.type == "cuda"]).long()
         num_nodes, on_gpus = sum_over_ranks(counts).tolist()
         if on_gpus not in (0, place.world_size):
-            raise DistributedError(
+            raise errors.DistributedError(
                 f"{on_gpus} of {place.world_size} ranks have a GPU. fix: train.device=cpu, or GPUs on all nodes"
             )
     of_node = -(-place.world_size // num_nodes)
@@ -82,7 +81,7 @@ def choose_device(requested: str, local_rank: int | None = None) -> torch.device
     if requested == "cpu" or (requested == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise DistributedError(
+        raise errors.DistributedError(
             f"a CUDA device was asked for, but torch {torch.__version__} finds none. "
             "fix: device=auto (train.py: train.device=auto), or look at nvidia-smi and CUDA_VISIBLE_DEVICES"
         )
@@ -101,9 +100,9 @@ def _open_group(place: launch.Launch, device: torch.device, timeout_seconds: flo
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     except (RuntimeError, ValueError) as error:
-        raise DistributedError(
-            f"rank {place.rank} did not meet its peers ({first_line(error)}). fix: look for the first error in the "
-            "output of all ranks; MASTER_ADDR and MASTER_PORT say where to meet, "
+        raise errors.DistributedError(
+            f"rank {place.rank} did not meet its peers ({errors.first_line(error)}). fix: look for the first error in "
+            "the output of all ranks; MASTER_ADDR and MASTER_PORT say where to meet, "
             "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME=<the interface between the hosts> how"
         ) from error
 
@@ -126,7 +125,7 @@ def torch_distributed_zero_first(world: World) -> Iterator[None]:
     def wait_for(builders: int) -> None:
         while store.add(f"{section}/done", 0) < builders:
             if store.check([f"{section}/failure"]):
-                raise DistributedError(store.get(f"{section}/failure").decode())
+                raise errors.DistributedError(store.get(f"{section}/failure").decode())
             time.sleep(PAUSE_SECONDS)
 
     wait_for(0 if world.is_main else 1 if world.is_local_main else world.num_nodes)

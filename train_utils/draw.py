@@ -1,7 +1,6 @@
 """Boxes drawn on pictures, pictures in a sheet, and drawn pictures and videos as files."""
 
 import colorsys
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -120,7 +119,7 @@ class DrawnFiles:
         """``names`` are those of the classes."""
         self._names = names
         self._thread = ThreadPoolExecutor(1)
-        self._running: deque[Future[None]] = deque()
+        self._running: list[Future[None]] = []
         self._video_path, self._video, self._size = Path(), cv2.VideoWriter(), (0, 0)
 
     def picture(self, path: Path, image: np.ndarray, *columns: np.ndarray) -> None:
@@ -140,14 +139,14 @@ class DrawnFiles:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             while kind is None and self._running:
-                self._running.popleft().result()
+                self._running.pop(0).result()
         finally:
             self._thread.shutdown(cancel_futures=True)
             self._video.release()
 
     def _start(self, write: Callable[[], None]) -> None:
         if len(self._running) > MOST_WAITING:
-            self._running.popleft().result()
+            self._running.pop(0).result()
         self._running.append(self._thread.submit(write))
 
     def _write_frame(self, path: Path, frames_per_second: float, drawn: np.ndarray) -> None:

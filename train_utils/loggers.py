@@ -9,9 +9,8 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import cv2
 import torch
@@ -29,8 +28,7 @@ TABLES = {
 }
 
 
-@dataclass(frozen=True)
-class LoggedRun:
+class LoggedRun(NamedTuple):
     """What a logger knows of the run when it starts."""
 
     folder: Path

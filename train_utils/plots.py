@@ -3,7 +3,6 @@
 import csv
 import logging
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +28,7 @@ NameOf = Callable[[int], str]
 
 def draw_training(folder: Path, metrics_csv: Path, warn: Warn) -> None:
     """Draw the curves of a training into ``folder``."""
-    _draw(folder / "curves.png", partial(draw_curves, metrics_csv), warn)
+    _draw(folder / "curves.png", lambda out: draw_curves(metrics_csv, out), warn)
 
 
 def draw_evaluation(folder: Path, evaluation: Evaluation, read: Read, name_of: NameOf, warn: Warn) -> None:
@@ -41,9 +40,9 @@ def draw_evaluation(folder: Path, evaluation: Evaluation, read: Read, name_of: N
     best = best_f1(matches_at_half(evaluation.truth, evaluation.detections))
     threshold = best["threshold"] if best is not None else USUAL_THRESHOLD
     for name, draw in {
-        "precision_recall.png": partial(draw_precision_recall, evaluation),
-        "confusion.png": partial(draw_confusion, evaluation, threshold),
-        "val_detections.jpg": partial(draw_detections, evaluation, read, name_of, max(threshold, LEAST_SHOWN)),
+        "precision_recall.png": lambda out: draw_precision_recall(evaluation, out),
+        "confusion.png": lambda out: draw_confusion(evaluation, threshold, out),
+        "val_detections.jpg": lambda out: draw_detections(evaluation, read, name_of, max(threshold, LEAST_SHOWN), out),
     }.items():
         _draw(folder / name, draw, warn)
 
