@@ -32,20 +32,13 @@ def overrides(drawn: DrawnSet, out: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def snapshot(folder: Path) -> dict[str, tuple[int, int, int, bytes]]:
-    """Modes, times and content of everything below a folder."""
-    found = {}
-    for path in sorted(folder.rglob("*")):
-        status = path.lstat()
-        content = path.read_bytes() if path.is_file() else b""
-        found[str(path)] = (status.st_mode, status.st_mtime_ns, status.st_ctime_ns, content)
-    return found
+def snapshot(folder: Path) -> dict[Path, tuple[int, int]]:
+    """Mode and time of the last change of all below a folder; every write sets the latter."""
+    return {path: (path.lstat().st_mode, path.lstat().st_ctime_ns) for path in folder.rglob("*")}
 
 
 def test_the_report_and_a_set_that_stays_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     drawn = DrawnSet(tmp_path / "set")
-    for name in ("train", "val"):
-        drawn.json[name]["categories"][0]["name"] = "<cat> & $dog$"
     drawn.copy("train", 0, "val", 7)
     drawn.image("train", 2).write_bytes(b"")
     drawn.json["train"]["annotations"][9]["bbox"] = [100, 50, 40, 20]
