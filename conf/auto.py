@@ -8,9 +8,7 @@ import numpy as np
 import torch
 
 import models
-from conf import ConfigError, network
-from conf.batches import loader_workers
-from conf.entry import to_dictionary
+from conf import ConfigError, batches, entry, network
 from conf.saved import resumed_options
 from conf.schema import TrainConfig
 from data import Annotations, Colour
@@ -59,7 +57,7 @@ def resolve_auto(
             model.cfg = models.with_scale_x_y(model.cfg, config.model.scale_x_y)
             model.heads = [replace(head, scale_x_y=config.model.scale_x_y) for head in model.heads]
     model.freeze(config.model.frozen_layers())
-    workers = loader_workers(config.data.workers, world)
+    workers = batches.loader_workers(config.data.workers, world)
     return replace(config, data=replace(config.data, workers=workers)), model, notes
 
 
@@ -139,7 +137,7 @@ def describe_run(
         "network": network.describe_network(model, config.model),
         "names": list(train_set.names),
         "category_ids": train_set.category_ids.tolist(),
-        "config": to_dictionary(replace(config, data=given.data)),
+        "config": entry.to_dictionary(replace(config, data=given.data)),
         "weights_version": list(models.WEIGHTS_VERSION),
         "data": {"images": len(train_set), "boxes": len(train_set.classes), "digest": train_set.digest()},
     }

@@ -12,9 +12,7 @@ import cv2
 import numpy as np
 import torch
 
-from conf import ConfigError
-from conf.network import build_postprocess, open_detector
-from conf.programs import options_of, override
+from conf import ConfigError, network, programs
 from conf.schema import DetectConfig
 from data import DataError, Frame, FrameBatch, FrameBatches, InputFit, Medium, OnBadFile, cut_at_edges, find_media
 from models import for_detection
@@ -110,17 +108,17 @@ class Predictor:
 
     def __init__(self, config: DetectConfig, device: torch.device) -> None:
         self.config, self.device = config, device
-        self.network = open_detector(config.ckpt, config.model, config.names, config.image_size)
+        self.network = network.open_detector(config.ckpt, config.model, config.names, config.image_size)
         self.dtype = numerics.autocast_dtype(config.precision.value, device, "precision")
         self.model = for_detection(self.network.model.to(device), device)
         self.fit = InputFit(self.network.image_size, self.network.model.max_stride, config.resize, config.rect)
-        self.postprocess = build_postprocess(config, self.model.heads)
+        self.postprocess = network.build_postprocess(config, self.model.heads)
 
     def at(self, confidence: float, nms_iou: float) -> "Predictor":
         """The same network with other limits of its suppression."""
         other = copy(self)
         limits = replace(self.config, confidence=confidence, nms_iou=nms_iou)
-        other.postprocess = build_postprocess(limits, self.model.heads)
+        other.postprocess = network.build_postprocess(limits, self.model.heads)
         return other
 
     def frames(self, media: Sequence[Medium], on_error: OnBadFile, batch_size: int | None = None) -> FrameBatches:
@@ -158,8 +156,8 @@ class Detector(Predictor):
         if wrong := FILE_OPTIONS & options.keys():
             raise ConfigError(f"{', '.join(sorted(wrong))} is for the files of predict.py. fix: leave it out")
         options = options if ckpt is None else {"ckpt": ckpt, **options}
-        overrides = [override(key, value) for key, value in options.items()]
-        config = options_of("predict", [*overrides, "source=''"])
+        overrides = [programs.override(key, value) for key, value in options.items()]
+        config = programs.options_of("predict", [*overrides, "source=''"])
         super().__init__(config, distributed.choose_device(config.device.value))
         self.batch_size, self.on_error = config.batch_size, config.on_error
         self.names = list(self.network.names)

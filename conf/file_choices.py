@@ -14,7 +14,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
@@ -101,7 +100,7 @@ def _of_data(path: Path) -> dict[str, Any]:
             raise DataError(f"{path} has other defaults than names of data sets. fix: defaults: [coco], or none")
     else:
         recognised = recognise(path)
-        usual = yaml.safe_load((CONF_DIR / "data" / f"{recognised['format']}.yaml").read_text(encoding="utf-8"))
+        usual = load_yaml(CONF_DIR / "data" / f"{recognised['format']}.yaml")
         content = {**usual, **recognised}
     check_values(content, str(path))
     return content

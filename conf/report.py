@@ -11,14 +11,12 @@ import torch
 
 import data
 import models
-from conf import entry
+from conf import entry, help
 from conf.auto import min_iou_of
-from conf.help import version_page
 from conf.schema import TrainConfig
-from train_utils import coco_eval, draw, numerics, plots, progress, report
+from train_utils import coco_eval, draw, files, numerics, plots, progress, report
 from train_utils.distributed import World
 from train_utils.errors import TrainError
-from train_utils.files import whole_file
 from train_utils.log import RunLog
 from train_utils.loggers import Loggers
 from train_utils.options import flat, option
@@ -53,7 +51,7 @@ def announce(
     for note in model.notes:
         log.line(note)
     if world.is_main:
-        log.line(", ".join(version_page().splitlines()))
+        log.line(", ".join(help.version_page().splitlines()))
     if config.plugins:
         log.line(f"plugins: {', '.join(config.plugins)}")
     log.line(
@@ -88,7 +86,7 @@ def save_config(folder: Path, config: TrainConfig) -> None:
             if path.read_text(encoding="utf-8", errors="replace") == text:
                 return
             shutil.copy(path, path.with_name(f"config_until_{time.strftime('%Y-%m-%d_%H-%M-%S')}.yaml"))
-        with whole_file(path) as file:
+        with files.whole_file(path) as file:
             file.write(text)
     except OSError as error:
         raise TrainError(f"cannot write {path} ({error.strerror}). fix: free some space there") from error

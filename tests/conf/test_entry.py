@@ -43,7 +43,6 @@ def error_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("argument", "sentence"),
     [
-        ("train.epoch=3", "no option train.epoch; did you mean train.epochs=3?"),
         ("epochs=3", "no option epochs; did you mean train.epochs=3?"),
         ("+train.foo=1", "no option train.foo"),
         ("data=/x/my.yaml", "data=/x/my.yaml: there is no /x/my.yaml. fix: one of the names, or the path of a data.ya"),
