@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from train_utils import checkpoint, distributed, errors, optim
+from train_utils import checkpoint, distributed, errors, optim, train_state
 from train_utils.progress import Progress
 from train_utils.stop import StopRequest
-from train_utils.train_state import LOSS_NAMES, TrainState
 
 Loss = Callable[..., Any]  # models.YoloLoss is one: four scalars in the order of LOSS_NAMES, the first is ``total``
 HELP = "a lower optim.lr, a longer optim.burn_in_epochs, optim.clip_norm=10, or train.precision=float32"
@@ -46,7 +45,7 @@ class EpochResult(NamedTuple):
 def train_one_epoch(  # noqa: PLR0915 - all that a step does
     forward: ForwardPass,
     loader: Iterable[Any],
-    state: TrainState,
+    state: train_state.TrainState,
     guard: "NonFiniteGuard",
     stop: StopRequest,
     writer: checkpoint.CheckpointWriter,
@@ -99,7 +98,7 @@ def train_one_epoch(  # noqa: PLR0915 - all that a step does
         norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         means = sums / accumulate
         *losses, _ = numbers = torch.cat([means, norm.to(means).view(1)]).tolist()  # the step's only host read
-        named = dict(zip(LOSS_NAMES, losses, strict=True))
+        named = dict(zip(train_state.LOSS_NAMES, losses, strict=True))
         skip, save = stop.agree(skip=not all(map(math.isfinite, numbers)), save=writer.is_due(state.step + 1))
         if skip:
             guard.skip(state, named)
@@ -125,11 +124,11 @@ def train_one_epoch(  # noqa: PLR0915 - all that a step does
         progress.at(images, live_figures)
     seconds = time.perf_counter() - started
     epoch_means = (distributed.sum_over_ranks(state.loss_sums) / max(1, state.loss_steps * world.world_size)).tolist()
-    losses_by_name = dict(zip(LOSS_NAMES, epoch_means, strict=True))
+    losses_by_name = dict(zip(train_state.LOSS_NAMES, epoch_means, strict=True))
     return EpochResult(state.optimizer.param_groups[0]["lr"], losses_by_name, images / seconds, waited / seconds)
 
 
-def rehearse(forward: ForwardPass, state: TrainState, side: int) -> None:
+def rehearse(forward: ForwardPass, state: train_state.TrainState, side: int) -> None:
     """Run one DDP pass on empty images of ``side`` pixels, before a resumed state is loaded.
 
     After its first backward pass DDP puts gradients into other buckets. With three or more ranks it
@@ -163,7 +162,7 @@ class NonFiniteGuard:
         for before, now in self._buffers:
             torch._foreach_copy_(before, now)
 
-    def skip(self, state: TrainState, losses: Mapping[str, float]) -> None:
+    def skip(self, state: train_state.TrainState, losses: Mapping[str, float]) -> None:
         """Undo the step in the model's buffers; ``losses`` are those of this rank.
 
         All ranks call this together. If float16's loss scale was above 1 and fell because of this

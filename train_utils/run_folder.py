@@ -22,10 +22,8 @@ def open_run_folder(world: distributed.World, name: str, run_dir: str | None, re
 
     The folder is ``resume``, else ``run_dir``, else a new one: ``runs/<name>/slurm-<job id>`` under
     SLURM, ``runs/<name>/torchrun-<run id>`` if torchrun may restart the run, and
-    ``runs/<name>/<date_time>`` elsewhere, with a number if it exists. ``checkpoints/`` is created
-    inside, and other runs are kept out.
-
-    Raises TrainError on every rank if the folder is not writable, holds another run or is in use.
+    ``runs/<name>/<date_time>`` elsewhere, with a number if it exists. Raises TrainError on
+    every rank if the folder is not writable, holds another run or is in use.
     """
     folder: Path | None = None
 
@@ -66,9 +64,8 @@ def find_run(name: str, run_dir: str | None, is_same: Callable[[Path], bool]) ->
         return own if (own / "config.yaml").is_file() else None
     runs, job = [path.parent for path in Path("runs", name).resolve().glob("*/config.yaml")], launch.job_folder_name()
     if job is None:
-        return max(
-            filter(files.has_checkpoint, runs), key=lambda run: (run / "config.yaml").stat().st_mtime, default=None
-        )
+        begun = filter(files.has_checkpoint, runs)
+        return max(begun, key=lambda run: (run / "config.yaml").stat().st_mtime, default=None)
     ours = [run for run in runs if re.fullmatch(rf"{re.escape(job)}(-\d+)?", run.name) and is_same(run)]
     return min(ours, key=lambda run: (len(run.name), run.name), default=None)
 
