@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from conf.network import build_loss
 from data import Batch
-from data.colour import network_input
 from models import Darknet
 from models.cfg import ZOO
 from tests.models.small_network import small
@@ -223,12 +222,6 @@ def graph(function: Any, *arguments: Any) -> None:
     """Raise if dynamo cannot trace ``function`` as one graph."""
     torch._dynamo.reset()
     torch.compile(function, backend="eager", fullgraph=True, dynamic=False)(*arguments)
-
-
-def test_colours_and_a_network_are_one_graph_each() -> None:
-    images = batch(64).network_input()
-    graph(network_input, batch(64).images, batch(64).gains)
-    graph(detector().train(), images)
 
 
 def test_every_kind_of_layer_in_the_zoo_is_one_graph() -> None:

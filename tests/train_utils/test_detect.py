@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from data import Batch
 from models import Darknet, Postprocess, for_detection, zoo_cfg
 from tests.models.small_network import small
 from tests.test_host_reads import HostReads
@@ -112,13 +113,6 @@ def test_a_gpu_finds_what_a_cpu_finds(dtype: torch.dtype | None) -> None:
     postprocess = Postprocess(model.heads, confidence=0.001, nms_iou=0.6, max_detections=100, multi_label=True)
     images = torch.randint(0, 256, (3, 4, 3, 128, 128), dtype=torch.uint8)
 
-    @dataclass
-    class OnDevice:
-        images: Tensor
-
-        def to(self, device: torch.device, non_blocking: bool = False) -> OnDevice:
-            return replace(self, images=self.images.to(device))
-
     def computed(x: Tensor) -> list[Tensor]:
         torch.cuda.set_sync_debug_mode("error")
         try:
@@ -126,10 +120,9 @@ def test_a_gpu_finds_what_a_cpu_finds(dtype: torch.dtype | None) -> None:
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
-    batches = [OnDevice(one) for one in images]
+    batches = [Batch(one, torch.zeros(0, 6), torch.arange(4)) for one in images]
     found = [rows for _, batch in detect_batches(computed, batches, postprocess, CUDA, dtype=dtype) for rows in batch]
-    model = model.cpu()
-    cpu = torch.device("cpu")
-    expected = [rows for _, batch in detect_batches(model, batches, postprocess, cpu) for rows in batch]
+    on_cpu = detect_batches(model.cpu(), batches, postprocess, torch.device("cpu"))
+    expected = [rows for _, batch in on_cpu for rows in batch]
     for ours, theirs in zip(found, expected, strict=True):
         assert torch.allclose(ours[:, 4], theirs[:, 4], atol=1e-4 if dtype is None else 2e-2)

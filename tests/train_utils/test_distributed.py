@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -26,9 +27,8 @@ SECONDS = 120
 
 def clean_environment(**more: str) -> dict[str, str]:
     """The environment without any launcher's variables."""
-    launchers = ("SLURM_", "MASTER_", "TORCHELASTIC_")
-    ranks = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(launchers) and key not in ranks}
+    launchers = re.compile(r"SLURM_|MASTER_|TORCHELASTIC_|(GROUP_|LOCAL_)?RANK|(LOCAL_)?WORLD_SIZE")
+    kept = {key: value for key, value in os.environ.items() if not launchers.match(key)}
     return kept | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"} | more
 
 

@@ -10,7 +10,6 @@ import torch
 from torch.nn.functional import conv2d
 
 from train_utils.config import Precision
-from train_utils.detect import detect_batches
 from train_utils.numerics import allow_tf32, keep_to_one_thread, one_thread_per_operator, prepare_numerics
 
 
@@ -44,18 +43,6 @@ def test_a_training_allows_tf32_by_its_name_and_lets_cudnn_choose_where_that_hel
     prepare_numerics(section)
     torch.use_deterministic_algorithms(False)
     assert torch.backends.cudnn.benchmark == benchmark and is_allowed() == ((precision is Precision.tf32),) * 2
-
-
-def test_detections_of_a_training_in_tf32_are_those_of_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    in_turn = lambda forward, finish, loader, device: (finish(batch, forward(batch)) for batch in loader)  # noqa: E731
-    monkeypatch.setattr("train_utils.detect._overlapped", in_turn)
-    allow_tf32(True)
-    batch: Any = SimpleNamespace(images=torch.zeros(1, 3, 8, 8), to=lambda device, non_blocking: batch)
-    seen: list[tuple[bool, bool]] = []
-    see, cuda = lambda images: seen.append(is_allowed()), torch.device("cuda")
-    for _ in detect_batches(see, [batch, batch], lambda maps: [], cuda):
-        assert is_allowed() == (True, True), "what happens between two batches is none of its business"
-    assert seen == [(True, False)] * 2, "cuDNN computes all convolutions"
 
 
 def test_threads_that_detect_at_once_keep_their_operators_on_one_thread() -> None:

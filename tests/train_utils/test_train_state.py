@@ -13,17 +13,7 @@ from train_utils.checkpoint import to_plain
 from train_utils.coco_eval import ABSENT
 from train_utils.config import Optimizer
 from train_utils.optim import Schedule
-from train_utils.options import changed_values
 from train_utils.train_state import TrainState
-
-
-def test_changed_options_are_listed_by_full_key() -> None:
-    before = {"train": {"epochs": 3, "seed": 0}, "optim": {"lr": 0.01}, "resume": None, "old": 1}
-    now = {"train": {"epochs": 5, "seed": 0}, "optim": {"lr": 0.02}, "resume": "runs/x"}
-    found = {"train.epochs": "3 -> 5", "optim.lr": "0.01 -> 0.02", "old": "1 -> None"}
-    assert changed_values(before, now) == found
-    assert changed_values(before, before) == {}
-
 
 SCHEDULE = Schedule(CONFIG, steps_per_epoch=3, total_steps=12)
 ADAMW = replace(SCHEDULE, config=replace(CONFIG, name=Optimizer.adamw))
