@@ -1,7 +1,8 @@
-"""The options of a training of seconds, for tests of what happens around it."""
+"""The options of a training of seconds, its table, and how it dies: for tests around trainings."""
 
 from __future__ import annotations
 
+import csv
 from dataclasses import asdict
 from pathlib import Path
 
@@ -41,3 +42,9 @@ def die_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
         return is_due(self, step)
 
     monkeypatch.setattr(CheckpointWriter, "is_due", dies)
+
+
+def rows(run: Path) -> list[dict[str, str]]:
+    """The table of a run, a row for each epoch."""
+    with (run / "metrics.csv").open(newline="") as file:
+        return list(csv.DictReader(file))

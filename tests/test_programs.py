@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import csv
-import io
 import json
 import os
 import subprocess
@@ -14,8 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from pycocotools.coco import COCO
-from pycocotools.cocoeval import COCOeval
 
 from conf.entry import compose
 from conf.saved import complete_from_checkpoint, complete_training
@@ -23,6 +18,8 @@ from conf.schema import EvalConfig, TrainConfig
 from data import ShapesConfig, ensure_shapes
 from eval import evaluate
 from tests.runs.process_group import run_group
+from tests.small_run import rows
+from tests.train_utils.coco_sets import plain_pycocotools
 from train import train
 from train_utils.coco_eval import FIGURES
 from train_utils.loggers import TABLES
@@ -87,17 +84,12 @@ def trained(folder: Path) -> Finished:
     return done
 
 
-def rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def test_training_on_two_processes_leaves_one_whole_run_folder(folder: Path, trained: Finished) -> None:
     run = folder / "run"
     assert {"config.yaml", "train.log", "metrics.csv", "plots"} <= {path.name for path in run.iterdir()}
     assert {path.name for path in (run / "checkpoints").iterdir()} == {"last.pt", "last.previous.pt", "best.pt"}
     assert not (folder / "outputs").exists() and not (folder / ".hydra").exists(), "Hydra made a folder of its own"
-    table = rows(run / "metrics.csv")
+    table = rows(run)
     assert tuple(table[0]) == TABLES["metrics"] and {"epoch", "step", "lr", "AP", "AP50"} < set(table[0])
     assert [(row["epoch"], row["step"]) for row in table] == [("1", "4"), ("2", "8")]
     assert trained.out.count("2 ranks x 2 images x 2 passes") == 1, "more than one process printed"
@@ -115,7 +107,7 @@ def test_a_checkpoint_scores_the_same_to_the_last_bit_on_any_number_of_processes
     folder: Path, trained: Finished
 ) -> None:
     """Also with another number of threads, in batches of another size, and from another folder."""
-    last, saved = rows(folder / "run" / "metrics.csv")[-1], []
+    last, saved = rows(folder / "run")[-1], []
     for processes, threads in ((1, 2), (2, 1), (3, 1)):
         out = folder / f"eval{processes}"
         run_group(score_here, processes, folder, threads, ["ckpt=run/checkpoints/last.pt", f"out={out}"])
@@ -129,12 +121,7 @@ def test_a_checkpoint_scores_the_same_to_the_last_bit_on_any_number_of_processes
     assert done.code == 0, done.err
     assert results(elsewhere / "eval7") == saved[0], "depends on the folder or the batch size"
 
-    with contextlib.redirect_stdout(io.StringIO()):  # plain pycocotools on the file
-        truth = COCO(next((folder / "shapes").rglob("*val*.json")))
-        evaluation = COCOeval(truth, truth.loadRes(str(folder / "eval3" / "detections.json")), "bbox")
-        evaluation.evaluate()
-        evaluation.accumulate()
-        evaluation.summarize()
+    evaluation = plain_pycocotools(next((folder / "shapes").rglob("*val*.json")), folder / "eval3" / "detections.json")
     assert evaluation.stats.tolist() == list(figures.values())  # no tolerance
 
 
@@ -148,7 +135,7 @@ def test_resume_needs_only_the_folder_and_goes_on_after_the_last_epoch(folder: P
     asked = ["resume=run", "train.epochs=3"]
     done = start(folder, "train.py", *asked, processes=2, launcher="torch.distributed.launch")
     assert done.code == 0, done.err
-    assert [row["epoch"] for row in rows(folder / "run" / "metrics.csv")] == ["1", "2", "3"]
+    assert [row["epoch"] for row in rows(folder / "run")] == ["1", "2", "3"]
     assert "resumed" in done.out and "after epoch 2" in done.out
     assert "changed: train.epochs: 2 -> 3" in done.out
 
@@ -179,4 +166,4 @@ def test_a_broken_picture_is_named_or_left_out(folder: Path) -> None:
         run_group(train_here, 1, folder, options("run_dir=skipped", *more, "data.on_error=skip"))
     finally:
         broken.write_bytes(good)
-    assert len(rows(folder / "skipped" / "metrics.csv")) == 1
+    assert len(rows(folder / "skipped")) == 1

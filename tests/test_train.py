@@ -1,6 +1,5 @@
 """Whole trainings in this process, a few steps long: resume, options, weights, checkpoints."""
 
-import csv
 import json
 import re
 import shutil
@@ -22,7 +21,7 @@ from eval import evaluate
 from models import Darknet, zoo_cfg
 from models.weights import weight_tensors
 from tests.runs.kill_resume import differences
-from tests.small_run import die_after, small_run
+from tests.small_run import die_after, rows, small_run
 from train import train
 from train_utils import checkpoint
 from train_utils.checkpoint import load_checkpoint, load_last, save_checkpoint
@@ -55,11 +54,6 @@ def write_darknet(model: Darknet, path: Path) -> Path:
     values = np.concatenate([tensor.tensor.detach().numpy().ravel() for tensor in weight_tensors(model)])
     path.write_bytes(np.array([0, 2, 5], "<i4").tobytes() + np.array([7], "<i8").tobytes() + values.tobytes())
     return path
-
-
-def rows(run: Path) -> list[dict[str, str]]:
-    with (run / "metrics.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def resumed(config: TrainConfig, run: Path, **more: Any) -> TrainConfig:

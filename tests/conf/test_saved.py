@@ -1,6 +1,5 @@
 """What a command line leaves open: options of runs, and published weights from a server here."""
 
-import csv
 import hashlib
 import os
 import shutil
@@ -23,7 +22,7 @@ from models import Darknet, published, save_darknet_weights, zoo_cfg
 from models.published import PUBLISHED, Published
 from scripts.get_weights import get_weights
 from tests.file_server import serving
-from tests.small_run import die_after, small_run
+from tests.small_run import die_after, rows, small_run
 from train import train
 from train_utils.checkpoint import load_last
 from train_utils.errors import TrainError
@@ -155,11 +154,6 @@ def test_a_resume_that_would_train_otherwise_is_refused_by_name(tmp_path: Path) 
             assert key.partition("=")[0] in str(refused.value) or "epochs" in key
     with pytest.raises(ConfigError, match=r"loss\.name: darknet -> yolov3"):
         compose_training(resume, "loss=yolov3")
-
-
-def rows(run: Path) -> list[dict[str, str]]:
-    with (run / "metrics.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def go_on(run: Path, *more: str) -> None:
