@@ -47,18 +47,6 @@ def test_a_sheet_keeps_aspect_ratios_and_colours(tmp_path: Path) -> None:
     assert (sheet[LINE + SIDE + GAP :, SECOND:] == 255).all(), "the fourth place is empty"
 
 
-def test_names_are_drawn_at_the_size_of_the_page_whatever_that_of_the_image(tmp_path: Path) -> None:
-    """A box of the same place and name in images of 100 and of 4000 pixels looks the same."""
-    pages = []
-    for side in (100, 4000):
-        box = np.array([[0.25, 0.25, 0.75, 0.75]]) * side
-        image = np.full((side, side, 3), 90, np.uint8)
-        save_sheet([Cell(image, box, np.array([0]), ["a name"], title="x" * 99)], 1, tmp_path / "page.png")
-        pages.append(sheet_of(tmp_path / "page.png"))
-    assert np.array_equal(*pages)
-    assert (pages[0][:LINE] != 255).any() and (pages[0][:, -GAP:] == 255).all(), "the title is there and fits"
-
-
 def test_targets_are_drawn_on_the_image_they_belong_to(tmp_path: Path) -> None:
     images = np.full((2, 3, SIDE, SIDE), 90, np.uint8)
     draw_targets(images, np.array([[1, 0, 200, 200, 100, 60]], np.float32), ["box"], tmp_path / "batch.png")

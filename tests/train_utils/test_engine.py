@@ -76,7 +76,7 @@ class Explosive(nn.Sequential):
 def test_a_bad_step_leaves_no_trace() -> None:
     """Weights, statistics, momentum and average stay as before the step; training continues."""
     said: list[str] = []
-    model = Explosive(*network_with_norm())
+    model = Explosive(*network_with_norm().children())
     state = trained(8, 1, model=model, limit=1, log_line=said.append)
     assert all(value.isfinite().all() for value in model.state_dict().values())
     assert all(value.isfinite().all() for value in state.average.module.state_dict().values())
@@ -84,7 +84,7 @@ def test_a_bad_step_leaves_no_trace() -> None:
     (line,) = said
     assert "step 1" in line and "update skipped" in line
     with pytest.raises(TrainError, match=r"no longer finite at step 1 .* 1 step.s. in a row.*optim\.lr"):
-        trained(8, 1, model=Explosive(*network_with_norm()), limit=0, log_line=said.append)
+        trained(8, 1, model=Explosive(*network_with_norm().children()), limit=0, log_line=said.append)
 
 
 def train_with_a_bad_batch_on_rank_one() -> tuple[int, list[str]]:
@@ -93,7 +93,7 @@ def train_with_a_bad_batch_on_rank_one() -> tuple[int, list[str]]:
     found = []
     for loss_scale in (None, 8.0):
         said: list[str] = []
-        model = Explosive(*network_with_norm()) if world.rank == 1 else network()
+        model = Explosive(*network_with_norm().children()) if world.rank == 1 else network()
         state = trained(8, 1, model=model, loss_scale=loss_scale, world=world, limit=1, log_line=said.append)
         found.append((state.average.updates, said))
     assert found[0] == found[1]

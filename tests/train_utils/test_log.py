@@ -1,4 +1,4 @@
-"""The log, the tables of figures, and the rows on the terminal."""
+"""The log and the tables of figures."""
 
 import csv
 import re
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from train_utils.errors import TrainError
-from train_utils.log import EPOCH_COLUMNS, MetricsCsv, RunLog, epoch_row
+from train_utils.log import MetricsCsv, RunLog
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -67,11 +67,3 @@ def test_a_full_disk_delays_rows_and_lines_and_loses_none(tmp_path: Path, capsys
     assert [row["epoch"] for row in rows(tmp_path / "m.csv")] == ["1", "2", "3", "4"]
     assert re.findall(r"line \d", (tmp_path / "train.log").read_text()) == ["line 1", "line 2", "line 3", "line 4"]
     assert capsys.readouterr().err == ""
-
-
-def test_rows_stand_under_their_titles() -> None:
-    """In 80 columns, also numbers that are long."""
-    titles = epoch_row(list(EPOCH_COLUMNS))
-    row = epoch_row(["1/3", 12.3456, 0.00123456, 123456.7, 4.5, "0.250", "-", 214.4, "1.2G", "0:00:05", "0:00:09"])
-    assert [match.end() for match in re.finditer(r"\S+", titles)] == [match.end() for match in re.finditer(r"\S+", row)]
-    assert len(row) <= 80
