@@ -14,7 +14,6 @@ from conf.messages import darknet_options
 from conf.schema import TrainConfig
 from data import set_files
 from data.errors import DataError
-from data.files import download
 from models.published import BACKBONE, COCO, Published
 from train_utils import files, launch
 from train_utils.errors import CheckpointError
@@ -231,6 +230,8 @@ def fetch_weights(entry: Published) -> Path:
     Raises the DataError of ``download``, which says where to put the file by hand, and ConfigError
     where the file is not the user's.
     """
+    from data.files import download  # imports numpy
+
     path = weights_folder() / entry.file_name
     if not is_here(entry):
         print(f"{entry.url} ({entry.size / 1e6:.0f} MB) -> {path}", flush=True)
