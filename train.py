@@ -127,7 +127,7 @@ def train(requested: TrainConfig) -> Outcome:  # noqa: PLR0915 - the story of a 
             # The tables first: a run that ends in between repeats the epoch, and its row.
             loggers.epoch(result, figures, time.perf_counter() - started, is_best)
             if is_best and evaluation is not None:
-                with report.spared("best_detections.npz", log):
+                with report.log_failure("best_detections.npz", log):
                     keep_best(folder, evaluation)
             writer.save(state.to_plain(), is_best)
             stop.agree()

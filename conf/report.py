@@ -116,7 +116,7 @@ def finish_run(
         plots.draw_training(folder / plots.FOLDER, folder / "metrics.csv", log.line)
         read = data.ImageSource(val_set, config.data.on_error).read
         plots.draw_evaluation(folder / plots.FOLDER, evaluation, read, val_set.file_name, log.line)
-    with spared("report.html", log):
+    with log_failure("report.html", log):
         report_run(folder)
     loggers.result()
     ckpt = option("ckpt", folder)
@@ -132,7 +132,7 @@ def report_run(folder: Path) -> Path:
 
 
 @contextlib.contextmanager
-def spared(what: str, log: RunLog) -> Iterator[None]:
+def log_failure(what: str, log: RunLog) -> Iterator[None]:
     """Write something in the body that a training can do without; log it if that fails."""
     try:
         yield

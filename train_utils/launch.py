@@ -93,7 +93,7 @@ def requeue_file(environment: Mapping[str, str] = os.environ) -> Path | None:
 
 def prefer_expandable_segments() -> None:
     """Let CUDA's memory segments grow: sizes leave holes in fixed ones; call before torch loads."""
-    if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & set(os.environ):
+    if sys.platform == "linux" and not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & set(os.environ):
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
 
