@@ -2,9 +2,11 @@
 
 import hashlib
 import logging
+import mmap
 import shutil
 import struct
 import uuid
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -29,7 +31,8 @@ HUFFMAN_FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended and progressive (T.81,
 CHROMA_ROWS = 2  # chroma at half height: upsampling a row reads the next pair of rows
 AS_STORED = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION  # RGB; only TIFF files are turned
 _FIX = "fix: replace the file, or set data.on_error=skip to leave such images out"
-CACHE_VERSION = 2  # raise it when the file layout or the decoding changes
+CACHE_VERSION = 3  # raise it when the file layout or the decoding changes
+MISSING = -1  # in place of the checksum of an image that could not be read
 
 
 def decode_rows(data: bytes, height: int, rows: int) -> Image | None:
@@ -107,6 +110,10 @@ class ImageSource:
             self._starts = _starts(annotations)
             self._bytes = np.memmap(cache, dtype=np.uint8, mode="r").view(np.ndarray)
             assert len(self._bytes) == self._starts[-1], f"{cache} was made from other annotations"
+            self._checks = self._bytes[: self._starts[0]].view(np.int64)
+            # Each image is checked once, since each time would slow the loader down. Forked workers
+            # share the results (N,) and whether damage was reported.
+            self._whole = np.frombuffer(mmap.mmap(-1, len(annotations) + 1), dtype=np.bool_)
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.annotations, self.on_error, self.cache)  # a spawned worker maps the cache itself
@@ -119,9 +126,17 @@ class ImageSource:
         log of each process once.
         """
         if self.cache is not None:
-            if not self._bytes[index]:
+            if self._checks[index] == MISSING:
                 return None
-            return self._bytes[self._starts[index] : self._starts[index + 1]].reshape(*self.annotations.sizes[index], 3)
+            pixels = self._bytes[self._starts[index] : self._starts[index + 1]]
+            if not self._whole[index]:
+                self._whole[index] = zlib.crc32(pixels.data) == self._checks[index]
+            if self._whole[index]:
+                return pixels.reshape(*self.annotations.sizes[index], 3)
+            if not self._whole[-1]:
+                self._whole[-1] = True
+                where = f"{self.cache} is damaged at {self.annotations.path(index)} and perhaps at others"
+                logger.warning("the image cache %s, which are read from their files. fix: delete the cache", where)
         try:
             return self._decode(index, rows)
         except DataError as error:
@@ -161,30 +176,36 @@ def build_image_cache(images: ImageSource, path: Path, kind: ImageCache) -> None
     """Decode all images into ``path`` unless it exists; one process per node calls this first.
 
     The file lies on a memory file system (/dev/shm) or, to outlive the run, on a disk. It starts
-    with one byte per image, 1 if the image could be read; then follow the pixels of all images in
-    order, in their annotated sizes. It appears complete or not at all. ``kind`` is for messages.
+    with a table of int64: the CRC-32 of each image, or ``MISSING`` if it could not be read, and
+    last the CRC-32 of these. Then follow the pixels of all images in order, in their annotated
+    sizes. It appears complete or not at all, and is made anew if its table or its end is damaged.
+    ``kind`` is for messages.
     Raises ``DataError`` where there is too little room, before any work, and for an image that
     cannot be read.
     """
-    if path.exists():
-        return
     path.parent.mkdir(parents=True, exist_ok=True)
     starts, free = _starts(images.annotations), shutil.disk_usage(path.parent).free
+    if path.exists():
+        table = np.fromfile(path, np.int64, starts[0] // 8)
+        if path.stat().st_size == starts[-1] and zlib.crc32(table[:-1].data) == table[-1]:
+            return
+        logger.warning("the image cache %s is damaged and is made anew", path)
     if starts[-1] > free:
         raise DataError(
             f"data.cache={kind} needs {starts[-1] / 2**30:.1f} GiB in {path.parent}, where {free / 2**30:.1f} GiB "
             "are free. fix: data.cache=none"
         )
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    table = np.full(len(images.annotations) + 1, MISSING, dtype=np.int64)
 
     def fill(index: int) -> None:
         image = images.read(index)
         if image is not None:
+            pixels = np.ascontiguousarray(image)
+            table[index] = zlib.crc32(pixels.data)
             with temporary.open("r+b") as file:  # not by a memory map: on a full disk that would crash
                 file.seek(starts[index])
-                file.write(np.ascontiguousarray(image).data)
-                file.seek(index)
-                file.write(b"\1")
+                file.write(pixels.data)
 
     try:
         with temporary.open("wb") as file:
@@ -193,6 +214,9 @@ def build_image_cache(images: ImageSource, path: Path, kind: ImageCache) -> None
             count = len(images.annotations)
             for _ in counted(pool.map(fill, range(count)), "decoding images", count):
                 pass
+        table[-1] = zlib.crc32(table[:-1].data)
+        with temporary.open("r+b") as start:
+            start.write(table.data)
         temporary.rename(path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -201,5 +225,5 @@ def build_image_cache(images: ImageSource, path: Path, kind: ImageCache) -> None
 def _starts(annotations: Annotations) -> np.typing.NDArray[np.int64]:
     """Return the start of each image in the file and the end of the last one: (N + 1,)."""
     lengths = annotations.sizes.astype(np.int64).prod(axis=1) * 3
-    starts: np.typing.NDArray[np.int64] = len(annotations) + np.concatenate([[0], np.cumsum(lengths)])
+    starts: np.typing.NDArray[np.int64] = 8 * (len(annotations) + 1) + np.concatenate([[0], np.cumsum(lengths)])
     return starts

@@ -3,17 +3,21 @@
 Unlike objects for each image, arrays open in milliseconds, and a forked worker's memory does not
 grow as it reads.
 
-On the disk an index is a folder with one ``.npy`` file per array and ``about.json``. Nothing
-changes in place: other sources have another key and folder.
+On the disk an index is a folder with one ``.npy`` file per array and ``about.json``, and their
+CRC-32. Nothing changes in place: other sources have another key and folder.
 """
 
 import hashlib
 import inspect
 import json
+import logging
 import os
+import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -22,10 +26,13 @@ from numpy.typing import NDArray
 from data import coco, headers, set_files, shapes, validate, voc, yolo
 from data.config import FORMATS, DataConfig, DataFormat, Exif, OnError, SplitConfig
 from data.errors import DataError
-from data.files import new_folder, stamp_files
+from data.files import new_folder, read_file, stamp_files
 from data.source import Files, Findings, Source, part_of
 
-FORMAT_VERSION = 7  # raise it when the columns or the checks change
+logger = logging.getLogger(__name__)
+
+FORMAT_VERSION = 8  # raise it when the columns or the checks change
+ATTEMPTS = 3  # to build an index: a process may remove a damaged one just when another has built it anew
 SINGLE_CLASS_NAME = "object"
 
 
@@ -99,10 +106,18 @@ def open_annotations(config: DataConfig, split: str) -> Annotations:
     options = (config.format, config.single_class, config.names, config.exif, config.on_error, config.split)
     key = json.dumps([FORMAT_VERSION, *files.stamps, str(files.image_root), split, *options])
     folder = Path(config.index_dir).absolute() / hashlib.sha256(key.encode()).hexdigest()[:32]
-    if not folder.is_dir():
-        columns, about, _ = _read(config, split, files)
-        build_index(folder, columns, about)
-    arrays, about = load_index(folder)
+    for _ in range(ATTEMPTS):
+        if not folder.exists():
+            columns, about, _ = _read(config, split, files)
+            build_index(folder, columns, about)
+        if (loaded := load_index(folder)) is not None:
+            break
+        logger.warning("the index %s is damaged and is built anew", folder)
+        with suppress(FileNotFoundError), TemporaryDirectory(dir=folder.parent) as trash:  # or another process has it
+            folder.rename(Path(trash) / folder.name)
+    else:
+        raise DataError(f"the index {folder} is damaged whenever it is built. fix: set data.index_dir to another disk")
+    arrays, about = loaded
     exif, unclear = about.pop("turn")
     return Annotations(**arrays, **about, turn=headers.TurnRule(Exif(exif), unclear), image_root=files.image_root)
 
@@ -115,6 +130,7 @@ def build_index(folder: Path, columns: Mapping[str, NDArray[np.generic]], about:
                 np.save(temporary / f"{name}.npy", column, allow_pickle=False)
             content = json.dumps({**about, "columns": list(columns)})
             (temporary / "about.json").write_text(content, encoding="utf-8")
+            (temporary / "crc32").write_bytes(_checksum(temporary))
     except OSError as error:
         raise DataError(
             f"cannot write the index of the data set to {folder.parent} ({error.strerror}). "
@@ -122,18 +138,28 @@ def build_index(folder: Path, columns: Mapping[str, NDArray[np.generic]], about:
         ) from error
 
 
-def load_index(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The arrays of an index, memory-mapped and read-only, and its ``about``."""
+def load_index(folder: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """The arrays of an index, memory-mapped and read-only, and its ``about``; ``None``: damaged."""
     try:
+        if read_file(folder / "crc32") != _checksum(folder):
+            return None
         about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
         # Plain ndarrays over the mapped pages: np.memmap makes a Python call for each slice.
         arrays = {
             name: np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False).view(np.ndarray)
             for name in about.pop("columns")
         }
-    except (OSError, ValueError) as error:
-        raise DataError(f"the index {folder} is damaged ({error}). fix: delete that folder") from error
-    return arrays, about
+        return arrays, about
+    except OSError:  # a lost file, a folder in its place, a bad sector
+        return None
+
+
+def _checksum(folder: Path) -> bytes:
+    """The CRC-32 of the columns and of ``about.json``, in hex digits."""
+    checksum = 0
+    for file in sorted(folder.glob("[!.]*.*")):
+        checksum = zlib.crc32(read_file(file), checksum)
+    return b"%08x" % checksum
 
 
 def read_annotations(config: DataConfig, split: str) -> tuple[Annotations, Findings, Findings]:

@@ -1,6 +1,8 @@
 """A small COCO data set in tmp_path that tests can modify."""
 
 import json
+import os
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,25 @@ EVERY_AUGMENT = replace(
     NO_AUGMENT, mosaic=1, degrees=20, translate=0.1, scale=0.5, shear=5, flip_horizontal=0.5, flip_vertical=0.5,
     hsv_hue=0.0138, hsv_saturation=0.678, hsv_value=0.36,
 )  # fmt: skip
+Damage = Callable[[Path], object]
+
+
+def flipped(file: Path, place: int) -> None:
+    """Flip a bit of the byte at ``place``, which may count from the end."""
+    content = bytearray(file.read_bytes())
+    content[place] ^= 4
+    file.write_bytes(content)
+
+
+DAMAGES: dict[str, Damage] = {
+    "first byte": lambda file: flipped(file, 0),
+    "middle byte": lambda file: flipped(file, file.stat().st_size // 2),
+    "last byte": lambda file: flipped(file, -1),
+    "last byte lost": lambda file: os.truncate(file, file.stat().st_size - 1),
+    "empty": lambda file: os.truncate(file, 0),
+    "zeros": lambda file: file.write_bytes(bytes(file.stat().st_size)),
+    "lost": Path.unlink,
+}
 
 
 class CocoSet:

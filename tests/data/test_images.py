@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data import DataError, ImageCache, ImageSource, OnError, build_image_cache, image_cache_name
+from data import Annotations, DataError, ImageCache, ImageSource, OnError, build_image_cache, image_cache_name
 from data import images as jpeg
 from data.headers import TooLargeError, read_header
 from data.images import AS_STORED, open_image
 from tests.data.bad_inputs import exif
+from tests.data.conftest import DAMAGES, Damage
 
 needs_simplejpeg = pytest.mark.skipif(find_spec("simplejpeg") is None, reason="needs simplejpeg")
 
@@ -109,6 +110,43 @@ def test_cached_images_equal_the_files(coco_set, tmp_path: Path) -> None:
         second = cached.read(index)
         assert first is not None and second is not None and np.array_equal(first, second)
         assert not second.flags.writeable, "all processes share these pages"
+
+
+def parts_of_a_cache(annotations: Annotations) -> dict[str, slice]:
+    """The bytes of the table and of each image."""
+    table = 8 * (len(annotations) + 1)
+    ends = table + 3 * np.cumsum(annotations.sizes.prod(axis=1)).astype(int)
+    starts = [table, *ends[:-1]]
+    return {"table": slice(0, table)} | {
+        f"image {i}": slice(*part) for i, part in enumerate(zip(starts, ends, strict=True))
+    }
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
+def test_a_damaged_cache_gives_the_images_of_the_files(
+    coco_set, tmp_path: Path, damage: Damage, caplog: pytest.LogCaptureFixture
+) -> None:
+    source, path = coco_set.source(), tmp_path / "cache"
+    build_image_cache(source, path, ImageCache.disk)
+    content = path.read_bytes()
+    for name, part in parts_of_a_cache(source.annotations).items():
+        (tmp_path / "part").write_bytes(content[part])
+        damage(tmp_path / "part")
+        left = (tmp_path / "part").read_bytes() if (tmp_path / "part").exists() else b""
+        path.write_bytes(content[: part.start] + left + content[part.stop :])
+        for turn in range(2):
+            caplog.clear()
+            build_image_cache(source, path, ImageCache.disk)
+            cached = ImageSource(source.annotations, OnError.stop, path)
+            for index in [*range(7), *range(7)]:
+                assert np.array_equal(cached.read(index), source.read(index)), name
+            if name == "table" or len(left) < part.stop - part.start:
+                assert caplog.messages == [f"the image cache {path} is damaged and is made anew"] * (1 - turn)
+                assert path.read_bytes() == content and not list(tmp_path.glob(".*"))
+            else:
+                (message,) = caplog.messages
+                image = source.annotations.path(int(name.split()[1]))
+                assert message.startswith(f"the image cache {path} is damaged at {image} and perhaps")
 
 
 def test_broken_images_are_not_in_a_cache(coco_set, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +15,20 @@ from pycocotools.coco import COCO
 from torch.utils.data import DataLoader, Dataset
 
 import data.coco
-from data import Annotations, DataConfig, DataError, OnError, SplitConfig, check_same_classes, open_annotations
-from tests.data.conftest import CocoSet
+from data import (
+    Annotations,
+    DataConfig,
+    DataError,
+    ImageCache,
+    ImageSource,
+    OnError,
+    SplitConfig,
+    build_image_cache,
+    check_same_classes,
+    image_cache_name,
+    open_annotations,
+)
+from tests.data.conftest import DAMAGES, CocoSet, Damage
 
 SMALL, LARGE = 2_000, 20_000
 
@@ -141,7 +154,7 @@ def test_memory_of_a_worker_does_not_grow_with_the_data_set(empty_set: CocoSet) 
 
 
 def indices(coco_set) -> list[Path]:
-    return sorted((coco_set.root / "index").iterdir())
+    return sorted((coco_set.root / "index").iterdir(), key=lambda path: path.suffix)
 
 
 def test_opening_again_maps_the_files_and_reads_no_source(coco_set, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,33 +180,54 @@ def test_a_same_size_edit_that_keeps_the_mtime_is_seen(coco_set) -> None:
 
 
 def open_at(config: DataConfig, start: float, results: multiprocessing.Queue) -> None:
+    """Open index and cache as a training does, and send all that is in them."""
     time.sleep(max(0.0, start - time.time()))
-    results.put(open_annotations(config, "train").boxes_xywh.tolist())
+    annotations = open_annotations(config, "train")
+    files = ImageSource(annotations, config.on_error)
+    path = Path(config.index_dir) / image_cache_name(annotations, config.on_error)
+    build_image_cache(files, path, ImageCache.disk)
+    images = ImageSource(annotations, config.on_error, path)
+    pixels = [images.read(index).tobytes() for index in range(len(annotations))]
+    results.put((annotations.boxes_xywh.tolist(), pixels))
 
 
-def test_processes_that_build_at_once_share_one_index(coco_set) -> None:
+def test_processes_that_build_at_once_share_one_index_and_cache(coco_set) -> None:
+    """Also if what is there is damaged."""
     coco_set.save()
     context = multiprocessing.get_context("fork")
     results = context.Queue()
-    for turn in range(3):
-        config = replace(coco_set.config, index_dir=str(coco_set.root / "index" / str(turn)))
+    for turn in range(6):
         start = time.time() + 0.05
-        processes = [context.Process(target=open_at, args=(config, start, results)) for _ in range(4)]
+        processes = [context.Process(target=open_at, args=(coco_set.config, start, results)) for _ in range(4)]
         for process in processes:
             process.start()
-        boxes = [results.get(timeout=20) for _ in processes]
+        found = [results.get(timeout=20) for _ in processes]
         for process in processes:
             process.join(20)
-        assert boxes == [boxes[0]] * 4 and len(boxes[0]) == len(coco_set.json["annotations"])
-        assert len(os.listdir(config.index_dir)) == 1, "no temporary folder stays"
+        boxes, pixels = found[0]
+        assert found == [found[0]] * 4 and len(boxes) == len(coco_set.json["annotations"]) and len(pixels) == 7
+        index, cache = indices(coco_set)  # no temporary folder stays
+        os.truncate(cache if turn % 2 else index / "boxes_xywh.npy", 100)
 
 
-def test_a_damaged_index_is_an_error_that_names_it(coco_set) -> None:
-    coco_set.open()
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
+def test_a_damaged_index_is_built_anew(coco_set, damage: Damage, caplog: pytest.LogCaptureFixture) -> None:
+    def arrays(annotations: Annotations) -> dict[str, Any]:
+        return {name: np.asarray(value).tolist() for name, value in vars(annotations).items()}
+
+    expected = arrays(coco_set.open())
     (folder,) = indices(coco_set)
-    os.truncate(folder / "boxes_xywh.npy", 100)
-    with pytest.raises(DataError, match=rf"the index {folder} is damaged .* fix: delete that folder"):
-        coco_set.open()
+    files = sorted(folder.iterdir())
+    assert len(files) == 12
+    for file in files:
+        damage(file)
+        assert arrays(coco_set.open()) == expected
+        assert [record.getMessage() for record in caplog.records] == [
+            f"the index {folder} is damaged and is built anew"
+        ]
+        caplog.clear()
+        assert arrays(coco_set.open()) == expected and not caplog.records
+        assert indices(coco_set) == [folder], "nothing of the damaged one stays"
 
 
 def test_a_folder_that_cannot_be_written(coco_set) -> None:
