@@ -5,6 +5,7 @@ is imported is in launch.py.
 """
 
 import itertools
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -94,17 +95,30 @@ def choose_device(requested: str, local_rank: int | None = None) -> torch.device
 def _open_group(place: launch.Launch, device: torch.device, timeout_seconds: float) -> None:
     timeout = timedelta(seconds=timeout_seconds)
     try:
+        if place.store is not None:
+            _wait_for_store(place.store, time.monotonic() + timeout_seconds)
         reached, rank, world_size = next(dist.rendezvous(place.url, place.rank, place.world_size, timeout=timeout))
         # torchrun's store may hold the keys of dead processes and of an earlier training here.
         store = dist.PrefixStore(f"{place.attempt}/{next(_groups)}", reached)
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
-    except (RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise errors.DistributedError(
             f"rank {place.rank} did not meet its peers ({errors.first_line(error)}). fix: look for the first error in "
             "the output of all ranks; MASTER_ADDR and MASTER_PORT say where to meet, "
             "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME=<the interface between the hosts> how"
         ) from error
+
+
+def _wait_for_store(address: tuple[str, int], until: float) -> None:
+    """Wait for the store; torch would wait three times as long, and print its stack."""
+    while True:
+        try:
+            return socket.create_connection(address, max(PAUSE_SECONDS, until - time.monotonic())).close()
+        except OSError:
+            if time.monotonic() > until:
+                raise
+        time.sleep(PAUSE_SECONDS)
 
 
 @contextmanager

@@ -26,6 +26,7 @@ class Launch(NamedTuple):
     local_rank: int = 0  # on its node
     url: str = "env://"  # where the ranks meet
     attempt: int = 0  # of torchrun's: each finds the store of the one before, with its keys
+    store: tuple[str, int] | None = None  # host and port; None where this process opens it
 
 
 def read_launch(environment: Mapping[str, str] = os.environ) -> Launch:
@@ -38,16 +39,18 @@ def read_launch(environment: Mapping[str, str] = os.environ) -> Launch:
         if "RANK" in environment:
             rank, size, local_rank = (int(environment[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
             attempt = int(environment.get("TORCHELASTIC_RESTART_COUNT", "0"))
-            return Launch("torchrun", rank, size, local_rank, attempt=attempt)
+            opens = rank == 0 and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+            store = None if opens else (environment["MASTER_ADDR"], int(environment["MASTER_PORT"]))
+            return Launch("torchrun", rank, size, local_rank, attempt=attempt, store=store)
         if "SLURM_STEP_ID" in environment:  # the shell of an sbatch script has none
             # Every rank derives the same port; steps of one job, and jobs, may share a node.
             port = 20000 + (int(environment["SLURM_JOB_ID"]) + 1009 * int(environment["SLURM_STEP_ID"])) % 10000
             # The first host: gpu08 of gpu[08-11,20],cpu1.
             host = re.sub(r"\[(\d+)[^\[\]]*\]", r"\1", environment["SLURM_STEP_NODELIST"]).partition(",")[0]
-            url = f"tcp://{environment.get('MASTER_ADDR', host)}:{environment.get('MASTER_PORT', port)}"
+            host, port = environment.get("MASTER_ADDR", host), int(environment.get("MASTER_PORT", port))
             names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
             rank, size, local_rank = (int(environment[name]) for name in names)
-            return Launch("srun", rank, size, local_rank, url)
+            return Launch("srun", rank, size, local_rank, f"tcp://{host}:{port}", store=(host, port) if rank else None)
     except (KeyError, ValueError) as error:
         raise DistributedError(
             f"the launcher's environment variables are incomplete or no numbers ({error}). fix: start with torchrun "
@@ -107,8 +110,9 @@ def claim_report() -> bool:
 
     The latter is for errors before there is a process group, as refused options. The other ranks
     wait here: their launcher ends all once one has ended, and the one that prints comes first.
+    Without a launcher each prints such an error, as it may be the only one.
     """
-    rank = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0"))
+    rank = os.environ.get("LOCAL_RANK" if "TORCHELASTIC_RUN_ID" in os.environ else "SLURM_LOCALID", "0")
     first, dist = "0", sys.modules.get("torch.distributed")
     if dist is not None and dist.is_initialized():
         rank = str(dist.get_rank())

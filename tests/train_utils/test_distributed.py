@@ -138,19 +138,14 @@ def test_exchange_under_slurm(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("scenario", "survivors"), [("killed_builder", [1, 2]), ("killed_peer", [0, 2]), ("hanging_peer", [0, 2])]
-)
-def test_a_killed_or_hanging_rank_ends_all_at_once_with_one_sentence(
-    tmp_path: Path, scenario: str, survivors: list[int]
-) -> None:
+def test_a_killed_builder_ends_all_at_once_with_one_sentence(tmp_path: Path) -> None:
     port = free_port()
-    reports = run_together(scenario, tmp_path, [by_hand(rank, 3, port) for rank in range(3)])
-    assert list(reports) == survivors
+    reports = run_together("killed_builder", tmp_path, [by_hand(rank, 3, port) for rank in range(3)])
+    assert list(reports) == [1, 2]
     for report in reports.values():
         assert report["error"].startswith("lost another rank (") and "resume=" in report["error"]
-    printing = [report["reports"] for report in reports.values()]
-    assert any(printing)  # more than one where rank 0, which holds the store here, was the first to end
+    # More than one where rank 0, which holds the store here, was the first to end.
+    assert any(report["reports"] for report in reports.values())
 
 
 @pytest.mark.slow
@@ -158,13 +153,6 @@ def test_restart_by_torchrun_after_a_kill(tmp_path: Path) -> None:
     torchrun = ("torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1", "--rdzv-backend=c10d")
     reports = run_launcher("restarted", tmp_path, *torchrun, "--rdzv-endpoint=localhost:0")
     assert [(report["attempt"], report["sum"]) for report in reports.values()] == [(1, 2.0), (1, 2.0)]
-
-
-@pytest.mark.slow
-def test_a_missing_process_is_reported_soon(tmp_path: Path) -> None:
-    port = free_port()
-    reports = run_together("missing", tmp_path, [by_hand(0, 2, port)])
-    assert "rank 0 did not meet its peers (" in reports[0]["error"] and reports[0]["reports"]
 
 
 def test_cuda_asked_for_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

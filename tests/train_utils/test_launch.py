@@ -16,6 +16,7 @@ from train_utils.launch import (
 )
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "node1", "MASTER_PORT": "1234"}
+RANK_5 = Launch("torchrun", 5, 8, 1, "env://", store=("node1", 1234))
 # Recorded in an `srun` task of a job on 2 nodes, SLURM 22.05.
 SRUN = {
     "SLURM_JOB_ID": "123456",
@@ -36,11 +37,17 @@ SBATCH = SALLOC | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
     ("environment", "launch"),
     [
         ({}, Launch("none", 0, 1, 0, "env://")),
-        (TORCHRUN, Launch("torchrun", 5, 8, 1, "env://")),
-        (SRUN | TORCHRUN, Launch("torchrun", 5, 8, 1, "env://")),
-        (SRUN, Launch("srun", 2, 3, 0, f"tcp://gpu08:{20000 + 123456 % 10000}")),
+        (TORCHRUN, RANK_5),
+        (SRUN | TORCHRUN, RANK_5),
+        (TORCHRUN | {"RANK": "0"}, RANK_5._replace(rank=0, store=None)),  # by hand
+        (TORCHRUN | {"RANK": "0", "TORCHELASTIC_USE_AGENT_STORE": "True"}, RANK_5._replace(rank=0)),
+        (SRUN, Launch("srun", 2, 3, 0, "tcp://gpu08:23456", store=("gpu08", 23456))),
+        (SRUN | {"SLURM_PROCID": "0"}, read_launch(SRUN)._replace(rank=0, store=None)),
         (SRUN | {"WORLD_SIZE": "3"}, read_launch(SRUN)),
-        (SRUN | {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "99"}, Launch("srun", 2, 3, 0, "tcp://10.0.0.1:99")),
+        (
+            SRUN | {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "99"},
+            read_launch(SRUN)._replace(url="tcp://10.0.0.1:99", store=("10.0.0.1", 99)),
+        ),
         (SBATCH | {"SLURM_NTASKS": "1"}, Launch("none")),
         ({"SLURM_JOB_ID": "7"}, Launch("none")),
     ],

@@ -37,7 +37,6 @@ from train_utils.launch import claim_report, explain_lost_peer, read_launch, shu
 from train_utils.sync_batchnorm import convert_sync_batchnorm
 
 IMAGES, MICRO_BATCHES = 12, 2
-TIMEOUTS = {"missing": 2.0, "hanging_peer": 3.0}  # in seconds, by scenario
 
 
 def everything(world: World, folder: Path) -> dict[str, Any]:
@@ -128,21 +127,6 @@ def killed_builder(world: World, folder: Path) -> dict[str, Any]:
     return {}
 
 
-def killed_peer(world: World, folder: Path) -> dict[str, Any]:
-    """Rank 1 is killed while the others wait for it in a collective."""
-    if world.rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    barrier()
-    return {}
-
-
-def hanging_peer(world: World, folder: Path) -> dict[str, Any]:
-    """Rank 1 hangs while the others wait for it in a collective, until their time-out."""
-    if world.rank == 1:
-        time.sleep(TIMEOUTS["hanging_peer"] + 4)
-    return killed_peer(world, folder)
-
-
 def restarted(world: World, folder: Path) -> dict[str, Any]:
     """The first attempt dies in a section; the second must ignore what it left."""
     attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
@@ -154,8 +138,7 @@ def restarted(world: World, folder: Path) -> dict[str, Any]:
 
 
 SCENARIOS: dict[str, Callable[[World, Path], dict[str, Any]]] = {
-    function.__name__: function
-    for function in (everything, exchange, killed_builder, killed_peer, hanging_peer, restarted)
+    function.__name__: function for function in (everything, exchange, killed_builder, restarted)
 }
 
 
@@ -173,7 +156,7 @@ def main() -> None:
     launch.LAUNCHER_SECONDS = 0.5  # nothing ends a rank that waits for its launcher here
     folder, scenario = sys.argv[1:]
     try:
-        world = init_distributed_mode("cpu", TIMEOUTS.get(scenario, 60.0))
+        world = init_distributed_mode("cpu", 60.0)
         report = SCENARIOS[scenario](world, Path(folder))
     except (DistributedError, RuntimeError) as error:
         report = {"error": str(explain_lost_peer(error)), "reports": claim_report()}
