@@ -28,6 +28,7 @@ import torch
 from conf import ConfigError, help, network
 from conf.programs import callable_from_python
 from conf.schema import ExportConfig, ExportFormat
+from data.errors import printable
 from data.shapes import draw_image
 from models import export as files
 from train_utils.files import CHECKPOINTS
@@ -134,5 +135,5 @@ def metadata(
     }
     if config.nms:
         facts["suppression"] = {key: getattr(config, key) for key in ("confidence", "nms_iou", "max_detections")}
-    texts = {key: json.dumps(value, ensure_ascii=False) for key, value in facts.items()}
-    return {"made_by": help.own_version(), "origin": detector.origin, **texts}
+    texts = {key: json.dumps(value) for key, value in facts.items()}
+    return {"made_by": help.own_version(), "origin": printable(detector.origin), **texts}

@@ -7,6 +7,7 @@ with exit code 2; anything else is a bug and keeps its traceback.
 
 import errno
 import functools
+import io
 import os
 import pkgutil
 import signal
@@ -74,6 +75,7 @@ def run(name: str) -> None:
     Returns after success. Otherwise exits: with code 2 after a user error, 1 after a bug.
     """
     launch.prefer_expandable_segments()
+    print_any_name()
     program = PROGRAMS[name]
     try:
         arguments = prepare_arguments(sys.argv[1:], program)
@@ -92,6 +94,12 @@ def run(name: str) -> None:
     except (Exception, KeyboardInterrupt) as error:
         sys.exit(report(error, program.schema))
     launch.shutdown()
+
+
+def print_any_name() -> None:
+    """Escape names of files and classes that are no Unicode, or not in the terminal's encoding."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def run_by_hydra(name: str, program: Program, arguments: list[str]) -> None:
@@ -240,6 +248,7 @@ def callable_from_python(
         def call(options: Config | Sequence[str]) -> Result:
             if is_dataclass(options):
                 return function(options)
+            print_any_name()
             try:
                 return function(options_of(name, options))
             finally:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import cv2
 import numpy as np
@@ -87,8 +87,14 @@ def count_frames(media: Sequence[Medium]) -> int:
     """Count the frames, as videos state them; 0 for a camera or stream."""
     if media[0].address:
         return 0
-    videos = [cv2.VideoCapture(str(medium.path)) for medium in media if medium.is_video]
+    videos = [_capture(medium) for medium in media if medium.is_video]
     return len(media) - len(videos) + sum(max(1, int(video.get(cv2.CAP_PROP_FRAME_COUNT))) for video in videos)
+
+
+def _capture(medium: Medium) -> cv2.VideoCapture:
+    # OpenCV crashes on a name that is not Unicode, and takes its bytes.
+    source: Any = int(medium.address) if medium.address.isdecimal() else os.fsencode(medium.address or medium.path)
+    return cv2.VideoCapture(source)
 
 
 def read_picture(medium: Medium, exif: Exif) -> Frame:
@@ -105,10 +111,9 @@ def read_picture(medium: Medium, exif: Exif) -> Frame:
 
 def read_video(medium: Medium) -> Iterator[Frame]:
     """Yield the frames of a video, camera or stream. Raises DataError if OpenCV cannot open it."""
-    address = medium.address
-    capture = cv2.VideoCapture(int(address) if address.isdecimal() else address or str(medium.path))
+    capture = _capture(medium)
     if not capture.isOpened():
-        fix = "fix: check that it is on, and its number or address" if address else _FIX
+        fix = "fix: check that it is on, and its number or address" if medium.address else _FIX
         raise DataError(f"{medium.name} is no video that OpenCV can open. {fix}")
     rate = capture.get(cv2.CAP_PROP_FPS) or USUAL_RATE
     number = 0

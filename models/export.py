@@ -228,8 +228,8 @@ def run_torch(path: Path) -> Run:
     """A function that runs a torch.export archive."""
     import torchvision  # noqa: F401 - registers the suppression that the archive calls
 
-    with _quiet():
-        module: Any = torch.export.load(path).module()
+    with _quiet(), path.open("rb") as file:  # torch takes no path whose name is not Unicode
+        module: Any = torch.export.load(file).module()
     run: Run = torch.no_grad()(module)
     return run
 

@@ -240,8 +240,10 @@ def read_tensor_file(path: Path) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # torch's, about its own classes in files of old versions
-            # Memory-mapped, so unused parts (an optimiser's state) stay on disk.
-            return torch.load(str(path), map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+            # Memory-mapped, so unused parts (an optimiser's state) stay on disk; torch maps no file
+            # whose name is not Unicode.
+            mapped = zipfile.is_zipfile(path) and str(path).encode("utf-8", "replace").decode() == str(path)
+            return torch.load(str(path), map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:  # damaged bytes can break any step of reading, with any error
         pickled = re.search(r"GLOBAL (\S+)", str(error))
         if pickled is None:

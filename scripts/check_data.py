@@ -77,7 +77,7 @@ def check(config: CheckDataConfig) -> CheckedSet:
     if cells:
         save_sheet(cells, SHEET_COLUMNS, out / "labels.jpg")
     lines = [f"{config.data.name}: {config.data.root}", *text_report(checked)]
-    (out / "report.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (out / "report.txt").write_text("\n".join(lines) + "\n", encoding="utf-8", errors="backslashreplace")
     print("\n".join(lines[:-1]))
     print(f"{lines[-1]}, report: {out / 'report.txt'}")
     return checked

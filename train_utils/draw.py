@@ -1,15 +1,16 @@
 """Boxes drawn on pictures, pictures in a sheet, and drawn pictures and videos as files."""
 
 import colorsys
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import cv2
 import numpy as np
 
-from train_utils.errors import TrainError
+from train_utils.errors import TrainError, printable
 
 DARK, LIGHT = (0, 0, 0), (255, 255, 255)
 FONT = cv2.FONT_HERSHEY_SIMPLEX
@@ -42,7 +43,7 @@ def draw_boxes(
         index = int(classes[i])
         color = class_color(index)
         cv2.rectangle(canvas, (left, top), (right, bottom), color, max(1, round(side / 220)))
-        text = names[index] + (f" {scores[i]:.2f}" if scores is not None else "")
+        text = printable(names[index]) + (f" {scores[i]:.2f}" if scores is not None else "")
         (width, height), base = cv2.getTextSize(text, FONT, scale, weight)
         x = max(0, min(left, columns - width))
         y = max(height + base, min(top, rows))  # bottom of the name, above its box where there is room
@@ -82,7 +83,8 @@ def save_sheet(cells: Sequence[Cell], columns: int, out: Path) -> None:
         small = cv2.resize(cell.image, size, interpolation=cv2.INTER_AREA if ratio < 1 else cv2.INTER_LINEAR)
         drawn = draw_boxes(small, cell.boxes_xyxy * ratio, cell.classes, cell.names, cell.scores)
         page[top : top + size[1], left : left + size[0]] = drawn
-        title = cell.title if len(cell.title) <= LONGEST else f"...{cell.title[-LONGEST:]}"
+        title = printable(cell.title)
+        title = title if len(title) <= LONGEST else f"...{title[-LONGEST:]}"
         cv2.putText(page, title, (left, top - 7), FONT, 0.5, DARK, 1, cv2.LINE_AA)
     write_image(out, page[..., ::-1], "or choose another folder")
 
@@ -156,7 +158,8 @@ class DrawnFiles:
             path.parent.mkdir(parents=True, exist_ok=True)
             codec = cv2.VideoWriter.fourcc(*CODECS[path.suffix])
             self._video_path, self._size = path, size
-            self._video = cv2.VideoWriter(str(path), codec, frames_per_second, size)
+            name: Any = os.fsencode(path)  # OpenCV takes these, too, and crashes on text that is not Unicode
+            self._video = cv2.VideoWriter(name, codec, frames_per_second, size)
         if not self._video.isOpened() or size != self._size:  # OpenCV would drop the frame silently
             raise TrainError(f"cannot write {path} with frames of {size[0]} x {size[1]} pixels. fix: draw=false")
         self._video.write(drawn)
@@ -170,8 +173,10 @@ def write_image(path: Path, image: np.ndarray, fix: str) -> None:
     """Write a picture (uint8 BGR) in the format of its suffix, or raise TrainError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if not cv2.imwrite(str(path), image):
+        is_encoded, content = cv2.imencode(path.suffix, image)
+        if not is_encoded:
             raise OSError("OpenCV does not say why")
+        path.write_bytes(content.tobytes())  # imwrite crashes on names that are not Unicode
     except (OSError, cv2.error) as error:
         why = getattr(error, "err", error)  # OpenCV's without the line of its source
         raise TrainError(f"cannot write {path} ({why}). fix: free some space, {fix}") from error

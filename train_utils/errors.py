@@ -15,6 +15,11 @@ class CheckpointError(ValueError):
     """A checkpoint cannot be written, or a file is not an intact checkpoint of this project."""
 
 
+def printable(text: str) -> str:
+    """Escape what is not Unicode, as in names of other encodings: OpenCV would crash on it."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def first_line(error: BaseException) -> str:
     """The first sentence of ``error``, without torch's source position and stack."""
     line = (str(error).splitlines() or [type(error).__name__])[0]

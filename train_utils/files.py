@@ -42,7 +42,7 @@ def whole_file(path: Path, mode: str = "w", previous: Path | None = None) -> Ite
     OSError.
     """
     temporary = path.with_name(f"{path.name}.tmp")  # a run has one writer: a leftover is overwritten
-    as_text: dict[str, Any] = {} if "b" in mode else {"newline": "", "encoding": "utf-8", "errors": "surrogateescape"}
+    as_text: dict[str, Any] = {} if "b" in mode else {"newline": "", "encoding": "utf-8", "errors": "backslashreplace"}
     try:
         with open(temporary, mode, **as_text) as file:
             yield file

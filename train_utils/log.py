@@ -25,7 +25,7 @@ class GrowingFile:
         self._waiting += text
         size = None
         try:
-            with self._path.open("a", newline="", encoding="utf-8") as file:
+            with self._path.open("a", newline="", encoding="utf-8", errors="backslashreplace") as file:
                 size = file.tell()
                 file.write(self._waiting)
         except OSError as error:

@@ -1,0 +1,87 @@
+"""Files, folders and classes whose names are no text in UTF-8 go through every program."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import cv2
+import numpy as np
+import onnx
+import pytest
+import torch
+import yaml
+
+from conf.detector import Predictor
+from conf.entry import compose
+from conf.programs import override, run
+from conf.saved import model_or_checkpoint
+from conf.schema import DemoConfig
+from data.shapes import draw_image
+from scripts.demo import Session
+from tests.data.test_media import video
+from train_utils.errors import printable
+
+NAMES = ["caf\udce9", "\U0001f600", "日本"]  # the first is Latin-1 where UTF-8 is meant
+CLASSES = [*NAMES, "\ud800"]  # half a letter of UTF-16, which no file can be called
+
+
+@pytest.mark.slow
+def test_any_name_goes_through_every_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = tmp_path / "".join(NAMES)
+    images, labels, out = home / "images", home / "labels", home / "out"
+    for folder in (images, labels):
+        folder.mkdir(parents=True)
+    for number, name in enumerate([*NAMES, "plain"]):
+        pixels = draw_image(64, np.random.default_rng(number)).image
+        (images / f"{name}.png").write_bytes(cv2.imencode(".png", pixels)[1].tobytes())
+        (labels / f"{name}.txt").write_text(f"{number} .5 .5 .4 .4\n")
+        if name != "plain":
+            os.rename(video(tmp_path / "clip.avi", 2, size=(96, 64)), images / f"{name} film.avi")
+    (home / "data.yaml").write_text(yaml.safe_dump({"train": "images", "val": "images", "names": CLASSES}))
+    monkeypatch.chdir(home)
+
+    def start(program: str, *arguments: str) -> None:
+        monkeypatch.setattr(sys, "argv", [f"{program}.py", *arguments])
+        run(program)
+
+    network = ["model=yolov3-tiny", "model.width=0.125"]
+    training = ["train.image_size=64", "train.batch_size=4", "train.device=cpu", "data.workers=0"]
+    start("train", override("data", home), *network, *training, "train.epochs=1")
+    (folder,) = (home / "runs" / home.name).iterdir()
+    start("train", override("resume", folder), "train.epochs=2", "train.device=cpu")
+    ckpt, written = override("ckpt", folder), override("out", out)
+    start("eval", ckpt, written, "plots=true", "device=cpu")
+    with pytest.raises(SystemExit, match=r"^1$"):  # both sets have the same images
+        start("check_data", override("data", home), *network, written)
+    detecting = [ckpt, "device=cpu", "confidence=0.0001"]
+    start("predict", *detecting, override("source", images), written, "save_txt=true")
+    start("export", ckpt, "format=torch", override("out", out / f"{home.name}.pt2"))
+    weights = shutil.copy(folder / "checkpoints" / "best.pt", out / f"{NAMES[0]}.pt")
+    of_weights = [override("model.weights", weights), override("names", home / "data.yaml"), "image_size=64"]
+    start("export", *network, "model.scale_x_y=2", *of_weights, override("out", out / f"{home.name}.onnx"))
+    config = compose("demo", DemoConfig, detecting, model_or_checkpoint)
+    summary, drawn, _ = Session(Predictor(config, torch.device("cpu")), out).files(
+        list(map(str, images.iterdir())), config.confidence, config.nms_iou
+    )
+
+    assert "cannot" not in summary and len(drawn) == 7
+    assert "was not" not in capsys.readouterr().out, "a plot or the report is missing"
+    for path in (folder / "train.log", folder / "report.html", out / "report.txt"):
+        assert all(printable(name) in path.read_text("utf-8") for name in CLASSES), path
+    for path in (folder / "train_batch.jpg", folder / "plots" / "val_detections.jpg", out / "labels.jpg"):
+        assert cv2.imdecode(np.fromfile(path, np.uint8), 1) is not None, path
+    assert list(json.loads((out / "per_class.json").read_text())) == CLASSES
+    content = json.loads((out / "images.json").read_text())
+    assert [category["name"] for category in content["categories"]] == CLASSES
+    assert {image["file_name"] for image in content["images"]} == {path.name for path in images.iterdir()}
+    for name in NAMES:
+        assert (out / f"{name}.png").stat().st_size and (out / f"{name} film.mp4").stat().st_size
+        assert (out / "labels" / f"{name}.txt").is_file()
+    metadata = {entry.key: entry.value for entry in onnx.load(out / f"{home.name}.onnx").metadata_props}
+    assert json.loads(metadata["names"]) == CLASSES
