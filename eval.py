@@ -15,6 +15,7 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
     run("eval")
     raise SystemExit
 
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
@@ -61,7 +62,7 @@ def evaluate(config: EvalConfig) -> Outcome:
         if image_size is None:  # of Darknet weights: checkpoints have filled it in
             image_size = models.image_size_of(model.cfg)
         evaluator = Evaluator(val_set, config.evaluate, image_size, model, config.data, world, config.timeout_seconds)
-        evaluation = evaluator(model)
+        evaluation = evaluator(model, print)
     if evaluation is None:
         return Outcome({}, out)
 
@@ -139,13 +140,14 @@ class Evaluator:
         of_all_ranks = data.eval_batches(val_set.sizes, image_size, config.batch_size, stride, rect, resize)
         own = of_all_ranks[world.rank :: world.world_size]
         self.num_images = sum(map(len, own))
-        dataset = data.EvalDataset(val_set, batches.open_images(val_set, data_options, world), resize)
+        self.images = batches.open_images(val_set, data_options, world)
+        dataset = data.EvalDataset(val_set, self.images, resize)
         workers = batches.loader_workers(data_options.workers, world)
         self.loader = data.make_loader(dataset, own, workers, world.device, timeout_seconds)
         self.postprocess = network.build_postprocess(config, model.heads)
 
-    def __call__(self, model: torch.nn.Module) -> coco_eval.Evaluation | None:
-        """Score ``model``; None on all ranks but 0."""
+    def __call__(self, model: torch.nn.Module, log_line: Callable[[str], object]) -> coco_eval.Evaluation | None:
+        """Score ``model``; None on all ranks but 0. ``log_line`` hears of unreadable images."""
         assert isinstance(model, models.Darknet)
         device = self.world.device
         broadcast_module(model)  # in a training without SyncBatchNorm each rank has its own statistics
@@ -154,6 +156,8 @@ class Evaluator:
             models.for_detection(model, device), self.loader, self.postprocess, self.to_original, device, progress,
             self.dtype, tf32=self.config.precision is EvalPrecision.tf32,
         )  # fmt: skip
+        if left_out := batches.describe_left_out(self.images, "val"):
+            log_line(left_out)
         gathered = gather_arrays(own)
         if gathered is None:
             return None

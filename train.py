@@ -120,8 +120,9 @@ def train(requested: TrainConfig) -> Outcome:  # noqa: PLR0915 - the story of a 
             if state.step < (state.epoch + 1) * steps:
                 break  # stopped within the epoch
             state.end_epoch()
+            log.line(batches.describe_left_out(dataset.images, f"epoch {state.epoch}, train"))
             is_evaluated = config.evaluate.is_due(state.epoch, options.epochs)
-            evaluation = evaluator(state.average.module) if is_evaluated else None  # None off rank 0
+            evaluation = evaluator(state.average.module, log.line) if is_evaluated else None  # None off rank 0
             figures = evaluation.figures if evaluation is not None else {}
             is_best = state.record(figures)
             # The tables first: a run that ends in between repeats the epoch, and its row.
@@ -142,7 +143,7 @@ def train(requested: TrainConfig) -> Outcome:  # noqa: PLR0915 - the story of a 
             ask_for_requeue(world, stop.agreed)
             return Outcome(state.best_figures, folder)
         if not is_evaluated:
-            evaluation = evaluator(state.average.module)
+            evaluation = evaluator(state.average.module, log.line)
         if evaluation is not None:
             report.finish_run(log, loggers, folder, config, state, val_set, evaluation)
         return Outcome(state.best_figures, folder)

@@ -3,13 +3,15 @@
 import uuid
 from pathlib import Path
 
+import numpy as np
+
 import data
 from conf.schema import TrainConfig
 from data import Annotations, DataConfig, ImageSource
 from data.dataset import AUGMENTATIONS
 from data.files import usable_cores
 from train_utils.config import AUTO
-from train_utils.distributed import World, barrier, broadcast_text, torch_distributed_zero_first
+from train_utils.distributed import World, barrier, broadcast_text, gather_arrays, torch_distributed_zero_first
 
 MEMORY_FILES = Path("/dev/shm")
 MOST_WORKERS = 16  # of a rank, by data.workers=auto; each holds batches that it has made ahead
@@ -41,6 +43,8 @@ def open_images(annotations: Annotations, config: DataConfig, world: World) -> I
     have it open, so nothing is left however the run ends. A cache on a disk stays for the next run.
     """
     images = ImageSource(annotations, config.on_error)
+    with torch_distributed_zero_first(world):
+        images.read_sample()
     if config.cache == data.ImageCache.none:
         return images
     on_disk = config.cache == data.ImageCache.disk
@@ -59,6 +63,18 @@ def open_images(annotations: Annotations, config: DataConfig, world: World) -> I
         if world.is_local_main and not on_disk:
             path.unlink(missing_ok=True)
     return images
+
+
+def describe_left_out(images: ImageSource, what: str) -> str | None:
+    """On rank 0 a line on the images that ranks left out since the last call; all ranks call this.
+
+    Raises DataError if they are too many.
+    """
+    gathered = gather_arrays(images.take_left_out())
+    if gathered is None or not len(positions := np.unique(np.concatenate(gathered))):
+        return None
+    last = f"{images.annotations.path(positions[-1])}. fix: restore such files, or take them out of the annotations"
+    return f"{what}: {images.check_left_out(len(positions), last)}"
 
 
 def build_dataset(config: TrainConfig, train_set: Annotations, images: ImageSource) -> data.TrainDataset:

@@ -51,6 +51,7 @@ def announce(
     for note in model.notes:
         log.line(note)
     if world.is_main:
+        log.line(data.warn_of_shared_images(train_set, val_set))
         log.line(", ".join(help.version_page().splitlines()))
     if config.plugins:
         log.line(f"plugins: {', '.join(config.plugins)}")

@@ -22,6 +22,7 @@ from .images import image_cache_name as image_cache_name
 from .index import Annotations as Annotations
 from .index import check_same_classes as check_same_classes
 from .index import open_annotations as open_annotations
+from .index import warn_of_shared_images as warn_of_shared_images
 from .loader import Batch as Batch
 from .loader import make_loader as make_loader
 from .media import Frame as Frame

@@ -3,6 +3,7 @@
 import hashlib
 import logging
 import mmap
+import os
 import shutil
 import struct
 import uuid
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import cv2
 import numpy as np
+import torch
 
 from data.config import ImageCache, OnError
 from data.errors import DataError
@@ -30,7 +32,7 @@ logger = logging.getLogger(__name__)
 HUFFMAN_FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended and progressive (T.81, table B.1)
 CHROMA_ROWS = 2  # chroma at half height: upsampling a row reads the next pair of rows
 AS_STORED = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION  # RGB; only TIFF files are turned
-_FIX = "fix: replace the file, or set data.on_error=skip to leave such images out"
+MANY = 20  # images: that a start reads, and that are no accident if they are unreadable in a row
 CACHE_VERSION = 3  # raise it when the file layout or the decoding changes
 MISSING = -1  # in place of the checksum of an image that could not be read
 
@@ -105,7 +107,11 @@ class ImageSource:
         self.annotations = annotations
         self.on_error = on_error
         self.cache = cache
-        self._reported: set[int] = set()
+        # Shared with loader processes: 1 for an image left out since take_left_out(), 2 for before.
+        self._left_out = torch.zeros(len(annotations), dtype=torch.uint8).share_memory_()
+        self._in_a_row = 0
+        more = ", or set data.on_error=skip to leave such images out" if on_error != OnError.skip else ""
+        self._fix = f"fix: replace the file{more}"
         if cache is not None:
             self._starts = _starts(annotations)
             self._bytes = np.memmap(cache, dtype=np.uint8, mode="r").view(np.ndarray)
@@ -116,50 +122,92 @@ class ImageSource:
             self._whole = np.frombuffer(mmap.mmap(-1, len(annotations) + 1), dtype=np.bool_)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.annotations, self.on_error, self.cache)  # a spawned worker maps the cache itself
+        made_of = self.annotations, self.on_error, self.cache
+        return type(self), made_of, {"_left_out": self._left_out}  # a spawned worker maps the cache itself
 
     def read(self, index: int, rows: int | None = None) -> np.typing.NDArray[np.uint8] | None:
         """Return the image (h, w, 3) in RGB, in its annotated size; read-only from a cache.
 
         Only the first frame of an animation is read; rows beyond the first ``rows`` may be missing.
-        An unreadable image raises ``DataError`` or, with ``on_error=skip``, is ``None`` and in the
-        log of each process once.
+        An unreadable image raises ``DataError`` or, with ``on_error=skip``, is ``None`` and once in
+        the log. Too many of them, or an empty folder, raise ``DataError`` in any case.
         """
-        if self.cache is not None:
-            if self._checks[index] == MISSING:
-                return None
-            pixels = self._bytes[self._starts[index] : self._starts[index + 1]]
-            if not self._whole[index]:
-                self._whole[index] = zlib.crc32(pixels.data) == self._checks[index]
-            if self._whole[index]:
-                return pixels.reshape(*self.annotations.sizes[index], 3)
-            if not self._whole[-1]:
-                self._whole[-1] = True
-                where = f"{self.cache} is damaged at {self.annotations.path(index)} and perhaps at others"
-                logger.warning("the image cache %s, which are read from their files. fix: delete the cache", where)
         try:
-            return self._decode(index, rows)
+            image = self._cached(index) if self.cache is not None else None
+            if image is None:
+                image = self._decode(index, rows)
         except DataError as error:
-            if self.on_error != OnError.skip:
-                raise
-            if index not in self._reported:
-                self._reported.add(index)
-                logger.warning("left out: %s", error)
+            self._leave_out(index, error)
             return None
+        self._in_a_row = 0
+        return image
+
+    def read_sample(self) -> None:
+        """Read a few images, as an older index says nothing on files. Raises what ``read`` does."""
+        for index in np.unique(np.linspace(0, len(self.annotations) - 1, MANY, dtype=np.int64)).tolist():
+            self.read(index, 1)
+
+    def take_left_out(self) -> np.typing.NDArray[np.int64]:
+        """Positions (k,) of images left out since the last call, by the loader's processes, too."""
+        flags = self._left_out.numpy()
+        positions = np.flatnonzero(flags == 1)
+        flags[positions] = 2
+        return positions
+
+    def check_left_out(self, count: int, last: object) -> str:
+        """A clause on ``count`` unreadable images and the ``last`` one.
+
+        Raises it as ``DataError`` for more than 1 % of a large set, 20 of a smaller one, or a
+        quarter of a very small one, and for 20 in a row.
+        """
+        total = len(self.annotations)
+        clause = f"{count:,} of {total:,} images cannot be read, the last one: {last}"
+        if self._in_a_row >= MANY or count > max(total // 100, min(MANY, (total + 2) // 4)):
+            raise DataError(clause)
+        return clause
+
+    def _leave_out(self, index: int, error: DataError) -> None:
+        """Count an unreadable image. Raises ``DataError`` where it may not be left out."""
+        folder = os.path.dirname(self.annotations.path(index))
+        if self.cache is None and _is_empty(folder):
+            raise DataError(f"{folder}, a folder of images, is gone, empty or closed. fix: restore it") from error
+        if self.on_error != OnError.skip:
+            raise error
+        flags = self._left_out.numpy()
+        if not flags[index]:
+            logger.warning("left out: %s", error)
+        flags[index] = 1
+        self._in_a_row += 1
+        self.check_left_out(np.count_nonzero(flags == 1), error)
+
+    def _cached(self, index: int) -> np.typing.NDArray[np.uint8] | None:
+        """An image of the cache; None if it is damaged there."""
+        if self._checks[index] == MISSING:
+            raise DataError(f"{self.annotations.path(index)} could not be read for data.cache. {self._fix}")
+        pixels = self._bytes[self._starts[index] : self._starts[index + 1]]
+        if not self._whole[index]:
+            self._whole[index] = zlib.crc32(pixels.data) == self._checks[index]
+        if self._whole[index]:
+            return pixels.reshape(*self.annotations.sizes[index], 3)
+        if not self._whole[-1]:
+            self._whole[-1] = True
+            where = f"{self.cache} is damaged at {self.annotations.path(index)} and perhaps at others"
+            logger.warning("the image cache %s, which are read from their files. fix: delete the cache", where)
+        return None
 
     def _decode(self, index: int, rows: int | None) -> np.typing.NDArray[np.uint8]:
         path, size = self.annotations.path(index), tuple(self.annotations.sizes[index].tolist())
-        data, header = open_image(path, _FIX)
+        data, header = open_image(path, self._fix)
         orientation = self.annotations.turn.orientation(header, size)
         if header.kind == "JPEG" and header.size(orientation) == size:
             quickly = decode_rows(data, header.height, header.height if rows is None or orientation != 1 else rows)
             if quickly is not None:
                 return turn_decoded(quickly, orientation)
-        image = turn_decoded(decode_stored(path, data, header, _FIX), orientation)
+        image = turn_decoded(decode_stored(path, data, header, self._fix), orientation)
         if image.shape[:2] != size:
             (height, width), (shown_height, shown_width) = size, image.shape[:2]
             actual = f"{shown_width:,} x {shown_height:,} pixels, its annotations are for {width:,} x {height:,}"
-            fix = "fix: data.exif=apply" if header.size(header.orientation) == size else _FIX  # it is ignored
+            fix = "fix: data.exif=apply" if header.size(header.orientation) == size else self._fix  # it is ignored
             raise DataError(f"{path} has {actual}. {fix}")
         return image
 
@@ -220,6 +268,15 @@ def build_image_cache(images: ImageSource, path: Path, kind: ImageCache) -> None
         temporary.rename(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _is_empty(folder: str) -> bool:
+    """Whether a folder is gone, may not be read, or holds nothing."""
+    try:
+        with os.scandir(folder) as entries:
+            return next(entries, None) is None
+    except OSError:
+        return True
 
 
 def _starts(annotations: Annotations) -> np.typing.NDArray[np.int64]:

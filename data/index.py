@@ -7,6 +7,7 @@ On the disk an index is a folder with one ``.npy`` file per array and ``about.js
 CRC-32. Nothing changes in place: other sources have another key and folder.
 """
 
+import filecmp
 import hashlib
 import inspect
 import json
@@ -31,9 +32,10 @@ from data.source import Files, Findings, Source, part_of
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 8  # raise it when the columns or the checks change
+FORMAT_VERSION = 9  # raise it when the columns or the checks change
 ATTEMPTS = 3  # to build an index: a process may remove a damaged one just when another has built it anew
 SINGLE_CLASS_NAME = "object"
+SAMPLE = 20  # validation images that are looked for among the training images, each in as many
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,6 +207,31 @@ def check_same_classes(train: Annotations, val: Annotations) -> None:
             f"class {number} is {train.names[number]!r} in the training set and {val.names[number]!r} in the other"
         )
     raise DataError(f"{problem}. fix: set data.names to the classes of both, in order")
+
+
+def warn_of_shared_images(train: Annotations, val: Annotations) -> str | None:
+    """A warning if images of a sample of ``val`` are in ``train``, too, but under another path.
+
+    The same path in both sets is intended. Files are compared if their first boxes are equal.
+    """
+    annotated, boxed = (np.flatnonzero(np.diff(part.offsets)) for part in (train, val))
+    first_boxes, shared = train.boxes_xywh[train.offsets[annotated]], dict[str, str]()
+    sample = boxed[:: len(boxed) // SAMPLE + 1].tolist()
+    for index in sample:
+        same_box = (first_boxes == val.boxes_xywh[val.offsets[index]]).all(axis=1)
+        path, others = val.path(index), [train.path(position) for position in annotated[same_box][:SAMPLE]]
+        if path not in others and (copies := [other for other in others if _is_copy(path, other)]):
+            shared[path] = copies[0]
+    if not shared:
+        return None
+    return (
+        f"warning: {len(shared)} of {len(sample)} validation images are training images under another path, such as "
+        f"{' and '.join(next(iter(shared.items())))}: the figures tell nothing about new images. fix: data.split=0.1"
+    )
+
+
+def _is_copy(path: str, other: str) -> bool:
+    return os.path.isfile(path) and os.path.isfile(other) and filecmp.cmp(path, other, shallow=False)
 
 
 def locate(config: DataConfig, split: str) -> Files:

@@ -37,8 +37,9 @@ def check_source(source: Source, split: str, on_error: OnError) -> dict[str, NDA
     positions, box_used = _check_boxes(source, split, on_error, image_used)
     if on_error != OnError.skip:
         source.findings.stop()
-    if not image_used.any() or (split == "train" and not box_used.any()):
+    if not image_used.any() or (split == "train" and not (box_used & ~source.crowd).any()):
         left_out = f" ({source.findings.summary()} left out)" if source.findings.counts else ""
+        left_out += ", all of them crowds, which teach nothing" * bool(box_used.any())
         raise DataError(
             f"{source.path} holds {int(image_used.sum())} usable images and {int(box_used.sum())} usable boxes"
             f"{left_out}. fix: check data.{split}.annotations and data.{split}.images"

@@ -13,14 +13,13 @@ import pytest
 import torch
 
 from conf.entry import compose
-from conf.saved import complete_from_checkpoint, complete_training
-from conf.schema import EvalConfig, TrainConfig
+from conf.saved import complete_from_checkpoint
+from conf.schema import EvalConfig
 from data import ShapesConfig, ensure_shapes
 from eval import evaluate
 from tests.runs.process_group import run_group
 from tests.small_run import rows
 from tests.train_utils.coco_sets import plain_pycocotools
-from train import train
 from train_utils.coco_eval import FIGURES
 from train_utils.loggers import TABLES
 
@@ -146,24 +145,3 @@ def test_one_process_says_what_is_wrong_and_all_end(folder: Path) -> None:
     lines = [line for line in done.err.splitlines() if line.startswith("error:")]
     assert lines == ["error: no option train.epoch; did you mean train.epochs=3?"]
     assert done.err.count("Traceback (most recent call last)") <= 1, "more than the launcher's own"
-
-
-def train_here(folder: Path, options: list[str]) -> None:
-    """The part of this rank in one training."""
-    os.chdir(folder)
-    train(compose("train", TrainConfig, options, complete_training))
-
-
-def test_a_broken_picture_is_named_or_left_out(folder: Path) -> None:
-    """It is broken after the index was built."""
-    broken = next(path for path in (folder / "shapes").rglob("train/*.jpg"))
-    good = broken.read_bytes()
-    more = ["augment=none", "train.epochs=1", "logger.pictures=false", "evaluate.confidence=0.5"]
-    try:
-        broken.write_bytes(b"no picture")
-        with pytest.raises(AssertionError, match=rf"DataError: .*{broken.name}.* fix: "):
-            run_group(train_here, 1, folder, options("run_dir=broken", *more))
-        run_group(train_here, 1, folder, options("run_dir=skipped", *more, "data.on_error=skip"))
-    finally:
-        broken.write_bytes(good)
-    assert len(rows(folder / "skipped")) == 1

@@ -16,7 +16,7 @@ from conf.entry import compose
 from conf.network import model_from_checkpoint, open_detector
 from conf.saved import complete_from_checkpoint, complete_training
 from conf.schema import EvalConfig, TrainConfig
-from data import DataError, ShapesConfig, ensure_shapes
+from data import DataError, OnError, ShapesConfig, ensure_shapes
 from eval import evaluate
 from models import Darknet, zoo_cfg
 from models.weights import weight_tensors
@@ -24,9 +24,10 @@ from tests.runs.kill_resume import differences
 from tests.small_run import die_after, rows, small_run
 from train import train
 from train_utils import checkpoint
-from train_utils.checkpoint import load_checkpoint, load_last, save_checkpoint
+from train_utils.checkpoint import CheckpointWriter, load_checkpoint, load_last, save_checkpoint
 from train_utils.coco_eval import FIGURES
 from train_utils.errors import CheckpointError, TrainError
+from train_utils.train_state import TrainState
 
 SHAPES = ShapesConfig(train_images=18, val_images=5, image_size=64)
 
@@ -163,6 +164,35 @@ def test_a_full_disk_does_not_end_a_training(
     assert calls[:4] == [1, 2, 2, 3] and load_last(tmp_path / "run")[0]["step"] == 4
     logged = capsys.readouterr().out
     assert logged.count("No space left on device. Training continues with the previous checkpoint") == 2
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_images_that_vanish_end_a_training_and_a_damaged_one_is_counted(
+    split: str, shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint of before the fault stays."""
+    shutil.copytree(shapes, tmp_path / "shapes")
+    (folder,) = (tmp_path / "shapes").glob(f"*/{split}")
+    damaged = sorted(folder.iterdir())[1]
+    damaged.write_bytes(b"")
+    config = options(tmp_path / "shapes", tmp_path / "run", "train.epochs=4", "evaluate.confidence=0.5")
+    with pytest.raises(DataError, match=rf"{damaged} is not an image .* fix: replace .* data\.on_error=skip"):
+        train(config)
+    end_epoch, save = TrainState.end_epoch, CheckpointWriter.save
+
+    def end_and_lose_the_disk(state: TrainState) -> None:
+        end_epoch(state)
+        if state.epoch == 3:
+            shutil.rmtree(folder)
+
+    monkeypatch.setattr(TrainState, "end_epoch", end_and_lose_the_disk)
+    monkeypatch.setattr(CheckpointWriter, "save", lambda writer, *state: (save(writer, *state), writer.wait()))
+    with pytest.raises(DataError, match=rf"{folder}, a folder of images, is gone, .* fix: restore"):
+        train(replace(config, data=replace(config.data, on_error=OnError.skip)))
+    epochs, total, what = (3, 18, "epoch 1, train") if split == "train" else (2, 5, "val")
+    said = f"{what}: 1 of {total} images cannot be read, the last one: {damaged}. fix: "
+    assert said in (tmp_path / "run" / "train.log").read_text()
+    assert load_last(tmp_path / "run")[0]["epoch"] == epochs == len(rows(tmp_path / "run"))
 
 
 def test_evaluation_leaves_the_training_alone(shapes: Path, tmp_path: Path) -> None:

@@ -1,0 +1,125 @@
+"""Images that were there when the index was built, and are not when they are read."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+import data
+from data import DataError, OnError, Request
+from data.loader import BatchLoader
+from tests.data.conftest import EVERY_AUGMENT, NO_AUGMENT, CocoSet
+
+COUNT = 24
+
+
+@pytest.fixture
+def jpeg_set(empty_set: CocoSet) -> CocoSet:
+    image = np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8)
+    for _ in range(COUNT):
+        empty_set.add_image(image, [(1, [5, 5, 20, 20])])
+        record = empty_set.json["images"][-1]
+        record["file_name"] = f"{record['id']}.jpg"
+        assert cv2.imwrite(str(empty_set.root / "images" / record["file_name"]), image)
+    for path in (empty_set.root / "images").glob("*.png"):
+        path.unlink()
+    return empty_set
+
+
+def rewrite(folder: Path, cut: Callable[[bytes], bytes], count: int = COUNT) -> None:
+    for path in sorted(folder.iterdir())[:count]:
+        path.write_bytes(cut(path.read_bytes()))
+
+
+def empty(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
+FAULTS: dict[str, Callable[[Path], object]] = {
+    "removed": shutil.rmtree,
+    "emptied": empty,
+    "closed": lambda folder: folder.chmod(0),
+    "zero bytes": lambda folder: rewrite(folder, lambda _: b""),
+    "cut short": lambda folder: rewrite(folder, lambda content: content[: len(content) // 2]),
+}
+
+
+@pytest.fixture(params=FAULTS)
+def fault(request: pytest.FixtureRequest, jpeg_set: CocoSet) -> Iterator[Callable[[], object]]:
+    if request.param == "closed" and os.geteuid() == 0:
+        pytest.skip("root may read everything")
+    folder = jpeg_set.root / "images"
+    yield lambda: FAULTS[request.param](folder)
+    if folder.exists():
+        folder.chmod(0o755)
+
+
+def loader_of(source: data.ImageSource, kind: str, workers: int) -> BatchLoader:
+    """Loads all images in batches of 4, with ``rect`` as wide as they are."""
+    width = 96 if kind == "rect" else 64
+    batches = [[Request(i + k, 64, width, 0) for k in range(4)] for i in range(0, COUNT, 4)]
+    augment = EVERY_AUGMENT if kind == "mosaic" else NO_AUGMENT
+    trained = data.TrainDataset(source.annotations, augment, 0, 1, source)
+    return data.make_loader(
+        data.EvalDataset(source.annotations, source) if kind == "val" else trained, batches, workers
+    )
+
+
+@pytest.mark.parametrize("kind", ["mosaic", "rect", "val"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_folder_that_goes_bad_stops_the_next_epoch_and_the_next_start(
+    kind: str, workers: int, fault: Callable[[], object], jpeg_set: CocoSet
+) -> None:
+    source = jpeg_set.source(on_error=OnError.skip)
+    loader = loader_of(source, kind, workers)
+    assert len(list(loader)) == COUNT // 4
+    fault()
+    said = r"images, a folder of images, is gone, empty or closed|\d+ of 24 images cannot be read, the last one: .*"
+    with pytest.raises(DataError, match=rf"({said}).* fix: re") as caught:
+        list(loader)
+    assert "on_error" not in str(caught.value)
+    if workers:
+        loader._iterator._shutdown_workers()  # else torch waits 5 s for a worker that had an error
+    for on_error in OnError:
+        with pytest.raises(DataError, match=r"images.* fix: (restore|replace)"):
+            data.ImageSource(source.annotations, on_error).read_sample()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_few_damaged_images_are_counted_in_each_epoch_and_named_once(
+    workers: int, jpeg_set: CocoSet, capfd: pytest.CaptureFixture[str]
+) -> None:
+    source = jpeg_set.source(on_error=OnError.skip)
+    rewrite(jpeg_set.root / "images", lambda _: b"", 6)
+    loader = loader_of(source, "mosaic", workers)
+    for _ in range(2):
+        assert len(list(loader)) == COUNT // 4
+        left_out = source.take_left_out()
+        assert left_out.tolist() == [0, 1, 2, 3, 4, 5] and not len(source.take_left_out())
+        assert source.check_left_out(6, "b.jpg") == "6 of 24 images cannot be read, the last one: b.jpg"
+
+
+def test_how_many_are_too_many(jpeg_set: CocoSet) -> None:
+    annotations = jpeg_set.open()
+    for total, most in ((1, 0), (2, 1), (50, 13), (80, 20), (2000, 20), (100_000, 1000)):
+        source = data.ImageSource(replace(annotations, image_ids=np.zeros(total)), OnError.skip)
+        assert source.check_left_out(most, "b.jpg")
+        with pytest.raises(DataError, match=rf"{most + 1:,} of {total:,} images cannot be read, the last one: b\.jpg"):
+            source.check_left_out(most + 1, "b.jpg")
+
+
+def test_20_in_a_row_are_too_many_of_any_set(jpeg_set: CocoSet, tmp_path: Path) -> None:
+    records, boxes = jpeg_set.json["images"], jpeg_set.json["annotations"]
+    jpeg_set.json["images"] = [{**records[i % COUNT], "id": i} for i in range(3000)]
+    jpeg_set.json["annotations"] = [{**boxes[0], "image_id": 0}]
+    source = jpeg_set.source(on_error=OnError.skip)
+    assert source.read(0) is not None
+    rewrite(jpeg_set.root / "images", lambda _: b"", 20)
+    with pytest.raises(DataError, match=r"20 of 3,000 images cannot be read"):
+        [source.read(index) for index in range(20)]
