@@ -9,6 +9,7 @@ import struct
 import uuid
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import cv2
@@ -272,11 +273,9 @@ def build_image_cache(images: ImageSource, path: Path, kind: ImageCache) -> None
 
 def _is_empty(folder: str) -> bool:
     """Whether a folder is gone, may not be read, or holds nothing."""
-    try:
-        with os.scandir(folder) as entries:
-            return next(entries, None) is None
-    except OSError:
-        return True
+    with suppress(OSError), os.scandir(folder) as entries:
+        return next(entries, None) is None
+    return True
 
 
 def _starts(annotations: Annotations) -> np.typing.NDArray[np.int64]:

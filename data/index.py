@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 FORMAT_VERSION = 9  # raise it when the columns or the checks change
 ATTEMPTS = 3  # to build an index: a process may remove a damaged one just when another has built it anew
 SINGLE_CLASS_NAME = "object"
-SAMPLE = 20  # validation images that are looked for among the training images, each in as many
+SAMPLE = 20  # validation images that are looked for among the training images
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,23 +215,21 @@ def warn_of_shared_images(train: Annotations, val: Annotations) -> str | None:
     The same path in both sets is intended. Files are compared if their first boxes are equal.
     """
     annotated, boxed = (np.flatnonzero(np.diff(part.offsets)) for part in (train, val))
-    first_boxes, shared = train.boxes_xywh[train.offsets[annotated]], dict[str, str]()
+    first_boxes = train.boxes_xywh[train.offsets[annotated]]
+    by_box = {box.tobytes(): position for box, position in zip(first_boxes, annotated, strict=True)}
     sample = boxed[:: len(boxed) // SAMPLE + 1].tolist()
+    pairs = []
     for index in sample:
-        same_box = (first_boxes == val.boxes_xywh[val.offsets[index]]).all(axis=1)
-        path, others = val.path(index), [train.path(position) for position in annotated[same_box][:SAMPLE]]
-        if path not in others and (copies := [other for other in others if _is_copy(path, other)]):
-            shared[path] = copies[0]
-    if not shared:
+        position = by_box.get(val.boxes_xywh[val.offsets[index]].tobytes())
+        pair = val.path(index), train.path(position) if position is not None else ""
+        if pair[0] != pair[1] and all(map(os.path.isfile, pair)) and filecmp.cmp(*pair, shallow=False):
+            pairs.append(pair)
+    if not pairs:
         return None
     return (
-        f"warning: {len(shared)} of {len(sample)} validation images are training images under another path, such as "
-        f"{' and '.join(next(iter(shared.items())))}: the figures tell nothing about new images. fix: data.split=0.1"
+        f"warning: {len(pairs)} of {len(sample)} validation images are training images under another path, such as "
+        f"{' and '.join(pairs[0])}: the figures tell nothing about new images. fix: data.split=0.1"
     )
-
-
-def _is_copy(path: str, other: str) -> bool:
-    return os.path.isfile(path) and os.path.isfile(other) and filecmp.cmp(path, other, shallow=False)
 
 
 def locate(config: DataConfig, split: str) -> Files:

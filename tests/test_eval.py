@@ -15,7 +15,7 @@ from conf import ConfigError
 from conf.entry import compose
 from conf.saved import complete_from_checkpoint
 from conf.schema import EvalConfig
-from data import DataFormat, OnError, ShapesConfig, open_annotations
+from data import OnError, ShapesConfig, open_annotations
 from eval import evaluate
 from models import Darknet, zoo_cfg
 from tests.data.test_validate import BOXES, NO_AREA, OUTSIDE, write_set
@@ -130,7 +130,7 @@ def test_boxes_outside_their_image_score_as_pycocotools_scores_the_json(tmp_path
     crowds.
     """
     boxes = [*BOXES, *OUTSIDE, *NO_AREA]
-    data = replace(write_set(tmp_path / "set", DataFormat.coco, boxes), on_error=OnError.clip)
+    data = replace(write_set(tmp_path / "set", boxes), on_error=OnError.clip)
     path = tmp_path / "set" / "set.json"
     content = json.loads(path.read_text())
     areas = np.random.default_rng(1).choice([7.5, 900.0, 5000.0, 20000.0, 0.0], len(boxes))

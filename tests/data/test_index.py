@@ -234,3 +234,32 @@ def test_a_folder_that_cannot_be_written(coco_set) -> None:
     (coco_set.root / "blocked").touch()
     with pytest.raises(DataError, match=r"cannot write the index .* \(Not a directory\).*data.index_dir"):
         coco_set.open(index_dir=str(coco_set.root / "blocked" / "index"))
+
+
+@pytest.mark.parametrize("on_error", OnError)
+def test_a_training_set_of_crowds_is_refused(on_error: OnError, coco_set) -> None:
+    for entry in coco_set.json["annotations"]:
+        entry["iscrowd"] = 1
+    boxes = len(coco_set.json["annotations"])
+    with pytest.raises(DataError, match=rf"7 usable images and {boxes} usable boxes, all of them crowds.* fix: "):
+        coco_set.open(on_error=on_error)
+    assert len(coco_set.open("val", on_error=on_error).crowd) == boxes
+    coco_set.json["annotations"][0]["iscrowd"] = 0
+    assert coco_set.open(on_error=on_error).crowd.sum() == boxes - 1
+
+
+@pytest.mark.parametrize("copied", [0, 1, 5])
+def test_copies_of_training_images_for_validation_are_a_warning(copied: int, coco_set) -> None:
+    """Under the same path they are intended; other images may have equal boxes."""
+    names = [entry["file_name"] for entry in coco_set.json["images"] if entry["id"] % 4 != 2]  # they have boxes
+    (coco_set.root / "val").mkdir()
+    for name in names:
+        content = (coco_set.root / "images" / name).read_bytes()
+        (coco_set.root / "val" / f"b{name}").write_bytes(content + b" " * (name not in names[:copied]))
+    train, same = coco_set.open(), coco_set.open("val")
+    for entry in coco_set.json["images"]:
+        entry["file_name"] = f"b{entry['file_name']}"
+    val = coco_set.open("val", on_error=OnError.skip, val=data.SplitConfig("instances.json", "val"))
+    warning = data.warn_of_shared_images(train, val)
+    assert data.warn_of_shared_images(train, same) is None and (warning is None) == (copied == 0)
+    assert not copied or f"{copied} of 5 validation images are training images under another path" in warning
