@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from conf import CONF_DIR, ConfigError, messages
 from conf.file_choices import register_file_choices
 from conf.schema import CHOICES
+from data.errors import DataError
 
 Config = TypeVar("Config")
 Complete = Callable[[dict[str, Any], Sequence[str]], dict[str, Any]]
@@ -28,11 +29,18 @@ _COMPOSING = threading.Lock()  # Hydra composes in one place of the process, and
 
 def compose(name: str, schema: type[Config], overrides: Sequence[str], complete: Complete | None = None) -> Config:
     """The options of ``python <name>.py <overrides>``. Raises ConfigError for wrong ones."""
+    if missing := next((word for word in overrides if word.endswith("=???")), None):
+        raise ConfigError(f"{missing} is no value. fix: give one, or leave it out")
     try:
         cfg = _composed(name, schema, overrides)
     except messages.NOT_COMPOSED as error:
         raise ConfigError(messages.explain(error, schema)) from error
-    except AssertionError as error:  # OmegaConf's, for a key below null
+    except (ConfigError, DataError):
+        raise
+    except (TypeError, ValueError, RecursionError) as error:  # Hydra's, for no text, or for a file that is not
+        chosen = " ".join(word for word in overrides if (CONF_DIR / word.partition("=")[0]).is_dir())
+        raise ConfigError(f"{chosen}: {error}. fix: the name of a choice, or a file of YAML in UTF-8") from error
+    except (AssertionError, AttributeError) as error:  # OmegaConf's, for a key below null
         typed = " ".join(word for word in overrides if "." in word.partition("=")[0])
         raise ConfigError(
             f"{typed}: a section is null here. fix: choose what has it, as data=shapes or model=yolov3-spp"

@@ -23,7 +23,7 @@ from conf.schema import CHOICES
 from data.set_files import KINDS
 from train_utils.options import option
 
-NOT_COMPOSED = HydraException, OmegaConfBaseException  # what explain() explains
+NOT_COMPOSED = HydraException, OmegaConfBaseException, yaml.YAMLError  # what explain() explains
 
 VALUED_FLAGS = frozenset(
     "--cfg -c --package -p --config-path -cp --config-name -cn --config-dir -cd --experimental-rerun --info -i".split()

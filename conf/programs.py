@@ -34,7 +34,9 @@ Result = TypeVar("Result")
 
 USER_ERRORS = (ConfigError, DataError, ModelError, CheckpointError, DistributedError, TrainError)
 # Another OSError is a bug until some check names it.
-NO_RIGHT_OR_SPACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
+UNUSABLE = (
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG, errno.ELOOP,
+)  # fmt: skip
 BUG_EXIT_CODE, USAGE_EXIT_CODE = 1, 2
 
 
@@ -218,7 +220,7 @@ def in_one_sentence(error: BaseException, schema: type) -> str | None:
         return str(error).rpartition(f"{type(error).__name__}: ")[2].strip()
     if isinstance(error, messages.NOT_COMPOSED):
         return messages.explain(error, schema)
-    if isinstance(error, OSError) and error.errno in NO_RIGHT_OR_SPACE:  # a write does not know its path
+    if isinstance(error, OSError) and error.errno in UNUSABLE:  # a write does not know its path
         return f"{error.filename or 'a file'} cannot be used ({error.strerror}). fix: name another place, or free space"
     return None
 

@@ -18,10 +18,10 @@ from train_utils.config import Count, Share, Whole
 
 
 def _check_devices(devices: Any) -> None:
-    if devices not in (None, "auto") and not (type(devices) is int and devices >= 1):
+    if devices not in (None, "auto") and not (type(devices) is int and 1 <= devices <= 1024):
         raise ValueError(
-            f"devices must be a number of processes, or auto for one on each GPU, got {devices}; which GPUs, the "
-            "environment variable CUDA_VISIBLE_DEVICES chooses"
+            f"devices must be a number of processes up to 1024, or auto for one on each GPU, got {devices}; which "
+            "GPUs, the environment variable CUDA_VISIBLE_DEVICES chooses"
         )
 
 

@@ -103,8 +103,8 @@ class DataConfig:
         elif self.format not in FORMATS:
             choices = ", ".join((*DataFormat, *FORMATS))
             raise ValueError(f"data.format must be {choices}, or that of one of plugins=, got {self.format}")
-        if self.workers != AUTO and not (type(self.workers) is int and self.workers >= 0):
-            raise ValueError(f"data.workers must be >= 0, or {AUTO}, got {self.workers}")
+        if self.workers != AUTO and not (type(self.workers) is int and 0 <= self.workers <= 1024):
+            raise ValueError(f"data.workers must be >= 0 and <= 1024, or {AUTO}, got {self.workers}")
         if self.format == DataFormat.shapes and self.shapes is None:
             raise ValueError(f"data.format={self.format} needs data.shapes: the number of images and their size")
         if self.format == DataFormat.voc and self.names is None:

@@ -64,7 +64,7 @@ def _of_folder(folder: Path) -> dict[str, Any] | None:
         if jsons := sorted(folder.glob(layout)):
             return _of_json(jsons[0])
     xmls = folder / "Annotations" if (folder / "Annotations").is_dir() else folder
-    if classes := {name for path in xmls.glob("*.xml") for name in _CLASS.findall(path.read_bytes())}:
+    if classes := {name for path in xmls.glob("*.xml") if path.is_file() for name in _CLASS.findall(path.read_bytes())}:
         lists = [f"ImageSets/Main/{split}.txt" for split in ("train", "val")]
         train, val = lists if all((folder / name).is_file() for name in lists) else [os.path.relpath(xmls, folder)] * 2
         names = sorted(unescape(name.decode("utf-8", "replace")) for name in classes)
@@ -225,7 +225,7 @@ def read_names(path: Path) -> tuple[list[str], list[int] | None]:
             names = read_set_file(path).get("names") if is_set_file(path) else _names_in(path)
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}). fix: name {NAME_FILES}") from error
-    except (KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         why = f" ({error!r})"
     if not names:
         raise DataError(f"{path} holds no class names{why}. fix: name {NAME_FILES}")

@@ -37,6 +37,8 @@ def convert(config: ConvertConfig) -> None:
     if (config.weights is None) == (config.ckpt is None):
         raise ConfigError("give one of weights=<.weights or state dict> and ckpt=<run folder or .pt file>")
     out, source = Path(config.out), replace(config.model, weights=config.weights)
+    if out.is_dir():
+        raise ConfigError(f"out={out} is a folder. fix: name a file in it")
     if out.resolve() == Path(config.weights or config.ckpt or "").resolve():
         raise ConfigError(f"out={out} is the file to convert. fix: choose another name")
     to_checkpoint = out.suffix in (".pt", ".pth")

@@ -142,7 +142,7 @@ def read_results(path: Path, image_ids: np.ndarray, category_ids: Sequence[int] 
             )
         rows = [(image, classes[category], *rest) for image, category, *rest in content if category in classes]
         detections = np.array(rows, dtype=DETECTION_AS_READ)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise TrainError(f"detections={path} cannot be read ({reason}). fix: a COCO results file") from error
     if content and not rows:

@@ -46,7 +46,11 @@ def read_options(folder: Path) -> dict[str, Any]:
     path = folder / "config.yaml"
     if not path.is_file():
         raise errors.TrainError(f"{folder} is not the folder of a run (no config.yaml). fix: runs/<name>/<date_time>")
-    return flat(yaml.safe_load(path.read_text(encoding="utf-8")))
+    try:
+        return flat(yaml.safe_load(path.read_bytes()))
+    except (yaml.YAMLError, ValueError, AttributeError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise errors.TrainError(f"{path} holds no options ({reason}). fix: leave this run out") from error
 
 
 PICTURES = {f"{plots.FOLDER}/{name}": title for name, title in plots.PLOTS.items()}  # titles by path in the run

@@ -11,7 +11,7 @@ from data import DataFormat
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"workers": -1}, r"data.workers must be >= 0, or auto, got -1"),
+        ({"workers": -1}, r"data.workers must be >= 0 and <= 1024, or auto, got -1"),
         ({"format": DataFormat.shapes}, r"data.format=shapes needs data.shapes"),
         ({"format": DataFormat.voc}, r"data.format=voc needs data.names"),
         ({"names": []}, r"data.names must be a list"),
