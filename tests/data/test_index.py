@@ -196,7 +196,7 @@ def test_processes_that_build_at_once_share_one_index_and_cache(coco_set) -> Non
     coco_set.save()
     context = multiprocessing.get_context("fork")
     results = context.Queue()
-    for turn in range(6):
+    for turn in range(4):
         start = time.time() + 0.05
         processes = [context.Process(target=open_at, args=(coco_set.config, start, results)) for _ in range(4)]
         for process in processes:
@@ -211,7 +211,11 @@ def test_processes_that_build_at_once_share_one_index_and_cache(coco_set) -> Non
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
-def test_a_damaged_index_is_built_anew(coco_set, damage: Damage, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_index_is_built_anew(
+    coco_set, damage: Damage, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # slow
+
     def arrays(annotations: Annotations) -> dict[str, Any]:
         return {name: np.asarray(value).tolist() for name, value in vars(annotations).items()}
 
