@@ -2,7 +2,6 @@
 
 import hashlib
 import logging
-import mmap
 import os
 import shutil
 import struct
@@ -120,7 +119,7 @@ class ImageSource:
             self._checks = self._bytes[: self._starts[0]].view(np.int64)
             # Each image is checked once, since each time would slow the loader down. Forked workers
             # share the results (N,) and whether damage was reported.
-            self._whole = np.frombuffer(mmap.mmap(-1, len(annotations) + 1), dtype=np.bool_)
+            self._whole = torch.zeros(len(annotations) + 1, dtype=torch.bool).share_memory_().numpy()
 
     def __reduce__(self) -> tuple[object, ...]:
         made_of = self.annotations, self.on_error, self.cache
