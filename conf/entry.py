@@ -1,5 +1,6 @@
 """From Hydra to plain options: YAML and overrides are composed, checked and become dataclasses."""
 
+import math
 import operator
 import os
 import re
@@ -19,6 +20,7 @@ from conf import CONF_DIR, ConfigError, messages
 from conf.file_choices import register_file_choices
 from conf.schema import CHOICES
 from data.errors import DataError
+from train_utils.options import flat
 
 Config = TypeVar("Config")
 Complete = Callable[[dict[str, Any], Sequence[str]], dict[str, Any]]
@@ -82,6 +84,9 @@ def to_plain(
         completed = complete(options, named) if complete is not None else options
         if "plugins" in completed:  # a file is imported because a user names it, never because another file does
             completed = {**completed, "plugins": list(map(os.path.basename, plugins))}
+        for key, value in flat(completed).items():
+            if not _is_finite(value):
+                raise ConfigError(f"{key}={value} is not finite. fix: a number, or quotes around a text")
         config = from_dictionary(completed, schema)
         check_limits(config)
         return config
@@ -89,6 +94,10 @@ def to_plain(
         raise ConfigError(messages.explain(error, schema)) from error
     except ValueError as error:  # of a section's __post_init__; it names the key
         raise ConfigError(str(error)) from error
+
+
+def _is_finite(value: Any) -> bool:
+    return all(map(_is_finite, value)) if isinstance(value, list) else type(value) is not float or math.isfinite(value)
 
 
 def check_limits(section: Any, prefix: str = "") -> None:
