@@ -57,7 +57,8 @@ def train_one_epoch(  # noqa: PLR0915 - all that a step does
 
     A step takes ``accumulate`` batches. ``log_step`` gets the step, the rate and this rank's losses
     after each step that was not skipped: one whose loss or gradient is not finite changes nothing.
-    Raises TrainError if too many steps in a row are skipped.
+    Raises TrainError if too many steps in a row are skipped, or by ``check_weights``, which comes
+    before a checkpoint and the end of the epoch.
     """
     model, world, schedule = forward.model, forward.world, state.average.schedule
     model.train()
@@ -118,10 +119,12 @@ def train_one_epoch(  # noqa: PLR0915 - all that a step does
         if not skip:
             log_step(state.step, {"lr": state.optimizer.param_groups[0]["lr"], **named})
         if save or stop.agreed:
+            check_weights(state)
             writer.save(state.to_plain())
         if stop.agreed:
             break
         progress.at(images, live_figures)
+    check_weights(state)
     seconds = time.perf_counter() - started
     epoch_means = (distributed.sum_over_ranks(state.loss_sums) / max(1, state.loss_steps * world.world_size)).tolist()
     losses_by_name = dict(zip(train_state.LOSS_NAMES, epoch_means, strict=True))
@@ -143,6 +146,17 @@ def rehearse(forward: ForwardPass, state: train_state.TrainState, side: int) -> 
     targets = torch.tensor([[0, 0, side / 2, side / 2, side / 2, side / 2]], device=forward.world.device)
     forward(images, targets, 1.0).total.backward()
     state.optimizer.zero_grad(set_to_none=True)
+
+
+def check_weights(state: train_state.TrainState) -> None:
+    """Raise TrainError on all ranks if a weight, a statistic or its average is not finite."""
+    values = [*state.model.state_dict().values(), *state.average.module.state_dict().values()]
+    largest = torch.nn.utils.get_total_norm([value for value in values if value.is_floating_point()], math.inf)
+    if distributed.max_over_ranks([not math.isfinite(largest)])[0]:
+        raise errors.TrainError(
+            f"a weight or batch-norm statistic is not finite after {state.step} step(s), and no later step could "
+            f"mend it; checkpoints are of before. fix: {HELP}"
+        )
 
 
 class NonFiniteGuard:
@@ -168,10 +182,11 @@ class NonFiniteGuard:
         All ranks call this together. If float16's loss scale was above 1 and fell because of this
         step, the scale may be the cause, and the step does not count. A scale of 1 enlarges no
         gradient. If only the norm overflowed, the scale stays. Raises TrainError after more than
-        ``limit`` steps in a row that count.
+        ``limit`` steps in a row that count, and at once if a weight broke the step.
         """
         for before, now in self._buffers:
             torch._foreach_copy_(now, before)
+        check_weights(state)
         loss_broke = distributed.max_over_ranks([not all(map(math.isfinite, losses.values()))])[0]
         scale = state.scaler.get_scale()
         state.scaler.update()

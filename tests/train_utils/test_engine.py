@@ -26,6 +26,7 @@ from tests.train_utils.small_training import (
     tensors,
     train_epoch,
 )
+from train_utils.checkpoint import CheckpointWriter
 from train_utils.config import Optimizer
 from train_utils.detect import detect
 from train_utils.distributed import World, init_distributed_mode
@@ -237,6 +238,26 @@ def test_gradients_that_stay_broken_under_a_loss_scale_end_the_training(clip_nor
         train_epoch(state, BATCH * 9, loss=spoilt(factor), limit=1, log_line=said.append)
     assert state.step == 4 and all(same(before, snapshot(state)))
     assert ["at a loss scale of" in line for line in said] == [True] * 3 + [False] * 2, "then the steps that count"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("place", ["0.weight", "1.weight", "1.running_var", "2.bias"])
+@pytest.mark.parametrize(("loss_scale", "optimizer"), [(None, "sgd"), (8.0, "sgd"), (None, "adamw")])
+@pytest.mark.parametrize(("steps", "saves"), [(1, False), (3, False), (3, True)])
+def test_a_broken_weight_ends_the_training_before_it_is_saved_or_evaluated(
+    steps: int, saves: bool, loss_scale: float | None, optimizer: str, place: str, value: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """However many steps may be skipped; batch norm's statistics do not show in the next loss."""
+    saved: list[object] = []
+    monkeypatch.setattr(CheckpointWriter, "is_due", lambda *_: saves)
+    monkeypatch.setattr(CheckpointWriter, "save", lambda _, state: saved.append(state))
+    state = start(None, loss_scale, optimizer=Optimizer(optimizer))
+    tensor = state.model.state_dict()[place]
+    state.optimizer.register_step_post_hook(lambda *_: tensor[0].fill_(value))
+    with pytest.raises(TrainError, match=r"not finite after \d step.* fix: a lower optim\.lr"):
+        train_epoch(state, BATCH * steps, limit=99)
+    assert state.step == (steps if place == "1.running_var" and not saves else 1) and not saved
 
 
 def test_a_norm_that_overflows_under_a_loss_scale_is_not_excused_by_it() -> None:
