@@ -178,7 +178,7 @@ class ImageSource:
             logger.warning("left out: %s", error)
         flags[index] = 1
         self._in_a_row += 1
-        self.check_left_out(np.count_nonzero(flags == 1), error)
+        self.check_left_out(int(np.count_nonzero(flags == 1)), error)
 
     def _cached(self, index: int) -> np.typing.NDArray[np.uint8] | None:
         """An image of the cache; None if it is damaged there."""

@@ -216,7 +216,7 @@ def warn_of_shared_images(train: Annotations, val: Annotations) -> str | None:
     """
     annotated, boxed = (np.flatnonzero(np.diff(part.offsets)) for part in (train, val))
     first_boxes = train.boxes_xywh[train.offsets[annotated]]
-    by_box = {box.tobytes(): position for box, position in zip(first_boxes, annotated, strict=True)}
+    by_box = {box.tobytes(): position for box, position in zip(first_boxes, annotated.tolist(), strict=True)}
     sample = boxed[:: len(boxed) // SAMPLE + 1].tolist()
     pairs = []
     for index in sample:
