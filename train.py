@@ -71,6 +71,7 @@ def train(requested: TrainConfig) -> Outcome:  # noqa: PLR0915 - the story of a 
 
         folder = folder or stack.enter_context(opening)
         log = RunLog(folder, world.is_main)
+        stack.enter_context(report.errors_kept(log))
         report.announce(log, folder, config, world, train_set, val_set, sampler, model)
         for note in (saved_note, *notes):
             log.line(note)

@@ -11,7 +11,7 @@ import torch
 
 import data
 import models
-from conf import entry, help
+from conf import entry, help, programs
 from conf.auto import min_iou_of
 from conf.schema import TrainConfig
 from train_utils import coco_eval, draw, files, numerics, plots, progress, report
@@ -74,6 +74,16 @@ def draw_first_batch(
     batch = dataset.__getitems__(next(iter(sampler))).to(torch.device("cpu"))
     pictures = (batch.network_input() * 255).round().byte().numpy()
     draw.draw_targets(pictures, batch.targets.numpy(), names, path)
+
+
+@contextlib.contextmanager
+def errors_kept(log: RunLog) -> Iterator[None]:
+    """Write the sentence of an error that ends the run into its log, too; the program prints it."""
+    try:
+        yield
+    except Exception as error:
+        log.line((sentence := programs.in_one_sentence(error, TrainConfig)) and f"error: {sentence}", shown=False)
+        raise
 
 
 def save_config(folder: Path, config: TrainConfig) -> None:

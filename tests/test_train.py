@@ -191,7 +191,8 @@ def test_images_that_vanish_end_a_training_and_a_damaged_one_is_counted(
         train(replace(config, data=replace(config.data, on_error=OnError.skip)))
     epochs, total, what = (3, 18, "epoch 1, train") if split == "train" else (2, 5, "val")
     said = f"{what}: 1 of {total} images cannot be read, the last one: {damaged}. fix: "
-    assert said in (tmp_path / "run" / "train.log").read_text()
+    log = (tmp_path / "run" / "train.log").read_text()
+    assert said in log and f" error: {folder}, a folder of images, is gone" in log.splitlines()[-1]
     assert load_last(tmp_path / "run")[0]["epoch"] == epochs == len(rows(tmp_path / "run"))
 
 

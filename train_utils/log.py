@@ -45,11 +45,15 @@ class RunLog:
     def __init__(self, folder: Path, is_main: bool) -> None:
         self._file = GrowingFile(folder / "train.log") if is_main else None
 
-    def line(self, text: str | None) -> None:
-        """Write ``text``, in the file with a timestamp on each line; skip None and empty text."""
+    def line(self, text: str | None, shown: bool = True) -> None:
+        """Write ``text``, in the file with a timestamp on each line; skip None and empty text.
+
+        Not ``shown``: to the file alone.
+        """
         if self._file is None or not text:
             return
-        progress.print_lines(text)
+        if shown:
+            progress.print_lines(text)
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
         for line in text.split("\n"):
             self._file.add(f"{stamp} {line}".rstrip() + "\n")
