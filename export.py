@@ -31,6 +31,7 @@ from conf.schema import ExportConfig, ExportFormat
 from data.errors import printable
 from data.shapes import draw_image
 from models import export as files
+from train_utils.errors import install_command
 from train_utils.files import CHECKPOINTS
 
 EXTRA = ("onnx", "onnxscript", "onnxruntime")
@@ -47,9 +48,7 @@ def export(config: ExportConfig) -> Path:
     """
     is_onnx = config.format == ExportFormat.onnx
     if is_onnx and (missing := [name for name in EXTRA if importlib.util.find_spec(name) is None]):
-        raise ConfigError(
-            f"format=onnx needs the packages of the extra ({', '.join(missing)} missing). fix: uv sync --extra export"
-        )
+        raise ConfigError(f"format=onnx needs {', '.join(missing)} installed. fix: {install_command(*missing)}")
     out = output_path(config, ".onnx" if is_onnx else ".pt2")
     size = config.image_size
     longest = max(size) if isinstance(size, list) else size

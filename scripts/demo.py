@@ -26,6 +26,7 @@ from conf.schema import DemoConfig
 from data import Medium, OnBadFile
 from predict import ResultWriter
 from train_utils.distributed import choose_device
+from train_utils.errors import install_command
 
 SECONDS_BETWEEN_FRAMES = 0.2  # of the camera
 
@@ -43,7 +44,7 @@ def build(config: DemoConfig, folder: Path) -> Any:
     try:
         import gradio as gr
     except ImportError as error:
-        raise ConfigError("the demo needs gradio, which is not installed. fix: uv sync --extra demo") from error
+        raise ConfigError(f"the demo needs gradio, not installed here. fix: {install_command('gradio')}") from error
     predictor = Predictor(config, choose_device(config.device.value))
     network, session = predictor.network, Session(predictor, folder)
     with gr.Blocks(title="Detector", analytics_enabled=False, delete_cache=(3600, 3600)) as page:

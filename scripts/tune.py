@@ -28,6 +28,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from conf import ConfigError
 from conf.entry import compose
 from conf.schema import TrainConfig, TuneConfig
+from train_utils.errors import install_command
 from train_utils.options import quoted
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
@@ -52,7 +53,7 @@ def tune(config: TuneConfig) -> None:
     try:
         import optuna
     except ImportError as error:
-        raise ConfigError("scripts.tune needs Optuna, which is not installed. fix: uv sync --extra tune") from error
+        raise ConfigError(f"scripts.tune needs Optuna, not installed here. fix: {install_command('optuna')}") from error
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # train prints what happens
     folder = Path("runs", config.name)
     folder.mkdir(parents=True, exist_ok=True)

@@ -43,7 +43,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["ckpt=any.pt", "image_size=[64,64,64]"], "[height, width] or null"),
         (["ckpt=any.pt", "image_size=[50,64]"], "fix: image_size=[64,64]"),
         (["ckpt=any.pt", "out=model.pt2"], "fix: out=model.onnx"),
-        (["ckpt=any.pt", "missing"], "fix: uv sync --extra export"),
+        (["ckpt=any.pt", "missing"], f"fix: uv pip install --python {sys.executable} onnxscript"),
     ],
 )
 def test_what_does_not_fit_is_one_sentence(

@@ -161,3 +161,10 @@ def test_every_package_of_the_environment_is_pinned() -> None:
                 further = []
             waiting += [one for one in further if one.marker is None or one.marker.evaluate({"extra": ""})]
     assert needed <= pinned, f"not pinned: {sorted(needed - pinned)}. fix: python .ci/pins.py"
+
+
+def test_developers_ask_for_their_tools_and_users_get_none() -> None:
+    assert tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["uv"]["default-groups"] == []
+    for name in ("Makefile", ".pre-commit-config.yaml", ".ci/run", ".devcontainer/devcontainer.json"):
+        asking = re.findall(r"^[^#\n]*uv (?:run|sync).*", (REPOSITORY / name).read_text(), re.M)
+        assert all("--group dev" in line for line in asking), f"{name}: {asking}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any
 
-from train_utils.errors import TrainError
+from train_utils.errors import TrainError, install_command
 
 AUTO = "auto"  # of optim.flat_fraction
 SHORT_TRAINING = 2000  # steps (docs/develop/decisions.md)
@@ -109,7 +109,7 @@ class LoggerConfig:
     def __post_init__(self) -> None:
         for name in self.services:
             if not is_installed(name):
-                raise TrainError(f"logger={name} is not installed. fix: uv sync --extra {name}, or leave {name} out")
+                raise TrainError(f"logger={name} is not installed. fix: {install_command(name)}, or leave {name} out")
 
     @property
     def services(self) -> list[str]:

@@ -1,6 +1,8 @@
 """Errors that end a run with one sentence: what is wrong, and how to fix it."""
 
 import re
+import shlex
+import sys
 
 
 class TrainError(RuntimeError):
@@ -13,6 +15,14 @@ class DistributedError(RuntimeError):
 
 class CheckpointError(ValueError):
     """A checkpoint cannot be written, or a file is not an intact checkpoint of this project."""
+
+
+def install_command(*packages: str) -> str:
+    """The command that adds packages to this environment, with the pins of pyproject.toml.
+
+    Other than ``uv sync --extra``, it keeps what is there: torch's CPU wheels, other extras.
+    """
+    return shlex.join(["uv", "pip", "install", "--python", sys.executable, *packages])
 
 
 def printable(text: str) -> str:
