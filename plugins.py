@@ -49,7 +49,7 @@ def import_plugins(files: Sequence[str]) -> None:
         kind.pop(name, None)
     _in_use.clear()
     for file in files:
-        for kind, parts in zip(KINDS, _parts_of(Path(file).expanduser().resolve()), strict=True):
+        for kind, parts in zip(KINDS, _parts_of(Path(str(file)).expanduser().resolve()), strict=True):
             kind.update(parts)
             _in_use.extend((kind, name) for name in parts)
     # The options of a plugin's loss are those of loss=yolov3.

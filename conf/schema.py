@@ -14,7 +14,7 @@ from data.config import AugmentConfig, Below1, DataConfig, Exif, OnBadFile, Resi
 from models.config import LossConfig, LossSection, ModelConfig
 from models.published import PUBLISHED
 from train_utils import config
-from train_utils.config import Count, Share, Whole
+from train_utils.config import Count, Seed, Share, Whole
 
 
 def _check_devices(devices: Any) -> None:
@@ -215,7 +215,7 @@ class CompareConfig:
 
     runs: list[str]  # folders of runs; the others are compared with the setting of the first; one: its report
     resamples: Annotated[int, ">= 10"]  # of the validation images, by which intervals are found
-    seed: Whole  # of the resamples
+    seed: Seed  # of the resamples
     debug: bool  # show tracebacks of user errors, too
 
     def __post_init__(self) -> None:
@@ -267,6 +267,6 @@ class TuneConfig:
     name: str  # of the study: its folder is runs/<name>
     trials: Count  # number of trials of the whole study, also those of earlier starts
     prune_after: Whole  # epochs until a trial may be stopped: if its AP is below the median of the earlier ones
-    seed: Whole  # of the search; that of the trainings is train.seed
+    seed: Seed  # of the search; that of the trainings is train.seed
     options: list[str]  # of train.py in every trial: what follows --
     debug: bool  # show tracebacks of user errors, too

@@ -116,7 +116,7 @@ def _images_of(path: Path) -> Path:
 def load_yaml(path: Path) -> dict[str, Any]:
     """Read the keys of a data.yaml, or another YAML file. Raises ``DataError`` where it is none."""
     try:
-        text = path.read_bytes()
+        text = _content(path)
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
             raise yaml.YAMLError("it holds an alias, and a few lines of them can be billions of values")
         content = yaml.safe_load(text)
@@ -217,7 +217,7 @@ def read_names(path: Path) -> tuple[list[str], list[int] | None]:
     names, ids, why = None, None, ""
     try:
         if path.suffix.lower() == ".json":
-            categories = json.loads(path.read_bytes())["categories"]
+            categories = json.loads(_content(path))["categories"]
             by_id = {int(category["id"]): str(category["name"]) for category in categories}
             ids = sorted(by_id)
             names = [by_id[number] for number in ids]
@@ -246,7 +246,14 @@ def read_lines(path: Path) -> list[str]:
 
     Raises ``DataError`` where the file is not text.
     """
-    content = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
+    content = _content(path).removeprefix(b"\xef\xbb\xbf")
     if b"\0" in content:  # binary, or UTF-16
         raise DataError(f"{path} is not a text file in UTF-8. fix: name one with an entry per line")
     return content.decode("utf-8", "surrogateescape").splitlines()
+
+
+def _content(path: Path) -> bytes:
+    """The bytes of a file. Raises ``DataError`` for a pipe or a device, which may never end."""
+    if path.exists() and not path.is_file():
+        raise DataError(f"{path} is no regular file. fix: name a file")
+    return path.read_bytes()

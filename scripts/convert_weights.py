@@ -18,6 +18,7 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
     run("convert")
     raise SystemExit
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def convert(config: ConvertConfig) -> None:
     out, source = Path(config.out), replace(config.model, weights=config.weights)
     if out.is_dir():
         raise ConfigError(f"out={out} is a folder. fix: name a file in it")
-    if out.resolve() == Path(config.weights or config.ckpt or "").resolve():
+    if os.path.realpath(out) == os.path.realpath(config.weights or config.ckpt or ""):
         raise ConfigError(f"out={out} is the file to convert. fix: choose another name")
     to_checkpoint = out.suffix in (".pt", ".pth")
     if to_checkpoint != (config.weights is not None and config.up_to_layer is None):

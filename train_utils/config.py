@@ -28,6 +28,7 @@ Decay = StrEnum("Decay", ["cosine", "linear", "constant"])
 # Limits that conf/entry.py checks, as it prints them.
 Count = Annotated[int, ">= 1"]
 Whole = Annotated[int, ">= 0"]
+Seed = Annotated[int, ">= 0 and <= 4294967295"]
 Share = Annotated[float, ">= 0 and <= 1"]
 Positive = Annotated[float, "> 0"]
 NotNegative = Annotated[float, ">= 0"]
@@ -46,7 +47,7 @@ class TrainSection:
     # first step has the largest
     rect: bool  # group images of like aspect ratio and fill a rectangle instead of a square
     repeat_threshold: Share  # repeat images of classes that fewer than this share of the images show; 0: none
-    seed: Whole  # of the initial weights, the order of the images and their augmentation
+    seed: Seed  # of the initial weights, the order of the images and their augmentation
     device: Device  # auto: CUDA if there is a GPU
     precision: Precision  # of the forward pass; auto: bfloat16 if the hardware has it, else float32. tf32: float32
     # with factors of 11 bits, on GPUs that have it

@@ -69,7 +69,7 @@ class MetricsCsv:
         """
         self._file, self._columns = GrowingFile(path), columns
         rows = []
-        if done > 0 and path.exists():
+        if done > 0 and path.is_file():
             for line in path.read_bytes().decode(errors="surrogateescape").splitlines(keepends=True):
                 number = line.partition(",")[0]
                 if line.endswith("\n") and number.isdecimal() and int(number) <= done:  # a kill may have cut the last

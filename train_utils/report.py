@@ -37,7 +37,7 @@ def read_best(folder: Path) -> coco_eval.Evaluation:
         scores, reported, names = map(arrays.pop, ("scores", "detections", "names"))
         truth = detections.GroundTruth(**arrays, names=names.tolist())
         return coco_eval.Evaluation(**json.loads(str(scores)), truth=truth, detections=reported)
-    except (OSError, ValueError, KeyError, TypeError, BadZipFile) as error:
+    except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile) as error:
         raise errors.TrainError(f"{path} is damaged ({error}). {again}") from error
 
 
