@@ -46,6 +46,7 @@ class Program(NamedTuple):
     schema: type
     function: str  # "module:function", imported once the options are right
     complete: entry.Complete | None = None  # adds values of a checkpoint or an earlier run
+    splits: tuple[str, ...] = ()  # of the data that it reads
     bare: str = ""  # the option that a bare word gives; with "..." the list of all of them
 
     @property
@@ -56,12 +57,12 @@ class Program(NamedTuple):
 
 
 PROGRAMS = {  # by the name of their YAML file in conf/
-    "train": Program(schema.TrainConfig, "train:train", saved.complete_training),
-    "eval": Program(schema.EvalConfig, "eval:evaluate", saved.complete_from_checkpoint),
+    "train": Program(schema.TrainConfig, "train:train", saved.complete_training, ("train", "val")),
+    "eval": Program(schema.EvalConfig, "eval:evaluate", saved.complete_from_checkpoint, ("val",)),
     "predict": Program(schema.PredictConfig, "predict:predict", saved.model_or_checkpoint),
     "export": Program(schema.ExportConfig, "export:export", saved.model_or_checkpoint),
-    "check_data": Program(schema.CheckDataConfig, "scripts.check_data:main"),
-    "anchors": Program(schema.AnchorsConfig, "scripts.anchors:find_anchors"),
+    "check_data": Program(schema.CheckDataConfig, "scripts.check_data:main", splits=("train", "val")),
+    "anchors": Program(schema.AnchorsConfig, "scripts.anchors:find_anchors", splits=("train",)),
     "get_data": Program(schema.GetDataConfig, "scripts.get_data:get_data", bare="name"),
     "get_weights": Program(schema.GetWeightsConfig, "scripts.get_weights:get_weights", bare="name"),
     "convert": Program(schema.ConvertConfig, "scripts.convert_weights:convert", saved.complete_conversion),
@@ -90,6 +91,7 @@ def run(name: str) -> None:
             run_by_hydra(name, program, arguments)
         else:
             config: Any = entry.compose(name, program.schema, arguments, program.complete)
+            find_data(config, program.splits)
             if (count := ranks_to_start(config)) > 1:
                 become_torchrun(count)
             pkgutil.resolve_name(program.function)(config)
@@ -128,6 +130,16 @@ def run_by_hydra(name: str, program: Program, arguments: list[str]) -> None:
     sys.argv[1:] = arguments
     entry.register(name, program.schema)
     job()
+
+
+def find_data(config: Any, splits: Sequence[str]) -> None:
+    """Raise DataError for data that are not there, before torch is imported.
+
+    Ranks of a launcher look when they can tell the others that they fail.
+    """
+    if launch.read_launch().launcher == "none":
+        for split in splits if splits and config.data.format != "shapes" else ():  # those are drawn on first use
+            config.data.places(split, Path(config.data.root).absolute())
 
 
 def ranks_to_start(config: Any) -> int:

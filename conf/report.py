@@ -132,7 +132,7 @@ def finish_run(
     loggers.result()
     ckpt = option("ckpt", folder)
     log.line(f"trained for {progress.duration(loggers.seconds)}; see {folder / 'report.html'}")
-    log.line(f"next:\n  python eval.py {ckpt}\n  python predict.py {ckpt} source=pictures")
+    log.line(f"next:\n  python eval.py {ckpt}\n  python predict.py {ckpt} {option('source', val_set.path(0))}")
 
 
 def report_run(folder: Path) -> Path:

@@ -6,9 +6,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-from data.set_files import class_names, read_names
+from data.errors import DataError
+from data.set_files import class_names, find_set_file, read_names
 
 AUTO = "auto"  # of data.workers
+# What scripts/get_data.py fetches into these folders, the roots of data=coco and data=voc.
+FETCHED = {"datasets/coco": "coco2017 (19 GB)", "datasets/VOCdevkit": "voc2007 and then voc2012 (3 GB)"}
 
 
 DataFormat = StrEnum("DataFormat", ["coco", "voc", "yolo", "shapes"])  # shapes: a COCO set drawn on first use
@@ -124,6 +127,40 @@ class DataConfig:
             self.names, _ = read_names(beside if beside.is_file() else Path(self.names))
         if self.names is not None:
             self.names = class_names(self.names, "data.names")
+
+    def places(self, split: str, root: Path) -> tuple[str, list[tuple[Path, Path]]]:
+        """Annotations and the folders of their images, found below ``root`` but not read.
+
+        ``split`` is ``train`` or ``val``; returned is the one that is read, as ``data.split`` takes
+        both from ``train``. Raises DataError if a place is missing.
+        """
+        split = "train" if self.split is not None else split
+        part: SplitConfig = getattr(self, split)
+        if part.annotations is None:  # format=yolo, by __post_init__
+            set_file, folder = (root, root.parent) if root.is_file() else (find_set_file(root), root)
+            if set_file is None:
+                raise DataError(
+                    f"data.root: there is no data.yaml or obj.data in {root}. fix: data.root=<such a file>, or "
+                    "data.train.annotations=<a folder of images, or a list of them>"
+                )
+            return split, [(set_file, folder)]
+        root = root.parent if root.is_file() else root
+        pairs = [(root / annotations, root / images) for annotations, images in part.pairs(f"data.{split}")]
+        for path, images in pairs:
+            for place, key in ((path, f"data.{split}.annotations"), (images, f"data.{split}.images")):
+                if not place.exists():
+                    raise DataError(f"{key}: there is no {place}. fix: {self._fix_missing(split, key, root)}")
+            if self.format in (DataFormat.coco, DataFormat.shapes) and not path.is_file():
+                raise DataError(f"data.{split}.annotations: {path} is not a file. fix: name the annotation file itself")
+        return split, pairs
+
+    def _fix_missing(self, split: str, key: str, root: Path) -> str:
+        for folder, name in FETCHED.items():
+            if root == Path(folder).absolute():
+                quickstart = "python train.py experiment=quickstart, which draws its own images"
+                return f"data=<your folder>, python -m scripts.get_data {name}, or {quickstart}"
+        more = ", or data.split=0.1 to take a tenth of the training images" if split == "val" else ""
+        return f"set data.root to the folder of the data set, or {key}{more}"
 
     def line(self) -> str:
         """What is read, in a few words for a log."""

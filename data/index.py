@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data import coco, headers, set_files, shapes, validate, voc, yolo
-from data.config import FORMATS, DataConfig, DataFormat, Exif, OnError, SplitConfig
+from data import coco, headers, shapes, validate, voc, yolo
+from data.config import FORMATS, DataConfig, DataFormat, Exif, OnError
 from data.errors import DataError
 from data.files import new_folder, read_file, stamp_files
 from data.source import Files, Findings, Source, part_of
@@ -238,27 +238,8 @@ def locate(config: DataConfig, split: str) -> Files:
     if config.format == DataFormat.shapes:
         assert config.shapes is not None  # by DataConfig.__post_init__
         root = shapes.ensure_shapes(root, config.shapes)
-    if config.split is not None:
-        split = "train"  # both splits are parts of it
-    set_file, root = (root, root.parent) if root.is_file() else (set_files.find_set_file(root), root)
-    part: SplitConfig = getattr(config, split)
-    if part.annotations is None:  # format=yolo, by DataConfig.__post_init__
-        if set_file is None:
-            raise DataError(
-                f"data.root: there is no data.yaml or obj.data in {root}. fix: data.root=<such a file>, or "
-                "data.train.annotations=<a folder of images, or a list of them>"
-            )
-        pairs = [(set_file, root)]
-    else:
-        pairs = [(root / annotations, root / images) for annotations, images in part.pairs(f"data.{split}")]
-    for path, images in pairs:
-        for place, key in ((path, f"data.{split}.annotations"), (images, f"data.{split}.images")):
-            if not place.exists():
-                fix = f"fix: set data.root to the folder of the data set, or {key}"
-                more = ", or data.split=0.1 to take a tenth of the training images" if split == "val" else ""
-                raise DataError(f"{key}: there is no {place}. {fix}{more}")
-        if config.format in (DataFormat.coco, DataFormat.shapes) and not path.is_file():
-            raise DataError(f"data.{split}.annotations: {path} is not a file. fix: name the annotation file itself")
+    split, pairs = config.places(split, root)
+    root = root.parent if root.is_file() else root
     _, folders = zip(*pairs, strict=True)
     image_root = folders[0] if len(set(folders)) == 1 else root
     if config.format == DataFormat.voc:

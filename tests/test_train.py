@@ -143,6 +143,8 @@ def test_a_validation_set_without_boxes_leaves_checkpoints_and_no_figures(shapes
     assert load_checkpoint(run, "best")["epoch"] == 3
     log = (run / "train.log").read_text()
     assert "no AP, since the validation set has no boxes" in log and f"eval.py ckpt={run}" in log
+    proposed = re.findall(r"(?:ckpt|source)=(\S+)", log.partition("next:\n")[2])
+    assert len(proposed) == 3 and all(Path(place).exists() for place in proposed), proposed
     assert re.search(r" 3/3( +[-+.\de]+){4}( +-){2} .*\*$", log, re.MULTILINE) and "no better AP" not in log
 
 

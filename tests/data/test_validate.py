@@ -1,6 +1,7 @@
 """Every bad entry is an error with its fix, or is left out and reported."""
 
 import json
+import re
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -9,11 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from PIL import Image
 from pycocotools.coco import COCO
 
 import data
+from conf import CONF_DIR
+from data.config import FETCHED
 from data.errors import DataError
+from scripts.get_data import SETS
 from tests.data.bad_inputs import as_coco, images, labels, xmls
 from tests.data.conftest import NO_AUGMENT
 from tests.data.sets import GOOD_BOX, HEIGHT, PICTURE, WIDTH, coco_content, config_of
@@ -118,6 +123,18 @@ def test_paths_that_lead_nowhere(coco_set) -> None:
         coco_set.open("val", val=data.SplitConfig("instances.json", "nowhere"))
     with pytest.raises(DataError, match=r"data.train.annotations: .* is not a file"):
         coco_set.open(train=data.SplitConfig("images", "images"))
+
+
+@pytest.mark.parametrize("name", ["coco", "voc"])
+def test_three_ways_where_a_public_set_is_not_here(name: str, coco_set, tmp_path: Path, monkeypatch) -> None:
+    root = yaml.safe_load((CONF_DIR / "data" / f"{name}.yaml").read_text())["root"]
+    fetched = re.findall(r"[a-z]+20\d\d", FETCHED[root])
+    assert fetched and all(root.startswith(SETS[known][0]) for known in fetched)
+    monkeypatch.chdir(tmp_path)
+    for part in ("train", "val"):
+        ways = rf"data=<your folder>, python -m scripts\.get_data {fetched[0]}.*, or .*experiment=quickstart"
+        with pytest.raises(DataError, match=rf"fix: {ways}"):
+            coco_set.open(part, root=root)
 
 
 @pytest.mark.parametrize("content", [b"{", b"", b"\xff\xfe\x00", b"[" * 100_000, b"3", b'{"images": []}'])
