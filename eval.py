@@ -30,7 +30,7 @@ from conf.schema import EvalConfig, EvaluateConfig
 from train_utils import coco_eval, detect, detections, numerics, plots
 from train_utils.config import EvalPrecision
 from train_utils.distributed import World, broadcast_module, gather_arrays, init_distributed_mode
-from train_utils.progress import Progress
+from train_utils.progress import Progress, counted
 from train_utils.report import keep_best
 from train_utils.run_folder import open_out
 
@@ -54,7 +54,7 @@ def evaluate(config: EvalConfig) -> Outcome:
     evaluation = None
     if config.detections is not None and world.is_main:
         found = detections.read_results(Path(config.detections), val_set.image_ids, val_set.category_ids)
-        print(f"{config.detections}: {len(found)} detections")
+        print(f"{config.detections}: {counted(len(found), 'detection')}")
         evaluation = coco_eval.score(ground_truth_of(val_set), found)
     elif config.detections is None:
         model = load_model(config, val_set, world).to(world.device)
@@ -96,8 +96,7 @@ def load_model(config: EvalConfig, val_set: data.Annotations, world: World) -> m
             print(note)
         return built
     opened = network.open_checkpoint(config.ckpt)
-    numbered = [str(index) for index in range(len(val_set.names))]  # converted without names
-    if opened.names not in (val_set.names, numbered):
+    if opened.names not in (val_set.names, network.default_names(len(val_set.names))):  # converted without names
         raise ConfigError(
             f"ckpt={config.ckpt} knows {len(opened.names)} classes ({', '.join(opened.names[:4])}), data="
             f"{config.data.name} has {len(val_set.names)} ({', '.join(val_set.names[:4])}). fix: evaluate on data with "

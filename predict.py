@@ -29,7 +29,7 @@ from data import Medium, count_frames, find_media
 from train_utils import detections
 from train_utils.distributed import init_distributed_mode
 from train_utils.draw import WRITTEN, DrawnFiles
-from train_utils.progress import Progress
+from train_utils.progress import Progress, counted
 from train_utils.run_folder import open_out
 from train_utils.stop import StopRequest
 
@@ -64,12 +64,11 @@ def predict(config: PredictConfig) -> Path:
                     break
         writer.close()
         milliseconds = 1000 * (time.perf_counter() - started) / max(1, writer.num_images)
-        left_out = f", {len(frames.skipped)} files left out" if frames.skipped else ""
+        left_out = f", {counted(len(frames.skipped), 'file')} left out" if frames.skipped else ""
         left_out += f", stopped by {stop.signal.name}" if stop.signal is not None else ""
         print(format_counts(writer.counts) or "nothing found")
         print(
-            f"{writer.num_images} images, {writer.counts.total()} detections{left_out}, in {out}; "
-            f"{milliseconds:.1f} ms per image",
+            f"{writer.summary()}{left_out}, in {out}; {milliseconds:.1f} ms per image",
             flush=True,
         )
     if stop.signal is not None:  # Ctrl-C has raised KeyboardInterrupt
@@ -127,6 +126,10 @@ class ResultWriter:
             self.drawn.frame(path, frame.frames_per_second, frame.image, *columns)
         elif self.draw:
             self.drawn.picture(path, frame.image, *columns)
+
+    def summary(self) -> str:
+        """How many images there were, and detections on them."""
+        return f"{counted(self.num_images, 'image')}, {counted(self.counts.total(), 'detection')}"
 
     def close(self) -> None:
         """Write the files that need all results."""

@@ -13,7 +13,7 @@ from conf.schema import DetectConfig, EvaluateConfig
 from data import read_names
 from models.config import ModelConfig
 from models.loss import HeadLoss
-from models.published import COCO, COCO_NAMES
+from models.published import COCO_NAMES
 from train_utils import checkpoint, files
 from train_utils.distributed import World, max_over_ranks, torch_distributed_zero_first
 
@@ -128,10 +128,10 @@ def open_detector(
     """The network of ``ckpt`` (open_checkpoint), or that of ``config`` with its weights.
 
     ``names`` is for Darknet weights, which hold none: a text file with one class name a line, or a
-    COCO json, whose categories count in the order of their ids. Without it the classes of weights
-    other than ``coco`` are called by their number. ``image_size`` None means the size that the
-    checkpoint was evaluated with, or that of the .cfg. Raises ConfigError if no weights are given,
-    names and network differ in number, or the image size does not suit the network.
+    COCO json, whose categories count in the order of their ids; None means those of default_names.
+    ``image_size`` None means the size that the checkpoint was evaluated with, or that of the .cfg.
+    Raises ConfigError if no weights are given, names and network differ in number, or the image
+    size does not suit the network.
     """
     if ckpt is not None:
         opened = open_checkpoint(ckpt)
@@ -139,19 +139,27 @@ def open_detector(
     elif config is None or config.weights is None:
         raise ConfigError("no weights are given. fix: ckpt=<run folder or .pt file>, or model= and model.weights=")
     else:
-        names = str(COCO_NAMES) if names is None and config.weights == COCO else names
         class_names, ids = read_names(Path(names)) if names is not None else ([], None)
         model, report = build_model(config, len(class_names) or None, whole=True)
-        class_names = class_names or [str(index) for index in range(model.num_classes)]
+        note = str(report)
+        if names is None:
+            class_names = default_names(model.num_classes)
+            note += f"; without names=, the classes are {class_names[0]} to {class_names[-1]}"
         ids = ids or list(range(1, len(class_names) + 1))
         origin = f"the weights {Path(config.weights).name}"
         opened = TrainedNetwork(
-            model.eval(), class_names, ids, image_size or models.image_size_of(model.cfg), str(report), origin
+            model.eval(), class_names, ids, image_size or models.image_size_of(model.cfg), note, origin
         )
     size, stride = opened.image_size, opened.model.max_stride
     if (nearest := opened.model.nearest_size(size, size)[0]) != size:
         raise ConfigError(f"image_size={size} is not a multiple of the network's stride {stride}. fix: {nearest}")
     return opened
+
+
+def default_names(count: int) -> list[str]:
+    """Class names for weights that come without: COCO's own for 80 classes, else numbers."""
+    of_coco, _ = read_names(COCO_NAMES)
+    return of_coco if count == len(of_coco) else [str(index) for index in range(count)]
 
 
 def open_checkpoint(ckpt: str) -> TrainedNetwork:

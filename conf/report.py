@@ -43,6 +43,9 @@ def announce(
         log.line(warning if split == "train" else None)
         for note in (*part.skipped, *part.notes):
             log.line(f"{split}: {note}")
+    if config.data.split is not None:
+        total = len(train_set) + len(val_set)
+        log.line(f"data.split={config.data.split:g} holds out {len(val_set)} of {total} images, by name")
     parameters, flops = models.count_parameters(model), models.count_flops(model, (size, size))
     log.line(
         f"{model.cfg.source}: {parameters:,} parameters, {flops / 1e9:.2f} GFLOPs for {size} x {size} pixels, a "

@@ -119,7 +119,8 @@ class DetectConfig(DetectionSection, PluggedConfig):
 
     ckpt: str | None  # a checkpoint file, or a run folder (its best.pt)
     model: ModelConfig | None
-    names: str | None  # class names for Darknet weights: a text file with one per line, or a COCO json
+    names: str | None  # class names for Darknet weights: a text file with one per line, or a COCO json;
+    # null: COCO's for 80 classes, else numbers
     exif: Exif  # apply: turn images upright by their EXIF tag; ignore: read them as stored
     device: config.Device  # auto: CUDA if there is a GPU
     workers: Count  # threads that read
@@ -159,7 +160,7 @@ class ExportConfig(PluggedConfig):
 
     ckpt: str | None  # a checkpoint file, or a run folder (its best.pt)
     model: ModelConfig | None  # with model.weights, instead of ckpt
-    names: str | None  # class names for Darknet weights: a text file with one per line
+    names: str | None  # class names for Darknet weights: a text file with one per line; null: as in predict.py
     format: ExportFormat  # onnx, or torch: the network as a .pt2 of torch.export
     out: str | None  # the file to write; null: beside the weights, as <name>.onnx or <name>.pt2
     image_size: Any  # side in pixels or [height, width]; null: as evaluated, or as in the .cfg
@@ -202,7 +203,7 @@ class ConvertConfig(PluggedConfig):
     weights: str | None  # Darknet .weights, or a .pt state dict of another system, for the network of ``model``
     ckpt: str | None  # a checkpoint file, or a run folder (its best.pt)
     out: str  # from weights: a .pt checkpoint; from ckpt, or with up_to_layer: Darknet .weights
-    names: str | None  # class names for weights: a text file with one per line, or a COCO json; null: numbers
+    names: str | None  # class names for weights: a text file with one per line, or a COCO json; null: as in predict.py
     image_size: Count | None  # side in pixels that the checkpoint is for; null: that of the .cfg
     up_to_layer: Count | None  # write only layers 0 to up_to_layer - 1, as Darknet's partial command counts
     cfg: str | None  # also write the .cfg that fits the .weights file

@@ -164,7 +164,8 @@ class DataConfig:
 
     def line(self) -> str:
         """What is read, in a few words for a log."""
-        return f"data: {self.name}, {self.format} of {self.root}"
+        split = f", data.split={self.split:g}" if self.split is not None else ""
+        return f"data: {self.name}, {self.format} of {self.root}{split}"
 
     def check_two_sets(self) -> None:
         """Raise ``ValueError`` if training and validation read the same annotations."""

@@ -94,7 +94,7 @@ def is_for_validation(file_names: Sequence[str], share: float) -> NDArray[np.boo
 
 
 def part_of(source: Source, split: str, share: float) -> Source:
-    """The ``train`` or ``val`` part of a source, with a note that counts the latter.
+    """The ``train`` or ``val`` part of a source.
 
     Raises ``DataError`` where a part would be empty.
     """
@@ -105,8 +105,6 @@ def part_of(source: Source, split: str, share: float) -> Source:
             f"data.split={share:g} takes {count} of the {total} images of {source.path}"
             " for validation. fix: another share, or give files of different names (folders do not count)"
         )
-    kind = f"training images out of {total} that data.split={share:g} takes for validation by name, ignoring data.val"
-    source.notes.add(kind, [source.file_names[row] for row in np.flatnonzero(for_val).tolist()])
     images = np.flatnonzero(for_val if split == "val" else ~for_val)
     # Boxes of unknown images stay in both parts, for the checks to report.
     of_the_other = np.isin(source.box_image_ids, np.delete(source.image_ids, images))

@@ -112,8 +112,8 @@ class Session:
         writer.close()
         drawn = [(str(out / name), medium) for medium, name in writer.drawn_names.items() if (out / name).exists()]
         missing = sorted(set(writer.drawn_names) - {medium for _, medium in drawn})
-        total = f"{writer.num_images} images, {writer.counts.total()} detections"
-        lines = [total, format_counts(writer.counts), f"cannot be read: {', '.join(missing)}" if missing else ""]
+        unread = f"cannot be read: {', '.join(missing)}" if missing else ""
+        lines = [writer.summary(), format_counts(writer.counts), unread]
         return "\n\n".join(filter(None, lines)), drawn, [str(out / "images.json"), str(out / "detections.json")]
 
     def camera(self, image: np.ndarray | None, confidence: float, overlap: float) -> np.ndarray | None:

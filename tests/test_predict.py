@@ -177,7 +177,7 @@ def test_the_dog_of_darknet_as_users_start_it(shared_dir: Path, tmp_path: Path) 
     )  # fmt: skip
     assert done.code == 0, done.err
     (out,) = (tmp_path / "runs" / "predict").iterdir()
-    assert done.out.splitlines()[-1].startswith(f"1 images, 7 detections, in {out}; ")
+    assert done.out.splitlines()[-1].startswith(f"1 image, 7 detections, in {out}; ")
     names = {c["id"]: c["name"] for c in json.loads((out / "images.json").read_text())["categories"]}
     rows = [(names[r["category_id"]], round(r["score"], 3)) for r in json.loads((out / "detections.json").read_text())]
     assert rows == [

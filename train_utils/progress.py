@@ -13,7 +13,7 @@ from rich import progress as bars
 from rich.console import Console
 
 SECONDS_BETWEEN_UPDATES = 0.5  # of a live line: reading a loss waits for the device
-LINES = 10  # of a piece of work where no line can be rewritten
+SECONDS_BETWEEN_LINES = 10.0  # where no line can be rewritten
 
 
 class _Screen(Console):
@@ -46,7 +46,7 @@ def warn(text: str) -> None:
 class Progress:
     """Progress through ``total`` units of work, 0 if that is unknown; silent unless enabled.
 
-    On a terminal it is a live line, otherwise at most LINES lines, or none without a total::
+    On a terminal it is a live line, otherwise a line in SECONDS_BETWEEN_LINES at most::
 
         with Progress(len(images), "evaluate", enabled=True) as progress:
             ...
@@ -55,7 +55,7 @@ class Progress:
 
     def __init__(self, total: int, title: str, enabled: bool, unit: str = "img") -> None:
         self.total, self.title, self._unit = total, title, unit
-        self.done, self._shown = 0, 0  # units, and those of the last line
+        self.done = 0  # units
         self._started = self._last = time.monotonic()
         self._enabled = enabled
         self._bar = _start_bar(title, total) if enabled and is_live() else None
@@ -77,12 +77,9 @@ class Progress:
         ``figures`` are asked for only when they are shown: they may cost a wait for the device.
         """
         self.done, now, total = done, time.monotonic(), self.total
-        if self._bar is not None:
-            is_due = now - self._last > SECONDS_BETWEEN_UPDATES
-        else:
-            is_due = self._enabled and total > 0 and done * LINES // total > self._shown * LINES // total
-        if is_due:
-            self._shown, self._last = done, now
+        wait = SECONDS_BETWEEN_LINES if self._bar is None else SECONDS_BETWEEN_UPDATES
+        if self._enabled and now - self._last > wait:
+            self._last = now
             seconds = max(now - self._started, 1e-9)
             parts = [f"{done}/{total}" if total else str(done), *map(" ".join, figures().items())]
             parts.append(f"{done / seconds:.3g} {self._unit}/s")
@@ -94,6 +91,11 @@ class Progress:
                 self._bar.update(bars.TaskID(0), completed=done, text="  ".join(parts), refresh=True)
         if done == total and self._bar is not None:
             self._bar.stop()
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 image``, ``2 images``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def duration(seconds: float) -> str:

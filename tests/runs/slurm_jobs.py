@@ -56,10 +56,15 @@ class Job:
         path = self.folder / f"job-{self.number}.out"
         return path.read_text(errors="replace") if path.exists() else ""
 
-    def wait_for(self, text: str) -> None:
-        """Wait until the output contains ``text``."""
-        until(lambda: text in self.output or self.fact("JobState") in OVER, lambda: f"no {text!r}: {self.output}")
-        assert text in self.output, self.output
+    def wait_for_steps(self) -> None:
+        """Wait until the job's run has logged steps."""
+
+        def has_steps() -> bool:
+            tables = self.folder.glob(f"runs/*/slurm-{self.number}/steps.csv")
+            return any(table.read_text().count("\n") > 1 for table in tables)
+
+        until(lambda: has_steps() or self.fact("JobState") in OVER, lambda: f"no step: {self.output}")
+        assert has_steps(), self.output
 
     def restart_now(self) -> None:
         """Wait until the job is requeued, and start it without SLURM's delay of two minutes."""

@@ -21,7 +21,6 @@ from train_utils.coco_eval import FIGURES
 
 SHAPES = ShapesConfig(train_images=384, val_images=6, image_size=64)
 STEPS = 96  # of two epochs: signals take a second or two to arrive
-BEGUN = "epoch 1/2  40/384  "  # images: after the fifth step
 TWO_BY_TWO = ["--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=2"]  # the nodes' GPUs are stand-ins
 ONE = ["--nodes=1", "--gpus-per-node=0"]
 
@@ -49,6 +48,7 @@ def options(folder: Path, *more: str) -> list[str]:
         "data.index_dir=index", "model=yolov3-tiny", "model.width=0.125", "train.image_size=64",
         "train.multi_scale=[0.5, 1.5]",
         "train.batch_size=8", "train.epochs=2", "train.device=cpu", "evaluate.every=0", "logger.pictures=false",
+        "logger.every_steps=5",
         *more,
     ]  # fmt: skip
 
@@ -82,11 +82,11 @@ def test_a_job_that_is_stopped_in_mid_epoch_is_requeued_and_ends_with_the_same_w
     """
     if by == "SIGUSR1":
         job = submit("train_srun.sbatch", folder, TWO_BY_TWO, options(folder))
-        job.wait_for(BEGUN)
+        job.wait_for_steps()
         answer("scancel", "--batch", "--signal=USR1", job.number)  # as --signal=B:USR1@120 does
     else:
         job = submit("train.sbatch", folder, [*TWO_BY_TWO, "--partition=preempt"], options(folder))
-        job.wait_for(BEGUN)
+        job.wait_for_steps()
         answer("sbatch", "--parsable", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 1")
     job.restart_now()
     assert job.end() == "COMPLETED" and job.fact("Restarts") == "1", job.output
@@ -112,7 +112,7 @@ def test_an_array_trains_each_line_and_requeues_only_the_task_that_was_stopped(f
         ["sweep.txt", "--", *options(folder, "train.epochs=1")],
     )
     tasks = [Job(f"{array.number}_{task}", folder) for task in range(3)]
-    tasks[2].wait_for(BEGUN)
+    tasks[2].wait_for_steps()
     answer("scancel", "--batch", "--signal=USR1", tasks[2].number)
     tasks[2].restart_now()
     assert [task.end() for task in tasks] == ["COMPLETED"] * 3, [task.output for task in tasks]
@@ -128,7 +128,7 @@ def test_an_array_trains_each_line_and_requeues_only_the_task_that_was_stopped(f
 @LONG
 def test_scancel_ends_every_process_and_nothing_is_requeued(folder: Path) -> None:
     job = submit("train.sbatch", folder, TWO_BY_TWO, options(folder, "train.epochs=500"))
-    job.wait_for(BEGUN.replace("/2 ", "/500 "))
+    job.wait_for_steps()
     assert len(job.processes()) >= 8, "torchrun, training and workers should be there"
     answer("scancel", job.number)
     until(lambda: not job.processes(), lambda: f"left behind: {job.processes()}", 30)
@@ -151,7 +151,7 @@ def test_a_lost_node_ends_the_job_on_all_nodes_and_it_is_requeued(folder: Path) 
     pattern = "slurmd -N node2"
     job = submit("train.sbatch", folder, TWO_BY_TWO, options(folder, "train.epochs=500", "train.save_every_steps=5"))
     try:
-        job.wait_for(BEGUN.replace("/2 ", "/500 "))
+        job.wait_for_steps()
         answer("pkill", "-KILL", "-f", pattern)
         until(lambda: job.fact("JobState") != "RUNNING", lambda: f"still running: {job.output}", 120)
         until(lambda: not training(), lambda: f"left behind: {training()}", 60)
@@ -191,7 +191,7 @@ def test_a_rank_that_hangs_ends_the_job_after_the_time_out(folder: Path) -> None
     """The last of four stops in mid-epoch and ignores all but SIGKILL."""
     more = ["data.workers=0", "train.epochs=500", "train.timeout_seconds=12"]
     job = submit("train_srun.sbatch", folder, TWO_BY_TWO, options(folder, *more))
-    job.wait_for(BEGUN.replace("/2 ", "/500 "))
+    job.wait_for_steps()
     (last,) = [path for path in job.processes() if b"\0SLURM_PROCID=3\0" in (path / "environ").read_bytes()]
     os.kill(int(last.name), signal.SIGSTOP)
     assert_failed(job, "lost another rank (Timed out waiting 12000ms")

@@ -15,6 +15,7 @@ from conf.schema import TrainConfig
 from data import ShapesConfig, ensure_shapes
 from eval import evaluate
 from models import Darknet, fitted_cfg, load_cfg, load_darknet_weights, parse_cfg, save_darknet_weights, zoo_cfg
+from models.published import COCO_NAMES
 from tests.models.small_network import PlainNetwork, cfg_text, randomise, small
 from train import train
 from train_utils.checkpoint import load_checkpoint
@@ -99,6 +100,21 @@ def test_a_converted_checkpoint_is_a_detector_and_initial_weights(command: Comma
         assert all(map(torch.equal, model(images), expected(images)))
     assert initial.seen == 64_000 and "7 of 7" in str(report)
     assert "5 of 7 convolutions" in str(build_model(config.model, 5)[1])
+
+
+@pytest.mark.parametrize(
+    ("count", "named", "expected"), [(80, False, COCO_NAMES.read_text()), (80, True, "a b"), (3, False, "0 1 2")]
+)
+def test_eighty_classes_without_names_are_those_of_coco(
+    count: int, named: bool, expected: str, command: Command, tmp_path: Path
+) -> None:
+    write_random(small(count), tmp_path / "a.weights")
+    (tmp_path / "n.cfg").write_text(fitted_cfg(small(count)))
+    (tmp_path / "n.names").write_text("\n".join(["a b", *map(str, range(1, count))]))
+    said = command("weights=a.weights", "model.cfg=n.cfg", "out=a.pt", *["names=n.names"] * named)
+    names = load_checkpoint(tmp_path / "a.pt")["names"]
+    assert len(names) == count and " ".join(names).startswith(" ".join(expected.splitlines()))
+    assert (f"without names=, the classes are {names[0]} to {names[-1]}" in said) is not named
 
 
 def test_a_state_dict_of_another_system_becomes_a_checkpoint(command: Command, tmp_path: Path) -> None:

@@ -5,11 +5,12 @@ import pty
 import re
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from train_utils.progress import LINES, Progress
+from train_utils.progress import Progress, counted
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SESSION = """
@@ -22,23 +23,39 @@ with screen.Progress(40, "epoch 1/3", True) as progress:
 """
 
 
-@pytest.mark.parametrize("total", [100, 7, 1, 11])
-def test_progress_lines(total: int, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("total", [100, 1, 0])  # 0: unknown
+@pytest.mark.parametrize("seconds", [0.01, 0.3, 4.0, 25.0])  # of a unit
+def test_lines_are_ten_seconds_apart(
+    total: int, seconds: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first, too, and figures that show in no line are not asked for."""
+    units, now, asked = total or 50, [1000.0], list[float]()
+    monkeypatch.setattr("train_utils.progress.time.monotonic", lambda: now[0])
     with Progress(total, "evaluate", enabled=True) as progress:
-        for done in range(1, total + 1):
-            progress.at(done, lambda: {"loss": "1.235"})
+        for done in range(1, units + 1):
+            now[0] += seconds
+            progress.at(done, lambda: asked.append(now[0]) or {"loss": "1.235"})
     said = capsys.readouterr()
-    shown = said.err.splitlines()
-    assert len(shown) == min(total, LINES) and said.out == "", "stdout is for results"
-    assert re.fullmatch(rf"evaluate  {total}/{total}  loss 1\.235  \S+ img/s  0:00:00 left", shown[-1])
+    assert len(said.err.splitlines()) == len(asked) and said.out == "", "stdout is for results"
+    assert all(later - earlier >= 10 for earlier, later in pairwise([1000.0, *asked]))
+    assert len(asked) >= (units * seconds) // (10 + seconds)
+    of_total, left = (rf"/{total}", r"  \d:\d\d:\d\d left") if total else ("", "")
+    assert re.fullmatch(rf"(evaluate  \d+{of_total}  loss 1\.235  \S+ img/s{left}\n)*", said.err)
 
 
-@pytest.mark.parametrize(("total", "enabled"), [(4, False), (0, True)])
-def test_silent_progress_computes_no_figures(total: int, enabled: bool, capfd: pytest.CaptureFixture[str]) -> None:
-    with Progress(total, "x", enabled) as progress:
+def test_silent_progress_computes_no_figures(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("train_utils.progress.SECONDS_BETWEEN_LINES", -1.0)
+    with Progress(4, "x", enabled=False) as progress:
         for done in range(1, 5):
             progress.at(done, lambda: pytest.fail("a loss is read, which waits for the device"))
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(("number", "text"), [(0, "0 images"), (1, "1 image"), (2, "2 images")])
+def test_one_is_singular(number: int, text: str) -> None:
+    assert counted(number, "image") == text
 
 
 def test_a_terminal_shows_a_live_line_below_the_others() -> None:
