@@ -162,7 +162,8 @@ def test_a_full_disk_does_not_end_a_training(
         save_checkpoint(path, state, keep_previous)
 
     monkeypatch.setattr(checkpoint, "save_checkpoint", fails_twice)
-    train(options(shapes, tmp_path / "run", "train.epochs=2", "train.save_every_steps=1", "data.split=0.1"))
+    more = "train.save_every_steps=1", "data.split=0.1", "train.batch_size=6", "train.micro_batch_size=null"
+    train(options(shapes, tmp_path / "run", "train.epochs=2", *more))
     assert calls[:4] == [1, 2, 2, 3] and load_last(tmp_path / "run")[0]["step"] == 4
     logged = capsys.readouterr().out
     assert logged.count("No space left on device. Training continues with the previous checkpoint") == 2
