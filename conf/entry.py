@@ -106,6 +106,8 @@ def check_limits(section: Any, prefix: str = "") -> None:
         value = getattr(section, name)
         if is_dataclass(value):
             check_limits(value, f"{prefix}{name}.")
+        if type(value) is int and abs(value) >= 2**53:  # beyond, torch, NumPy and float64 differ
+            raise ConfigError(f"{prefix}{name} must be below 2**53, got {value}")
         for part in (kind, *get_args(kind)):
             limits = part.__metadata__[0] if get_origin(part) is Annotated else ""
             for sign, limit in re.findall(r"([<>]=?) ([\d.]+)", limits):

@@ -164,7 +164,7 @@ class ExportConfig(PluggedConfig):
     format: ExportFormat  # onnx, or torch: the network as a .pt2 of torch.export
     out: str | None  # the file to write; null: beside the weights, as <name>.onnx or <name>.pt2
     image_size: Any  # side in pixels or [height, width]; null: as evaluated, or as in the .cfg
-    batch_size: Count  # images in one call of the exported network
+    batch_size: Annotated[int, ">= 1 and <= 65536"]  # images in one call of the exported network
     dynamic_batch: bool  # accept any batch size
     dynamic_size: bool  # accept any multiples of the network's stride as height and width
     nms: bool  # output detections instead of all boxes and scores

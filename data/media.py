@@ -65,8 +65,9 @@ def find_media(source: str) -> list[Medium]:
     pattern such as ``pictures/**/*.jpg``. A number is a camera, and ``rtsp://...`` or the like a
     stream; its name is free of user, password and query. Raises DataError if nothing is found.
     """
-    if source.isdecimal() or "://" in source:
-        where = f"camera{source}" if source.isdecimal() else source.rpartition("@")[2].partition("?")[0]
+    is_camera = source.isdecimal() and len(source) < 10  # OpenCV takes a C int
+    if is_camera or "://" in source:
+        where = f"camera{source}" if is_camera else source.rpartition("@")[2].partition("?")[0]
         name = re.sub(r"\W+", "-", where).strip("-")
         return [Medium(Path(name), name, address=source)]
     if os.path.isfile(source):

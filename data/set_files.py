@@ -225,7 +225,9 @@ def read_names(path: Path) -> tuple[list[str], list[int] | None]:
             names = read_set_file(path).get("names") if is_set_file(path) else _names_in(path)
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}). fix: name {NAME_FILES}") from error
-    except (KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except DataError:
+        raise
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         why = f" ({error!r})"
     if not names:
         raise DataError(f"{path} holds no class names{why}. fix: name {NAME_FILES}")

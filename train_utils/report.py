@@ -47,7 +47,9 @@ def read_options(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise errors.TrainError(f"{folder} is not the folder of a run (no config.yaml). fix: runs/<name>/<date_time>")
     try:
-        return flat(yaml.safe_load(path.read_bytes()))
+        if "data.name" not in (options := flat(yaml.safe_load(path.read_bytes()))):
+            raise ValueError("data.name is missing")
+        return options
     except (yaml.YAMLError, ValueError, AttributeError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise errors.TrainError(f"{path} holds no options ({reason}). fix: leave this run out") from error

@@ -100,8 +100,8 @@ READERS: dict[str, list[list[str]]] = {
 FOUND = re.compile("|".join([  # cases that failed once
     r"\] (train .* optim=nan|check_data .* model=\[\[1\]\]|train .* data.shapes=\{a: 1\}|demo .* plugins=\[\[1\]\])$",
     r"\] (eval .* evaluate.image_size=\?\?\?|convert .* out=(''|\.\./\.\.))$", r"results.json deep",
-    r"\] train .* (devices|train.seed|data.workers)=9+$", r"mine.yaml (not UTF-8|two words) 0\]",
-    r"run/(config.yaml (deep|not UTF-8) 0\] compare .* run2|metrics.csv (not UTF-8|a folder) 0\] train)",
+    r"\] train .* (devices|train.seed|loss.positives)=9+$", r"predict .* e=9+$", r"mine.yaml (not UTF-8|two words) 0\]",
+    r"run/(config.yaml (deep|not UTF-8|other kind) 0\] compare .* run2|metrics.csv (not UTF-8|a folder) 0\] train)",
     r"best_detections.npz empty 0\] compare .* run2", r"1.xml (a pipe|missing) 0\] check_data .* data=set/voc",
     r"set/names.txt (a pipe|not UTF-8) 0\] check_data", r"set/labels/train/1.txt long 0\] train",
 ]))  # fmt: skip
