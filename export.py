@@ -2,7 +2,7 @@
 
     python export.py ckpt=runs/coco/... format=onnx nms=true
     python export.py ckpt=runs/coco/... format=torch dynamic_batch=true image_size=[384,640]
-    python export.py model=yolov3-spp model.weights=yolov3-spp.weights names=coco.names
+    python export.py model=yolov3-spp model.weights=yolov3-spp.weights
 
 The program runs the file and compares it with the network before it gives the file its name.
 Everything runs on the CPU.

@@ -1,7 +1,7 @@
 """Try a detector in a browser: drop pictures or videos, or use the camera.
 
     python -m scripts.demo ckpt=runs/quickstart/...
-    python -m scripts.demo model=yolov4 model.weights=yolov4.weights names=coco.names resize=stretch
+    python -m scripts.demo model=yolov4 model.weights=yolov4.weights resize=stretch
 
 The page is for this machine only, unless host= says otherwise, and asks no other server anything.
 Ctrl-C ends it.
