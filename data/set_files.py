@@ -117,8 +117,11 @@ def load_yaml(path: Path) -> dict[str, Any]:
     """Read the keys of a data.yaml, or another YAML file. Raises ``DataError`` where it is none."""
     try:
         text = _content(path)
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
-            raise yaml.YAMLError("it holds an alias, and a few lines of them can be billions of values")
+        depth = 0
+        for event in yaml.parse(text):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if isinstance(event, yaml.AliasEvent) or depth > 100:  # reading takes the square of the depth
+                raise yaml.YAMLError("it holds an alias, or is nested deep: a few lines can be billions of values")
         content = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: e.g. a date with a 13th month
         raise DataError(f"{path} is not valid YAML ({' '.join(str(error).split())}). fix: correct it") from error

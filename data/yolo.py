@@ -166,7 +166,7 @@ def read_label_file(path: str, num_classes: int) -> tuple[list[list[float]], lis
         try:
             rows.append([number, *_parse(line, num_classes)])
         except ValueError as error:
-            problems.append(("rows that are no boxes", f"{path}:{number} holds {shown(line)}: {error}"))
+            problems.append(("rows that are no boxes", f"{path}:{number} holds {shown(line)}: {str(error)[:200]}"))
     return rows, problems
 
 
