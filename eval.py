@@ -96,6 +96,8 @@ def load_model(config: EvalConfig, val_set: data.Annotations, world: World) -> m
             print(note)
         return built
     opened = network.open_checkpoint(config.ckpt)
+    if world.is_main:
+        print(opened.note)
     if opened.names not in (val_set.names, network.default_names(len(val_set.names))):  # converted without names
         raise ConfigError(
             f"ckpt={config.ckpt} knows {len(opened.names)} classes ({', '.join(opened.names[:4])}), data="

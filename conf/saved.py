@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from conf import ConfigError
@@ -49,6 +51,7 @@ def model_or_checkpoint(options: dict[str, Any], named: Sequence[str]) -> dict[s
     Raises ConfigError if options of a network stand beside ``ckpt``, or without a network;
     CheckpointError if ``ckpt`` is none.
     """
+    options = with_full_names(options)
     model = options.get("model") or {}
     keys = [key for key in named if key.split(".")[0] == "model"]
     if options.get("ckpt") is not None:
@@ -86,6 +89,7 @@ def complete_conversion(options: dict[str, Any], named: Sequence[str]) -> dict[s
 
     ``model.weights``, the name in other programs, means ``weights``.
     """
+    options = with_full_names(options)
     if options["weights"] is None and options["ckpt"] is None and options["model"]["weights"] is not None:
         options = {**options, "weights": options["model"]["weights"], "model": {**options["model"], "weights": None}}
     if options["ckpt"] is not None and options["weights"] is None:
@@ -97,6 +101,24 @@ def complete_conversion(options: dict[str, Any], named: Sequence[str]) -> dict[s
     if options["weights"] is not None and "cfg" not in options["model"]:
         raise ConfigError(f"weights={options['weights']} needs its network. fix: model=yolov3-spp or model.cfg=<file>")
     return {**options, "model": {"cfg": "", **options["model"]}}
+
+
+def with_full_names(options: dict[str, Any], once: bool = True) -> dict[str, Any]:
+    """``options`` with runs in place of their short names in ``ckpt`` and ``model.weights``.
+
+    Raises CheckpointError if there is no such run, and ConfigError for a short name in
+    ``model.weights`` unless it is read only ``once``: later the training's own run is newer.
+    """
+    if options.get("ckpt") is not None:
+        options = {**options, "ckpt": files.full_name(options["ckpt"])}
+    model = options.get("model") or {}
+    if (weights := model.get("weights")) in (None, COCO, BACKBONE) or (run := files.full_name(weights)) == weights:
+        return options
+    if not once:
+        raise ConfigError(
+            f"model.weights={weights} may be another run when a training starts again. fix: model.weights={run}"
+        )
+    return {**options, "model": {**model, "weights": run}}
 
 
 def ask_for_plugins(saved: dict[str, Any], source: str, named: Sequence[str]) -> None:
@@ -126,6 +148,8 @@ def complete_training(options: dict[str, Any], named: Sequence[str]) -> dict[str
 
     Folders and files become absolute, so that the saved options hold in another working folder.
     """
+    in_sweep = HydraConfig.initialized() and HydraConfig.get().mode is RunMode.MULTIRUN
+    options = with_full_names(options, once=launch.job_folder_name() is None and not in_sweep)
     places: dict[str, dict[str, str]] = {"data": {}, "model": {}}
     for section, key in (("data", "root"), ("data", "index_dir"), ("model", "cfg"), ("model", "weights")):
         place = options.get(section, {}).get(key)
@@ -159,6 +183,8 @@ def continue_run(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any
     if options.get("resume") is None or "run_dir" in named:
         return options  # the schema refuses resume with run_dir
     folder = Path(options["resume"])
+    if folder.parts[-2:] == (files.CHECKPOINTS, "last.pt"):
+        folder = folder.parents[1]
     before = read_config(folder)
     ask_for_plugins(before, f"resume={folder}", named)
     now, wanted = OmegaConf.create(before), OmegaConf.create(options)
@@ -166,7 +192,7 @@ def continue_run(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any
     for key in options if "experiment" in named else named:
         # A group replaces its section: another choice may have other keys.
         OmegaConf.update(now, key, OmegaConf.select(wanted, key), merge=False, force_add=True)
-    now.run_dir, now.resume = None, options["resume"]
+    now.run_dir, now.resume = None, str(folder)
     changed = changed_values(before, plain(now)) if files.has_checkpoint(folder) else {}
     if refused := [f"{key}: {change}" for key, change in changed.items() if not is_covered(key, MAY_CHANGE)]:
         raise ConfigError(
@@ -192,7 +218,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         saved = set_files.load_yaml(path)
     except (DataError, OSError) as error:
         problem = str(error).partition(". fix: ")[0]
-        raise ConfigError(f"resume={folder}: {problem}. fix: the folder of a run with its config.yaml") from error
+        raise ConfigError(f"resume={folder}: {problem}. fix: the folder of a run or its last.pt, or auto") from error
     if "train" not in saved:
         raise ConfigError(f"{path} is cut. fix: a copy of it, or a new run")
     check_values(saved, str(path))

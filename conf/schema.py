@@ -67,7 +67,7 @@ class TrainConfig(PluggedConfig):
 
     name: str  # folder below runs/
     run_dir: str | None  # null: runs/<name>/<date_time>, under SLURM runs/<name>/slurm-<job id>[-<number>]
-    resume: str | None  # run folder to continue; auto: run_dir, else this job's (SLURM, torchrun), else the newest
+    resume: str | None  # run folder, or its last.pt; auto: run_dir, else this job's (SLURM, torchrun), else the newest
     devices: Any  # start processes, one for each GPU: a number, or auto (all); null: this one alone
     data: DataConfig
     model: ModelConfig
@@ -97,7 +97,7 @@ CHOICES: dict[str, dict[str, type]] = {"loss": {"yolov3": LossConfig, "darknet":
 class EvalConfig(PluggedConfig):
     """Everything that eval.py reads; the checkpoint fills in ``data`` and ``model``."""
 
-    ckpt: str | None  # a checkpoint file, or a run folder (its best.pt)
+    ckpt: str | None  # a .pt file, a run folder (its best.pt), a folder of runs (the newest), last (of all)
     detections: str | None  # a COCO results file of any system, scored instead of a network
     out: str | None  # folder for scores and detections as JSON, and for plots; null: print only, or
     # runs/eval/<date_time> with plots
@@ -117,7 +117,7 @@ class EvalConfig(PluggedConfig):
 class DetectConfig(DetectionSection, PluggedConfig):
     """A detector, ``ckpt`` or ``model`` with its weights and ``names``, and what it reports."""
 
-    ckpt: str | None  # a checkpoint file, or a run folder (its best.pt)
+    ckpt: str | None  # a .pt file, a run folder (its best.pt), a folder of runs (the newest), last (of all)
     model: ModelConfig | None
     names: str | None  # class names for Darknet weights: a text file with one per line, or a COCO json;
     # null: COCO's for 80 classes, else numbers
@@ -158,7 +158,7 @@ ExportFormat = StrEnum("ExportFormat", ["onnx", "torch"])
 class ExportConfig(PluggedConfig):
     """Everything that export.py reads: ``ckpt``, or ``model`` with its weights."""
 
-    ckpt: str | None  # a checkpoint file, or a run folder (its best.pt)
+    ckpt: str | None  # a .pt file, a run folder (its best.pt), a folder of runs (the newest), last (of all)
     model: ModelConfig | None  # with model.weights, instead of ckpt
     names: str | None  # class names for Darknet weights: a text file with one per line; null: as in predict.py
     format: ExportFormat  # onnx, or torch: the network as a .pt2 of torch.export
@@ -201,7 +201,7 @@ class ConvertConfig(PluggedConfig):
     """Everything that scripts/convert_weights.py reads; ``weights`` or ``ckpt`` is the source."""
 
     weights: str | None  # Darknet .weights, or a .pt state dict of another system, for the network of ``model``
-    ckpt: str | None  # a checkpoint file, or a run folder (its best.pt)
+    ckpt: str | None  # a .pt file, a run folder (its best.pt), a folder of runs (the newest), last (of all)
     out: str  # from weights: a .pt checkpoint; from ckpt, or with up_to_layer: Darknet .weights
     names: str | None  # class names for weights: a text file with one per line, or a COCO json; null: as in predict.py
     image_size: Count | None  # side in pixels that the checkpoint is for; null: that of the .cfg
@@ -214,7 +214,7 @@ class ConvertConfig(PluggedConfig):
 class CompareConfig:
     """Everything that scripts/compare.py reads."""
 
-    runs: list[str]  # folders of runs; the others are compared with the setting of the first; one: its report
+    runs: list[str]  # run folders, by short names as of ckpt, too; all are compared with the first; one: its report
     resamples: Annotated[int, ">= 10"]  # of the validation images, by which intervals are found
     seed: Seed  # of the resamples
     debug: bool  # show tracebacks of user errors, too

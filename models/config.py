@@ -59,7 +59,7 @@ class ModelConfig:
     # the training set at train.image_size when a training starts, if those of the .cfg miss 30 % of
     # its boxes
     weights: str | None  # to start from: coco or backbone (published, see scripts.get_weights), Darknet .weights (whole
-    # or cut), a run folder, a checkpoint, a .pt state dict. Heads for other classes are left out
+    # or cut), what ckpt= of eval.py takes, a .pt state dict. Heads for other classes are left out
     freeze: Any  # number of layers, from the first, that keep their initial weights and statistics; backbone: those
     # below the heads and what is only theirs, for networks of the zoo
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from conf.report import report_run
 from conf.schema import CompareConfig
-from train_utils import coco_eval, progress, report
+from train_utils import coco_eval, files, progress, report
 from train_utils.errors import TrainError
 from train_utils.options import MAY_CHANGE, is_covered
 
@@ -39,7 +39,7 @@ def compare(config: CompareConfig) -> "list[Gain]":
 
     Of one run write the report. Raises TrainError if runs cannot be read or compared.
     """
-    folders = [Path(run) for run in config.runs]
+    folders = [Path(files.full_name(run)) for run in config.runs]
     if len(folders) == 1:
         print(f"page: {report_run(folders[0])}")
         return []

@@ -24,10 +24,10 @@ from pathlib import Path
 
 from conf import ConfigError
 from conf.entry import to_dictionary
-from conf.network import TrainedNetwork, build_model, describe_network, model_from_checkpoint, open_detector
+from conf.network import TrainedNetwork, build_model, describe_network, open_checkpoint, open_detector
 from conf.schema import ConvertConfig
 from models import fitted_cfg, save_darknet_weights
-from train_utils.checkpoint import load_checkpoint, save_checkpoint
+from train_utils.checkpoint import save_checkpoint
 
 
 def convert(config: ConvertConfig) -> None:
@@ -55,10 +55,12 @@ def convert(config: ConvertConfig) -> None:
         print(f"wrote {out}: {len(detector.names)} classes, {detector.image_size} pixels")
         return
     if config.ckpt is not None:
-        model, _ = model_from_checkpoint(load_checkpoint(Path(config.ckpt)))
+        detector = open_checkpoint(config.ckpt)
+        model, note = detector.model, detector.note
     else:
-        model, note = build_model(source, None, whole=True)
-        print(note)
+        model, report = build_model(source, None, whole=True)
+        note = str(report)
+    print(note)
     if config.up_to_layer is not None:
         model.seen = 0
     count = save_darknet_weights(model, out, config.up_to_layer)

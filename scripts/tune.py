@@ -25,7 +25,7 @@ from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from conf import ConfigError
+from conf import ConfigError, saved
 from conf.entry import compose
 from conf.schema import TrainConfig, TuneConfig
 from train_utils.errors import install_command
@@ -49,7 +49,9 @@ def tune(config: TuneConfig) -> None:
     if not space:
         raise ConfigError("nothing to search. fix: an option with several values or an interval behind --, see --help")
     first = {key: values[0] if isinstance(values, list) else values.start for key, values in space.items()}
-    compose("train", TrainConfig, [*fixed, *written(first)])
+    compose(
+        "train", TrainConfig, [*fixed, *written(first)], lambda options, _: saved.with_full_names(options, once=False)
+    )
     try:
         import optuna
     except ImportError as error:

@@ -96,8 +96,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_out_holds_and_pycocotools_makes_the_same_figures_of_it(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    figures = evaluate([*of_run(trained, 96), "plots=true", f"out={tmp_path}"])
+    figures = evaluate([*of_run(trained, 96), f"ckpt={trained}", "plots=true", f"out={tmp_path}"])  # its newest run
     said = capsys.readouterr().out
+    assert f"{trained / 'run'}: epoch 20, " in said
     kept = {"figures.json", "per_class.json", "detections.json", "best_detections.npz", "plots"}
     assert {path.name for path in tmp_path.iterdir()} == kept
     assert {path.name for path in (tmp_path / "plots").iterdir()} == set(PLOTS) - {"curves.png"}

@@ -1,7 +1,7 @@
 """Where checkpoints are, and atomic writes of files; imports no torch."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -32,6 +32,25 @@ def find_checkpoint(path: Path, which: str) -> Path:
 def has_checkpoint(folder: Path) -> bool:
     """Whether the run folder holds one: a run that ended before its first starts over."""
     return any((folder / CHECKPOINTS).glob("*.pt"))
+
+
+def newest(runs: Iterable[Path]) -> Path | None:
+    """Of the folders of runs with a checkpoint the one whose options were written last."""
+    return max(filter(has_checkpoint, runs), key=lambda run: (run / "config.yaml").stat().st_mtime, default=None)
+
+
+def full_name(name: str) -> str:
+    """The newest run with a checkpoint in the folder ``name``, or for ``last`` in ``runs``.
+
+    Other names stay as they are. Raises CheckpointError for ``last`` if there is no run.
+    """
+    folder = Path("runs") if name == "last" and not Path(name).exists() else Path(name)
+    if (folder / CHECKPOINTS).is_dir():
+        return name
+    run = newest(file.parent for depth in ("*", "*/*") for file in folder.glob(f"{depth}/config.yaml"))
+    if run is None and folder != Path(name):
+        raise CheckpointError(f"{name} is the newest run, and {folder.absolute()} holds none with a checkpoint. {FIX}")
+    return str(run or name)
 
 
 @contextmanager

@@ -64,8 +64,7 @@ def find_run(name: str, run_dir: str | None, is_same: Callable[[Path], bool]) ->
         return own if (own / "config.yaml").is_file() else None
     runs, job = [path.parent for path in Path("runs", name).resolve().glob("*/config.yaml")], launch.job_folder_name()
     if job is None:
-        begun = filter(files.has_checkpoint, runs)
-        return max(begun, key=lambda run: (run / "config.yaml").stat().st_mtime, default=None)
+        return files.newest(runs)
     ours = [run for run in runs if re.fullmatch(rf"{re.escape(job)}(-\d+)?", run.name) and is_same(run)]
     return min(ours, key=lambda run: (len(run.name), run.name), default=None)
 

@@ -1,6 +1,7 @@
 """``Detector`` finds what predict.py finds, from any input and thread, and says what is wrong."""
 
 import json
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,13 @@ def test_a_path_and_an_array_are_one_picture_and_nothing_is_written(
     folder: Path, pictures: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    detector = Detector(str(folder / "random.pt"), **LOW)
+    run = tmp_path / "runs" / "a" / "b"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "config.yaml").touch()
+    shutil.copy(folder / "random.pt", run / "checkpoints" / "best.pt")
+    before = sorted(tmp_path.rglob("*"))
+    detector = Detector("last", **LOW)
+    assert repr(detector).startswith("<Detector runs/a/b: ")
     for path in pictures:
         pixels = cv2.imread(str(path))
         assert pixels is not None
@@ -81,7 +88,7 @@ def test_a_path_and_an_array_are_one_picture_and_nothing_is_written(
             assert np.array_equal(other.image, pixels)
     many = [pictures[number % 2] for number in range(11)]
     assert [found.path for found in detector(many)] == many, "more than nine, in their order"
-    assert list(tmp_path.iterdir()) == []
+    assert sorted(tmp_path.rglob("*")) == before
     turned, stored = cv2.imread(str(pictures[6])), cv2.imread(str(pictures[6]), cv2.IMREAD_IGNORE_ORIENTATION)
     assert np.array_equal(detector(pictures[6]).image, turned) and turned.shape != stored.shape
 

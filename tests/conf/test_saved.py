@@ -2,7 +2,10 @@
 
 import hashlib
 import os
+import re
 import shutil
+import signal
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,10 +13,12 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from hydra.core.hydra_config import HydraConfig
 
 from conf import ConfigError
 from conf.entry import compose, to_dictionary
 from conf.network import build_model, open_detector
+from conf.programs import options_of, run
 from conf.report import save_config
 from conf.saved import complete_training, continue_run, fetch_weights, weights_folder
 from conf.schema import GetWeightsConfig, TrainConfig
@@ -24,7 +29,7 @@ from scripts.get_weights import get_weights
 from tests.file_server import serving
 from tests.small_run import die_after, rows, small_run
 from train import train
-from train_utils.checkpoint import load_last
+from train_utils.checkpoint import load_last, save_checkpoint
 from train_utils.errors import TrainError
 from train_utils.optim import Schedule
 
@@ -133,10 +138,20 @@ def compose_training(*overrides: str) -> TrainConfig:
 
 def test_resume_takes_the_run_s_options_then_those_named(tmp_path: Path) -> None:
     save_config(tmp_path, compose_training("experiment=quickstart", "optim.lr=0.5", "data.workers=3"))
-    config = compose_training(f"resume={tmp_path}", "data=bccd", "train.epochs=7", "++data.workers=1")
-    assert config.optim.lr == 0.5 and config.train.batch_size == 8 and config.name == "quickstart", "not the run's"
-    assert config.train.epochs == 7 and config.data.name == "bccd" and config.data.workers == 1, "not those named"
-    assert config.resume == str(tmp_path) and config.run_dir is None
+    (tmp_path / "checkpoints").mkdir()
+    for file in ("last.pt", "best.pt"):
+        (tmp_path / "checkpoints" / file).touch()
+    for name in (tmp_path, tmp_path / "checkpoints" / "last.pt"):
+        config = compose_training(f"resume={name}", "train.epochs=7", "++data.workers=1")
+        assert config.optim.lr == 0.5 and config.train.batch_size == 8 and config.name == "quickstart", "not the run's"
+        assert config.train.epochs == 7 and config.data.workers == 1, "not those named"
+        assert config.resume == str(tmp_path) and config.run_dir is None
+    for file in ("checkpoints/best.pt", "config.yaml"):
+        with pytest.raises(ConfigError, match=rf"^resume=\S+{file}: .*\. fix: the folder of a run or its last\.pt"):
+            compose_training(f"resume={tmp_path}/{file}")
+    (tmp_path / "checkpoints" / "last.pt").unlink()
+    (tmp_path / "checkpoints" / "best.pt").unlink()
+    assert compose_training(f"resume={tmp_path}", "data=bccd").data.name == "bccd", "it begins again"
 
 
 def test_a_resume_that_would_train_otherwise_is_refused_by_name(tmp_path: Path) -> None:
@@ -171,7 +186,7 @@ def test_more_epochs_are_the_same_wherever_they_are_cut_and_follow_the_schedule_
     train(small_run(tmp_path / "shapes", shapes, whole, *more))
     for step in (2, 3):
         shutil.copytree(whole, tmp_path / f"cut{step}")
-    go_on(whole, "train.epochs=3")
+    go_on(whole / "checkpoints" / "last.pt", "train.epochs=3")
     expected = load_last(whole)[0]
     for step in (2, 3):
         run = tmp_path / f"cut{step}"
@@ -244,6 +259,79 @@ def test_a_training_that_torchrun_may_start_again_goes_on_in_its_own_folder_and_
     assert continue_run(now | {"run_dir": str(own)}, ["run_dir"])["resume"] == str(own)
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "0")
     assert continue_run(now, [])["resume"] is None, "nothing is started again"
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder, with runs of several ages; some of the newest have no checkpoint."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(HydraConfig.instance(), "cfg", None)  # of a multirun before
+    state = {"config": to_dictionary(compose_training("data=shapes"))}
+    for age, name in enumerate(("runs/c/broken", "runs/a/broken", "runs/c/d", "runs/a/b", "runs/a/z", "coco/a")):
+        (tmp_path / name / "checkpoints").mkdir(parents=True)
+        (tmp_path / name / "config.yaml").touch()
+        os.utime(tmp_path / name / "config.yaml", (1000 - age, 1000 - age))
+        if "broken" not in name:
+            save_checkpoint(tmp_path / name / "checkpoints" / "best.pt", state)
+    (tmp_path / "runs" / "eval" / "of_today").mkdir(parents=True)
+    return tmp_path
+
+
+NETWORK = "model=yolov3", "model.weights"
+
+
+@pytest.mark.parametrize("name", ["runs/a", "last", "runs", "runs/a/z", "runs/a/z/checkpoints/best.pt", "coco"])
+@pytest.mark.parametrize(
+    ("program", "options"),
+    [
+        ("train", NETWORK), ("eval", ["ckpt"]), ("eval", ["data=shapes", *NETWORK]), ("export", ["ckpt"]),
+        ("export", NETWORK), ("predict", ["source=a", "ckpt"]), ("predict", ["source=a", *NETWORK]), ("demo", ["ckpt"]),
+        ("convert", ["out=a.weights", "ckpt"]),
+    ],
+)  # fmt: skip
+def test_short_names_mean_the_newest_run_with_a_checkpoint(
+    program: str, options: list[str], name: str, runs: Path
+) -> None:
+    """A run, a file and the words for published weights stay as they are."""
+    config = options_of(program, [*options[:-1], f"{options[-1]}={name}"])
+    found = config.ckpt if options[-1] == "ckpt" else config.model.weights
+    newest = {"runs/a": "runs/a/b", "last": "runs/c/d", "runs": "runs/c/d", "coco": "coco/a"}.get(name, name)
+    if name == "coco" and options[-1] != "ckpt":
+        assert found == "coco"
+    else:
+        assert Path(found).absolute() == runs / newest
+
+
+def test_what_is_called_last_comes_before_the_word(runs: Path) -> None:
+    shutil.move("runs/a/z", "last")
+    assert options_of("export", ["ckpt=last"]).ckpt == "last"
+    shutil.rmtree("last")
+    shutil.rmtree("runs")
+    for command in (("export", ["ckpt=last"]), ("train", ["model.weights=last"])):
+        with pytest.raises(ConfigError, match=rf"^last is the newest run, and {runs}/runs holds none with a che"):
+            options_of(*command)
+
+
+@pytest.mark.parametrize(
+    "job", [{"SLURM_JOB_ID": "1"}, {"TORCHELASTIC_RUN_ID": "1", "TORCHELASTIC_MAX_RESTARTS": "3"}, "-m", "tune"]
+)
+def test_a_training_that_starts_again_names_its_weights(
+    job: dict[str, str] | str, runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its own run would be the newest then."""
+    command = ["data=shapes", "model.weights=runs/a", "train.seed=1,2"]
+    with pytest.raises((ConfigError, SystemExit)) as refused:
+        if isinstance(job, dict):
+            for name, value in job.items():
+                monkeypatch.setenv(name, value)
+            compose_training(*command[:-1])
+        else:
+            name, start = ("tune", ["trials=1", "--"]) if job == "tune" else ("train", ["-m", "hydra.sweep.dir=mine"])
+            monkeypatch.setattr(signal, "signal", lambda *_: None)  # the tests go on in this process
+            monkeypatch.setattr(sys, "argv", [name, *start, *command])
+            run(name)
+    said = f"{refused.value}{capsys.readouterr().err}"
+    assert re.search(r"model\.weights=runs/a may be another run .*\. fix: model\.weights=runs/a/b\n?", said)
 
 
 def test_places_in_the_saved_options_hold_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

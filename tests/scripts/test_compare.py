@@ -1,6 +1,8 @@
 """Runs compared: groups by seed, differences of options, and gains that are real or not."""
 
+import os
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -68,6 +70,22 @@ def test_the_text(runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys
     assert re.search(r"train\.epochs +300 +300 +7$", said, re.M)
     assert "data.workers" not in said and "run_dir" not in said
     assert all(name in said for name in names)
+
+
+def test_short_names(
+    runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, source in (("x/1", "a0"), ("y/1", "c")):
+        shutil.copytree(runs[source], f"runs/{name}")
+        (tmp_path / "runs" / name / "checkpoints").mkdir()
+        (tmp_path / "runs" / name / "checkpoints" / "last.pt").touch()
+    os.utime("runs/x/1/config.yaml", (1, 1))
+    shown = {"last": "page: runs/y/1/report.html", "runs/x runs/y": "runs/x/1\nB        runs/y/1"}
+    for names, text in shown.items():
+        monkeypatch.setattr(sys, "argv", ["compare", *names.split(), "resamples=10"])
+        run("compare")
+        assert text in capsys.readouterr().out
 
 
 def test_seeds_are_one_setting(runs: dict[str, Path]) -> None:
