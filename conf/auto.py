@@ -37,8 +37,7 @@ def resolve_auto(
     notes: list[str] = []
     if saved is not None:
         config, of_run = resumed_options(config, saved), saved["network"]  # neither .cfg nor weights are read
-        cfg = models.parse_cfg(of_run["cfg"], of_run["source"])
-        model = models.Darknet(cfg, len(train_set.names), config.model.width)
+        model = models.network_of_checkpoint(of_run, f"resume={config.resume}", saved["model"])
     else:
         if config.augment.colour == Colour.auto:
             colour = Colour.device if world.device.type == "cuda" else Colour.cpu
@@ -49,6 +48,8 @@ def resolve_auto(
             notes.append(note)
         model, report = network.build_model(config.model, len(train_set.names), world=world, fitted=fits_anchors)
         notes.append(str(report or "initial weights: random"))
+        if model.cfg.text != network.load_network(config.model).text:
+            notes.append("the heads keep anchors and scale_x_y of the weights")
         keeps_heads = report is not None and report.is_whole
         reach = min(head.scale_x_y for head in model.heads) if keeps_heads else None
         config, loss_notes = choose_loss(config, train_set, reach)

@@ -6,9 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import models
 from conf import ConfigError
-from conf.saved import fetch_weights
+from conf.saved import fetch_weights, trained_size
 from conf.schema import DetectConfig, EvaluateConfig
 from data import read_names
 from models.config import ModelConfig
@@ -39,15 +41,29 @@ def build_model(
     are loaded. All ranks of ``world`` call this.
     With ``whole``, for everything but training, a layer that would stay random is an error.
     With ``fitted`` (auto.fit_anchors), so are weights with heads: they learnt with other anchors.
+    The heads of a checkpoint bring their scale_x_y and anchors, unless ``config`` names any.
     """
-    path = weights_path(config, world)
-    model = models.Darknet(load_network(config), num_classes, config.width)
+    path, cfg = weights_path(config, world), load_network(config)
+    state = own_checkpoint(path) if path is not None else None
+    if state is not None:
+        with torch.device("meta"):  # neither memory nor random numbers
+            ours = models.Darknet(cfg, num_classes, config.width)
+        theirs = models.network_of_checkpoint(state["network"], path)
+        left_open = [key for key in ("anchors", "scale_x_y") if getattr(config, key) is None]
+        cfg = models.cfg_with_heads_of(ours, theirs, left_open)
+    model = models.Darknet(cfg, num_classes, config.width)
     model.init_head_biases()
     if path is None:
         if whole:
             raise ConfigError("no weights are given. fix: ckpt=<run folder or .pt file>, or model.weights=")
         return model, None
-    report = load_initial_weights(model, path)
+    if state is not None:
+        report = models.load_weights_of_checkpoint(model, state["ema"], path, state["network"])
+        model.seen = state["seen"]
+    elif path.suffix in (".pt", ".pth"):
+        report = models.load_foreign_state_dict(model, models.read_tensor_file(path), path)
+    else:
+        report = models.load_darknet_weights(model, path)
     keeps_heads = not report.heads_left_out and (report.cut is None or report.cut >= model.heads[0].layer - 1)
     if keeps_heads and not report.same_decoding and (fitted or config.scale_x_y is not None):
         key = "anchors" if fitted else "scale_x_y"
@@ -71,25 +87,16 @@ def weights_path(config: ModelConfig, world: World | None = None) -> Path | None
     return Path(config.weights) if config.weights is not None else None
 
 
-def load_initial_weights(model: models.Darknet, path: Path) -> models.WeightsReport:
-    """Load weights from a Darknet ``.weights`` file, or from a ``.pt`` or ``.pth`` file.
-
-    The latter holds a checkpoint of this project, whose averaged weights are used, or a state dict
-    of another system. For a run folder it is best.pt. ``model.seen`` becomes that of the file.
-
-    Raises ModelError or CheckpointError, and changes nothing, if the weights do not fit.
-    """
+def own_checkpoint(path: Path) -> dict[str, Any] | None:
+    """The state of a checkpoint of this project, or of a run's best.pt; None of another file."""
     if path.is_dir():
         path = files.find_checkpoint(path, "best")
     if path.suffix not in (".pt", ".pth"):
-        return models.load_darknet_weights(model, path)
+        return None
     content = models.read_tensor_file(path)
     if not (isinstance(content, dict) and content.get("format") == checkpoint.FORMAT):
-        return models.load_foreign_state_dict(model, content, path)
-    state = checkpoint.load_checkpoint(path)  # which also verifies its digest
-    report = models.load_weights_of_checkpoint(model, state["ema"], path, state["network"])
-    model.seen = state["seen"]
-    return report
+        return None
+    return checkpoint.check_network(checkpoint.load_checkpoint(path), path)  # which also verifies its digest
 
 
 def describe_network(model: models.Darknet, config: ModelConfig) -> dict[str, Any]:
@@ -98,16 +105,17 @@ def describe_network(model: models.Darknet, config: ModelConfig) -> dict[str, An
     return cfg | {"num_classes": model.num_classes, "width": config.width}
 
 
-def model_from_checkpoint(state: dict[str, Any]) -> tuple[models.Darknet, list[str]]:
-    """The averaged model of a checkpoint, ready to be saved as .weights, and its class names."""
-    network = state["network"]
-    cfg = models.parse_cfg(network["cfg"], network["source"])
-    model = models.Darknet(cfg, network["num_classes"], network["width"])
-    model.load_state_dict(state["ema"])
+def model_from_checkpoint(state: dict[str, Any], path: object) -> models.Darknet:
+    """The averaged model of the checkpoint at ``path``, ready to be saved as .weights.
+
+    Raises CheckpointError or ModelError if the content of the file is not what training wrote.
+    """
+    checkpoint.check_network(state, path)
+    model = models.network_of_checkpoint(state["network"], path, state["ema"])
     model.seen = state["seen"]
     major, minor, revision = state["weights_version"]
     model.weights_version = (major, minor, revision)
-    return model, list(state["names"])
+    return model
 
 
 @dataclass(frozen=True)
@@ -165,9 +173,8 @@ def default_names(count: int) -> list[str]:
 def open_checkpoint(ckpt: str) -> TrainedNetwork:
     """The averaged network of a checkpoint, with the image size of its evaluation."""
     state = checkpoint.load_checkpoint(Path(ckpt))
-    model, names = model_from_checkpoint(state)
-    saved = state["config"]
-    size = saved["evaluate"]["image_size"] or saved["train"]["image_size"]
+    model, names = model_from_checkpoint(state, ckpt), state["names"]
+    size = trained_size(state["config"], ckpt)
     origin = (f"epoch {state['epoch']}" if state["epoch"] else "converted weights") + f", {len(names)} classes"
     return TrainedNetwork(model.eval(), names, state["category_ids"], size, f"{ckpt}: {origin}", origin)
 

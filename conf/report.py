@@ -11,7 +11,7 @@ import torch
 
 import data
 import models
-from conf import entry, help, programs
+from conf import entry, help, programs, saved
 from conf.auto import min_iou_of
 from conf.schema import TrainConfig
 from train_utils import coco_eval, draw, files, numerics, plots, progress, report
@@ -140,7 +140,7 @@ def finish_run(
 
 def report_run(folder: Path) -> Path:
     """Write the report of a run into its folder; return the file. Raises TrainError."""
-    options, defaults = report.read_options(folder), flat(entry.defaults("train", TrainConfig))
+    options, defaults = flat(saved.read_config(folder)), flat(entry.defaults("train", TrainConfig))
     # Of the defaults, only the name stands for another option.
     return report.write_report(folder, options, defaults | {"name": options["data.name"]})
 

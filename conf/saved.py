@@ -2,17 +2,19 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from conf import ConfigError
-from conf.entry import from_dictionary, plain, to_dictionary
+from conf.entry import check_limits, from_dictionary, plain, to_dictionary
 from conf.file_choices import check_values
-from conf.messages import darknet_options
+from conf.messages import darknet_options, explain
 from conf.schema import TrainConfig
 from data import set_files
 from data.errors import DataError
@@ -76,12 +78,20 @@ def _over_checkpoint(options: dict[str, Any]) -> dict[str, Any]:
     Without an image size in ``options`` it is that of the checkpoint's evaluation.
     """
     saved = config_of_checkpoint(options["ckpt"])
-    image_size = options["evaluate"]["image_size"] or saved["evaluate"]["image_size"] or saved["train"]["image_size"]
-    options["evaluate"]["image_size"] = image_size
+    options["evaluate"]["image_size"] = options["evaluate"]["image_size"] or trained_size(saved, options["ckpt"])
     if "data" not in saved and "data" not in options:
         raise ConfigError(f"ckpt={options['ckpt']} was converted and names no data. fix: add data=...")
     below = {section: saved[section] for section in ("data", "model") if section in saved}
     return plain(OmegaConf.merge(below, options))
+
+
+def trained_size(saved: dict[str, Any], source: str) -> int:
+    """The side in pixels of the images that a checkpoint scores. Raises CheckpointError."""
+    saved = checked_config(saved, source)
+    size = saved.get("evaluate", {}).get("image_size") or saved.get("train", {}).get("image_size")
+    if type(size) is not int or not 0 < size < 2**16:
+        raise CheckpointError(f"{source} is damaged: its config names no image size. fix: use another one")
+    return size
 
 
 def complete_conversion(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
@@ -97,7 +107,7 @@ def complete_conversion(options: dict[str, Any], named: Sequence[str]) -> dict[s
             raise ConfigError("model says nothing about ckpt=, which holds its own network. fix: leave model out")
         saved = config_of_checkpoint(options["ckpt"])
         ask_for_plugins(saved, f"ckpt={options['ckpt']}", named)
-        return {**options, "model": saved["model"]}
+        return {**options, "model": saved.get("model", {})}
     if options["weights"] is not None and "cfg" not in options["model"]:
         raise ConfigError(f"weights={options['weights']} needs its network. fix: model=yolov3-spp or model.cfg=<file>")
     return {**options, "model": {"cfg": "", **options["model"]}}
@@ -138,9 +148,20 @@ def config_of_checkpoint(path: str) -> dict[str, Any]:
     files.find_checkpoint(Path(path), "best")  # before torch is imported
     from train_utils.checkpoint import peek_config
 
-    config = peek_config(Path(path))
-    check_values(config, path)
-    return config
+    return checked_config(peek_config(Path(path)), path)
+
+
+def checked_config(saved: Any, source: str) -> dict[str, Any]:
+    """The options ``saved`` in the file ``source``, which refer to nothing, in sections.
+
+    Raises ConfigError or CheckpointError.
+    """
+    check_values(saved, source)
+    kinds = {key: dict if is_dataclass(kind) else object for key, kind in get_type_hints(TrainConfig).items()}
+    for key, kind in (kinds | {"plugins": list}).items():
+        if key in saved and not isinstance(saved[key], kind):
+            raise CheckpointError(f"{source} is damaged: its option {key} is {saved[key]!r}. fix: use another one")
+    return saved
 
 
 def complete_training(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
@@ -204,11 +225,16 @@ def continue_run(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any
 
 def resumed_options(config: TrainConfig, saved: Mapping[str, Any]) -> TrainConfig:
     """The options of a checkpoint, without ``auto``, with those of ``config`` that may change."""
-    check_values(saved["config"], f"the checkpoint of {config.resume}")
-    options, now = OmegaConf.create(saved["config"]), OmegaConf.create(to_dictionary(config))
-    for key in MAY_CHANGE:
-        OmegaConf.update(options, key, OmegaConf.select(now, key), merge=False)
-    return from_dictionary(plain(options), TrainConfig)
+    source = f"the checkpoint of {config.resume}"
+    options, now = OmegaConf.create(checked_config(saved["config"], source)), OmegaConf.create(to_dictionary(config))
+    try:
+        for key in MAY_CHANGE:
+            OmegaConf.update(options, key, OmegaConf.select(now, key), merge=False)
+        resumed = from_dictionary(plain(options), TrainConfig)
+        check_limits(resumed)
+    except (ValueError, OmegaConfBaseException) as error:
+        raise ConfigError(f"{source} is damaged: {explain(error, TrainConfig)}. fix: use another one") from error
+    return resumed
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -218,11 +244,10 @@ def read_config(folder: Path) -> dict[str, Any]:
         saved = set_files.load_yaml(path)
     except (DataError, OSError) as error:
         problem = str(error).partition(". fix: ")[0]
-        raise ConfigError(f"resume={folder}: {problem}. fix: the folder of a run or its last.pt, or auto") from error
+        raise ConfigError(f"{folder} is no run: {problem}. fix: the folder of a run or its last.pt, or auto") from error
     if "train" not in saved:
         raise ConfigError(f"{path} is cut. fix: a copy of it, or a new run")
-    check_values(saved, str(path))
-    return saved
+    return checked_config(saved, str(path))
 
 
 def _with_restarts(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:

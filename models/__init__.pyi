@@ -8,6 +8,7 @@ from .config import LossConfig as LossConfig
 from .config import LossSection as LossSection
 from .darknet import WEIGHTS_VERSION as WEIGHTS_VERSION
 from .darknet import Darknet as Darknet
+from .darknet import cfg_with_heads_of as cfg_with_heads_of
 from .darknet import count_flops as count_flops
 from .darknet import count_parameters as count_parameters
 from .darknet import fitted_cfg as fitted_cfg
@@ -24,5 +25,6 @@ from .weights import WeightsReport as WeightsReport
 from .weights import load_darknet_weights as load_darknet_weights
 from .weights import load_foreign_state_dict as load_foreign_state_dict
 from .weights import load_weights_of_checkpoint as load_weights_of_checkpoint
+from .weights import network_of_checkpoint as network_of_checkpoint
 from .weights import read_tensor_file as read_tensor_file
 from .weights import save_darknet_weights as save_darknet_weights

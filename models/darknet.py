@@ -2,12 +2,13 @@
 
 import copy
 import math
+from collections.abc import Collection
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from models.cfg import Cfg, load_cfg, with_options
+from models.cfg import Cfg, Section, load_cfg, parse_cfg, with_options
 from models.errors import ModelError
 from models.heads import Head
 from models.layers import Convolution, SharedConvolution, YoloMap
@@ -168,6 +169,24 @@ def fitted_cfg(model: Darknet) -> str:
                 values["groups"] = convolution.conv.groups
         changes += [(section, key, str(value)) for key, value in values.items() if section.integer(key, -1) != value]
     return with_options(model.cfg.text, changes)
+
+
+def cfg_with_heads_of(model: Darknet, other: Darknet, keys: Collection[str]) -> Cfg:
+    """``model.cfg`` with ``keys``, of anchors and scale_x_y, as in the heads of ``other``.
+
+    It stays the same if these differ in nothing else than the heads' classes or number of anchors.
+    """
+    shapes = ([(head.num_classes, len(head.anchors)) for head in one.heads] for one in (model, other))
+    if next(shapes) != next(shapes):
+        return model.cfg
+    changes = list[tuple[Section, str, str]]()
+    for ours, theirs in zip(model.heads, other.heads, strict=True):
+        section, source = model.cfg.layers[ours.layer], other.cfg.layers[theirs.layer]
+        if "anchors" in keys and ours.all_anchors != theirs.all_anchors:
+            changes += [(section, key, source.text(key, 1)) for key in ("anchors", "num")]
+        if "scale_x_y" in keys and ours.scale_x_y != theirs.scale_x_y:
+            changes.append((section, "scale_x_y", source.text("scale_x_y", 1)))
+    return parse_cfg(with_options(model.cfg.text, changes), model.cfg.source) if changes else model.cfg
 
 
 def for_detection(model: Darknet, device: torch.device) -> Darknet:

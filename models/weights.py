@@ -270,29 +270,48 @@ def load_weights_of_checkpoint(
     leave_out = num_classes != model.num_classes or any(
         name in weights and weights[name].shape != own[name].shape for name in of_heads
     )
-    wanted = [name for name in own if not (leave_out and name in of_heads)]
-    for name in dict.fromkeys([*wanted, *(name for name in weights if name not in own)]):
-        ours, theirs = (f"shape {tuple(state[name].shape)}" if name in state else "none" for state in (own, weights))
-        if ours != theirs:
-            raise ModelError(f"{path}: {name} needs {ours}, the file has {theirs}. {SAME_NETWORK}")
+    left_out = of_heads if leave_out else []
+    wanted = [name for name in own if name not in left_out]
+    both = ({name: tensor for name, tensor in state.items() if name not in left_out} for state in (own, weights))
+    _check_shapes(path, *both, SAME_NETWORK)
     if not leave_out:
-        _compare_decoding(model, network, path)
+        theirs = network_of_checkpoint(network, path)
+        for key in ("anchors", "scale_x_y", "new_coords"):
+            if [getattr(head, key) for head in model.heads] != [getattr(head, key) for head in theirs.heads]:
+                has = getattr(theirs.heads[0], key)
+                raise ModelError(f"the heads in {path} were trained with other {key} ({has}). fix: use the same here")
     _check_finite(path, ((name, weights[name]) for name in wanted))
     model.load_state_dict({name: weights[name] for name in wanted}, strict=False)
     return _report(model, path, num_classes, leave_out, same=not leave_out)
 
 
-def _compare_decoding(model: Darknet, network: Mapping[str, Any], path: Path) -> None:
-    """Raise ModelError if the heads of a checkpoint's network stand for other boxes than these."""
-    with torch.device("meta"):  # takes no memory
-        theirs = Darknet(parse_cfg(network["cfg"], network["source"]), network["num_classes"], network["width"]).heads
-    for key in ("anchors", "scale_x_y", "new_coords"):
-        if [getattr(head, key) for head in model.heads] != [getattr(head, key) for head in theirs]:
-            has = getattr(theirs[0], key)
-            raise ModelError(f"the heads in {path} were trained with other {key} ({has}). fix: use the same here")
+def network_of_checkpoint(
+    network: Mapping[str, Any], path: object, weights: Mapping[str, Tensor] | None = None
+) -> Darknet:
+    """The network that a checkpoint describes, with ``weights`` or without memory for any.
+
+    Raises ModelError if the .cfg is wrong or the weights do not fit; ``path`` names the checkpoint.
+    """
+    text, *shape = (network[key] for key in ("cfg", "num_classes", "width"))
+    with torch.device("meta"):  # a forged .cfg gets no memory
+        shell = Darknet(parse_cfg(text, f"{path}, {network['source']}"), *shape)
+    if weights is None:
+        return shell
+    _check_shapes(path, shell.state_dict(), weights, "fix: use another checkpoint")
+    _check_finite(path, weights.items())
+    model = Darknet(parse_cfg(text, network["source"]), *shape)
+    model.load_state_dict(weights)
+    return model
 
 
-def _check_finite(path: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:
+def _check_shapes(path: object, own: Mapping[str, Tensor], weights: Mapping[str, Tensor], fix: str) -> None:
+    for name in dict.fromkeys([*own, *weights]):
+        ours, theirs = (f"shape {tuple(state[name].shape)}" if name in state else "none" for state in (own, weights))
+        if ours != theirs:
+            raise ModelError(f"{path}: {name} needs {ours}, the file has {theirs}. {fix}")
+
+
+def _check_finite(path: object, tensors: Iterable[tuple[str, Tensor]]) -> None:
     for name, tensor in tensors:
         is_plain = tensor.layout == torch.strided and not tensor.is_quantized and not tensor.is_complex()
         if not is_plain or not tensor.float().isfinite().all():

@@ -21,10 +21,11 @@ import hotcoco
 import numpy as np
 
 from conf.report import report_run
+from conf.saved import read_config
 from conf.schema import CompareConfig
 from train_utils import coco_eval, files, progress, report
 from train_utils.errors import TrainError
-from train_utils.options import MAY_CHANGE, is_covered
+from train_utils.options import MAY_CHANGE, flat, is_covered
 
 FIGURES = ("AP", "AP50", "AP75")
 CONFIDENCE = 0.95  # of the intervals
@@ -100,7 +101,7 @@ def read_groups(folders: Sequence[Path]) -> list[Group]:
     groups: dict[str, Group] = {}
     truth = None
     for folder in folders:
-        options, best = report.read_options(folder), report.read_best(folder)
+        options, best = flat(read_config(folder)), report.read_best(folder)
         truth = truth or best.truth
         if not all(map(np.array_equal, vars(truth).values(), vars(best.truth).values())):
             raise TrainError(

@@ -18,7 +18,7 @@ from conf.saved import complete_from_checkpoint, complete_training
 from conf.schema import EvalConfig, TrainConfig
 from data import DataError, OnError, ShapesConfig, ensure_shapes
 from eval import evaluate
-from models import Darknet, zoo_cfg
+from models import Darknet, ModelError, zoo_cfg
 from models.weights import weight_tensors
 from tests.runs.kill_resume import differences
 from tests.small_run import die_after, rows, small_run
@@ -337,7 +337,7 @@ def test_initial_weights_from_a_checkpoint_and_from_darknet(
 ) -> None:
     """Darknet's are scored without a checkpoint, too."""
     best = trained[0] / "checkpoints" / "best.pt"
-    model, _ = model_from_checkpoint(load_checkpoint(best))
+    model = model_from_checkpoint(load_checkpoint(best), best)
     darknet = write_darknet(model, tmp_path / "trained.weights")
     own = options(shapes, tmp_path / "own", f"model.weights={darknet}", "evaluate.image_size=64")
     of_checkpoint = compose("eval", EvalConfig, [f"ckpt={best}"], complete_from_checkpoint)
@@ -374,5 +374,10 @@ def test_fitted_anchors_go_with_the_checkpoint(
     monkeypatch.setattr(auto, "choose_anchors", None)  # not asked again
     figures = train(resumed(config, tmp_path / "run"))
     assert evaluate(compose("eval", EvalConfig, [f"ckpt={tmp_path / 'run'}"], complete_from_checkpoint)) == figures
-    network = open_detector(str(tmp_path / "run"), None, None, None)
+    again = ["data.single_class=true", "train.batch_size=8", "train.epochs=1", f"model.weights={tmp_path / 'run'}"]
+    train(options(shapes, tmp_path / "next", "experiment=finetune", *again))
+    assert "the heads keep anchors and scale_x_y of the weights" in (tmp_path / "next" / "train.log").read_text()
+    with pytest.raises(ModelError, match="run were trained with other scale_x_y"):
+        train(options(shapes, tmp_path / "other", "model.scale_x_y=1.5", *again))
+    network = open_detector(str(tmp_path / "next"), None, None, None)
     assert [list(pair) for pair in network.model.heads[0].all_anchors] == kept and len(network.names) == 1

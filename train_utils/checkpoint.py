@@ -7,7 +7,7 @@ Files are only read with ``weights_only=True``, so none can run code.
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,36 @@ from train_utils import errors, files
 FORMAT = "hydra-yolov3-spp checkpoint"
 VERSION = 1
 PREVIOUS = "last.previous"  # stem of the file that the newest last.pt replaced
+
+
+def is_whole(value: Any) -> bool:
+    """Whether it is a count: a whole number that Darknet's header can hold."""
+    return type(value) is int and 0 <= value < 2**64
+
+
+def _are(kind: type, values: Any) -> bool:
+    return isinstance(values, list) and all(type(value) is kind for value in values)
+
+
+def _is_plain(value: Any, depth: int = 6) -> bool:
+    if isinstance(value, dict | list) and depth > 0:
+        return all(_is_plain(entry, depth - 1) for entry in (value.values() if isinstance(value, dict) else value))
+    return value is None or type(value) in (bool, int, float, str)
+
+
+# What a state needs to be used as a network. Anyone can make a right digest of wrong content.
+NETWORK: dict[str, Callable[[Any], bool]] = {
+    "config": lambda value: isinstance(value, dict) and _is_plain(value),  # conf knows what is in it
+    "network.cfg": lambda value: type(value) is str,
+    "network.source": lambda value: type(value) is str and len(value.splitlines()) <= 1,
+    "network.num_classes": lambda value: is_whole(value) and value > 0,
+    "network.width": lambda value: type(value) in (int, float) and 0 < value <= 8,
+    "names": lambda value: _are(str, value),
+    "category_ids": lambda value: _are(int, value) and all(abs(number) < 2**63 for number in value),
+    "weights_version": lambda value: _are(int, value) and len(value) == 3 and min(value) >= 0 and max(value) < 1000,
+    **dict.fromkeys(("epoch", "step", "seen"), is_whole),
+    "ema": lambda value: isinstance(value, dict) and all(map(torch.is_tensor, value.values())),
+}
 
 
 def save_checkpoint(path: Path, state: dict[str, Any], keep_previous: bool = False) -> None:
@@ -48,15 +78,37 @@ def load_checkpoint(path: Path, which: str = "best") -> dict[str, Any]:
     file = files.find_checkpoint(path, which)
     content = _content(file)
     state: dict[str, Any] = content["state"]
-    if digest_of(state) != content.get("digest"):
+    try:
+        is_intact = digest_of(state) == content.get("digest")
+    except (RuntimeError, TypeError, ValueError):  # lists without end, tensors without values, endless numbers
+        is_intact = False
+    if not is_intact:
         raise errors.CheckpointError(f"{file} is damaged: its content does not match its digest. fix: use another one")
+    return state
+
+
+def check_network(state: dict[str, Any], source: object) -> dict[str, Any]:
+    """The ``state`` of a file. Raises CheckpointError if it does not describe a network."""
+    count = check_entries(state, source, NETWORK)["network"]["num_classes"]
+    return check_entries(state, source, dict.fromkeys(("names", "category_ids"), lambda values: len(values) == count))
+
+
+def check_entries(state: dict[str, Any], source: object, checks: Mapping[str, Callable[[Any], bool]]) -> dict[str, Any]:
+    """The ``state``. CheckpointError at the first entry, by keys with dots, that is not right."""
+    for key, is_right in checks.items():
+        value: Any = state
+        for name in key.split("."):
+            value = value.get(name) if isinstance(value, dict) else None
+        if not is_right(value):
+            shown = f"{value!r:.30}" if type(value) in (int, float) else f"a {type(value).__name__}"
+            raise errors.CheckpointError(f"{source} is damaged: its {key} is wrong ({shown}). fix: use another one")
     return state
 
 
 def peek_config(path: Path) -> dict[str, Any]:
     """Read only the configuration of the checkpoint that ``load_checkpoint`` would read."""
-    config: dict[str, Any] = _content(files.find_checkpoint(path, "best"), mapped=True)["state"]["config"]
-    return config
+    state: dict[str, Any] = _content(files.find_checkpoint(path, "best"), mapped=True)["state"]
+    return check_entries(state, path, {"config": NETWORK["config"]})["config"]
 
 
 def load_last(run_dir: Path) -> tuple[dict[str, Any], str | None]:
@@ -98,7 +150,7 @@ def continue_from(resume: str | None) -> tuple[dict[str, Any] | None, str | None
             f"resume={folder}: its checkpoint holds converted weights, no training to resume."
             " fix: start a new run with model.weights=<the .pt file>"
         )
-    return state, message
+    return check_network(state, f"resume={folder}"), message
 
 
 def _content(file: Path, mapped: bool = False) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from train_utils.config import OPTIMISERS, Decay, OptimConfig, Optimizer
 
 BURN_IN_MIN_STEPS, BURN_IN_MAX_SHARE = 500, 0.1  # the share of the training limits the steps, too
 BURN_IN_MOMENTUM = 0.9  # at its first step
+# What torch keeps of each parameter: all of it, or nothing yet.
+STATE_KEYS = {torch.optim.SGD: {"momentum_buffer"}, torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"}}
 FAST_BIASES = 10  # times lr, of biases at the start of burn-in with name=sgd: heads start fast
 
 
@@ -124,12 +126,30 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimiz
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-    """Load a saved state of ``make_optimizer``; each value gets its parameter's memory layout."""
+    """Load a saved state of ``make_optimizer``; each value gets its parameter's memory layout.
+
+    Raises ValueError, or torch's or Python's errors, if it is that of another optimiser.
+    """
+    before = [dict(group) for group in optimizer.param_groups]
     optimizer.load_state_dict(saved)
+    for ours, group in zip(before, optimizer.param_groups, strict=True):
+        for key, value in ours.items():
+            if key != "params" and (_kind(group[key]) != _kind(value) or (key == "name" and group[key] != value)):
+                raise ValueError(f"{key} of the optimiser's group {ours['name']} is {group[key]!r}")
+    keys = STATE_KEYS.get(type(optimizer))
     for parameter, values in optimizer.state.items():
+        if keys is not None and values and values.keys() != keys:
+            raise ValueError(f"the optimiser keeps {', '.join(keys)}, the file has {', '.join(map(str, values))}")
         for key, value in values.items():
+            if keys is not None and (value.shape != (() if key == "step" else parameter.shape)):
+                raise ValueError(f"{key} of the optimiser has the shape {tuple(value.shape)}")
             if isinstance(value, Tensor) and value.shape == parameter.shape:  # files hold row-major tensors
                 values[key] = torch.empty_like(parameter).copy_(value)
+
+
+def _kind(value: Any) -> Any:
+    """The type of an option of an optimiser; for a tuple those in it, and one for all numbers."""
+    return tuple(map(_kind, value)) if isinstance(value, tuple) else float if type(value) is int else type(value)
 
 
 class WeightAverage:

@@ -10,10 +10,9 @@ from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
-import yaml
 
 from train_utils import coco_eval, detections, errors, files, plots
-from train_utils.options import flat, option
+from train_utils.options import option
 
 FILE = "best_detections.npz"
 
@@ -34,25 +33,27 @@ def read_best(folder: Path) -> coco_eval.Evaluation:
     try:
         with np.load(path) as file:
             arrays = dict(file)
-        scores, reported, names = map(arrays.pop, ("scores", "detections", "names"))
+        text, reported, names = map(arrays.pop, ("scores", "detections", "names"))
         truth = detections.GroundTruth(**arrays, names=names.tolist())
-        return coco_eval.Evaluation(**json.loads(str(scores)), truth=truth, detections=reported)
-    except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile) as error:
+        images, boxes = (len(truth.image_ids),), (len(truth.classes),)
+        shapes = {"sizes": (*images, 2), "offsets": (images[0] + 1,), "boxes_xywh": (*boxes, 4)}
+        shapes |= {"image_ids": images, **dict.fromkeys(("classes", "crowd", "areas"), boxes)}
+        wrong = [key for key, shape in shapes.items() if arrays[key].shape != shape or arrays[key].dtype.kind in "OSU"]
+        if wrong or reported.dtype not in (detections.DETECTION, detections.DETECTION_AS_READ):
+            raise ValueError(f"{', '.join(wrong) or 'detections'} of another shape")
+        classes, ids = range(len(names)), truth.image_ids
+        known = (truth.classes, classes), (reported["class"], classes), (reported["image_id"], ids)
+        if not all(np.isin(found, all_of).all() for found, all_of in known) or len(truth.image_of_box) != boxes[0]:
+            raise ValueError("objects of no class or image")
+        scores = json.loads(str(text))
+        rows = (
+            (scores["figures"][name] for name in coco_eval.FIGURES),
+            *((row[key] for key in (*coco_eval.PER_CLASS, "images", "boxes")) for row in scores["per_class"].values()),
+        )
+        sum(abs(figure) for row in rows for figure in row)  # TypeError if one is no number
+        return coco_eval.Evaluation(**scores, truth=truth, detections=reported)
+    except (OSError, AttributeError, ValueError, KeyError, TypeError, EOFError, BadZipFile) as error:
         raise errors.TrainError(f"{path} is damaged ({error}). {again}") from error
-
-
-def read_options(folder: Path) -> dict[str, Any]:
-    """The options of a run by full key, as ``optim.lr``. Raises TrainError if it is none."""
-    path = folder / "config.yaml"
-    if not path.is_file():
-        raise errors.TrainError(f"{folder} is not the folder of a run (no config.yaml). fix: runs/<name>/<date_time>")
-    try:
-        if "data.name" not in (options := flat(yaml.safe_load(path.read_bytes()))):
-            raise ValueError("data.name is missing")
-        return options
-    except (yaml.YAMLError, ValueError, AttributeError, RecursionError) as error:
-        reason = " ".join(str(error).split())
-        raise errors.TrainError(f"{path} holds no options ({reason}). fix: leave this run out") from error
 
 
 PICTURES = {f"{plots.FOLDER}/{name}": title for name, title in plots.PLOTS.items()}  # titles by path in the run

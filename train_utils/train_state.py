@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from train_utils import coco_eval, config, distributed, errors, optim
+from train_utils import checkpoint, coco_eval, config, distributed, errors, optim
 from train_utils.options import changed_values
 
 LOSS_NAMES = ("loss", "loss_box", "loss_objectness", "loss_classification")
 COUNTERS = ("epoch", "step", "seen", "best", "best_epoch", "evaluated_epoch", "loss_steps")  # saved as they are
+WHOLE = (*(name for name in COUNTERS if name != "best"), "ema_updates", "world_size")
 
 
 @dataclass
@@ -106,14 +107,32 @@ class TrainState:
         """Resume from the content of a checkpoint; return a text with the place and what changed.
 
         The same number of ranks continues the run exactly, another number up to rounding. Raises
-        CheckpointError if the training set is another one.
+        CheckpointError if the training set is another one, or an entry does not fit this training.
         """
+        checkpoint.check_entries(state, f"resume={folder}", dict.fromkeys(WHOLE, checkpoint.is_whole))
         for key in ("names", "data"):
             if state[key] != self.description[key]:
                 raise errors.CheckpointError(
                     f"resume={folder}: the training set would change ({state[key]} -> {self.description[key]}). fix: "
                     f"data.root=<where its data lie>, or start a new run with model.weights={folder}"
                 )
+        try:
+            self._restore(state, world)
+        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            reason = f"{type(error).__name__}: {errors.first_line(error)}"
+            raise errors.CheckpointError(
+                f"resume={folder}: its checkpoint does not fit this training ({reason}). fix: start a new run with "
+                f"model.weights={folder}"
+            ) from error
+        lines = [f"resumed {folder} after epoch {self.epoch}, step {self.step}; {self.best_sentence()}"]
+        changed = changed_values(state["config"], self.description["config"])
+        lines += [f"changed: {key}: {change}" for key, change in changed.items()]
+        if "train.epochs" in changed:
+            lines.append("learning rate and mosaics follow the schedule of the new train.epochs from here on")
+        return "\n".join(lines)
+
+    def _restore(self, state: dict[str, Any], world: distributed.World) -> None:
+        """Take the values of a checkpoint; many errors if some are not of this training."""
         self.model.load_state_dict(state["model"])
         self.average.load(state["ema"], state["ema_updates"])
         optim.restore_optimizer(self.optimizer, state["optimizer"])
@@ -121,16 +140,14 @@ class TrainState:
             self.scaler.load_state_dict(state["scaler"])
         for name in COUNTERS:
             setattr(self, name, state[name])
-        self.best_figures = dict(state["figures"])
+        self.best = float(self.best)
+        steps = self.average.schedule.steps_per_epoch
+        if not 0 <= self.step - self.epoch * steps <= steps:
+            raise ValueError(f"step {self.step} is not in epoch {self.epoch + 1} of {steps} steps each")
+        self.best_figures = {name: float(value) for name, value in state["figures"].items()}
         same_ranks, sums = state["world_size"] == world.world_size, state["loss_sums"]
-        self.loss_sums = (sums[world.rank] if same_ranks else sums.mean(0)).to(world.device)
+        self.loss_sums.copy_(sums[world.rank] if same_ranks else sums.mean(0))
         if same_ranks:
             torch.set_rng_state(state["rng"][world.rank])
             if torch.cuda.is_initialized() and len(state["cuda_rng"][world.rank]):
                 torch.cuda.set_rng_state(state["cuda_rng"][world.rank])
-        lines = [f"resumed {folder} after epoch {self.epoch}, step {self.step}; {self.best_sentence()}"]
-        changed = changed_values(state["config"], self.description["config"])
-        lines += [f"changed: {key}: {change}" for key, change in changed.items()]
-        if "train.epochs" in changed:
-            lines.append("learning rate and mosaics follow the schedule of the new train.epochs from here on")
-        return "\n".join(lines)

@@ -14,12 +14,13 @@ import torch
 from conf import ConfigError, auto, batches
 from conf.batches import loader_workers
 from conf.entry import compose, to_dictionary
-from conf.network import build_loss, build_model, load_network
+from conf.network import build_loss, build_model, describe_network, load_network
 from conf.saved import resumed_options
 from conf.schema import CHOICES, TrainConfig
 from data import Colour
 from models import Darknet, DarknetLoss, LossConfig, ModelError, YoloLoss, parse_cfg, save_darknet_weights
 from tests.models.cfg_writer import cfg, conv, head
+from train_utils import checkpoint
 from train_utils.distributed import World
 
 CPU = World(0, 0, 1, 1, 1, torch.device("cpu"), "none")
@@ -218,6 +219,30 @@ def test_new_heads_reach_their_neighbours_and_those_of_the_weights_stay(
     assert [head.scale_x_y for head in Darknet(model.cfg).heads] == [reach]
     assert found.model.scale_x_y == (reach if reach != scale else None)
     assert any("loss.positives_by=cost" in note for note in notes) == (decided == "cost")
+
+
+@pytest.mark.parametrize("fits", [False, True])
+def test_the_heads_of_a_run_on_the_same_data_stand_for_the_same_boxes(fits: bool, tmp_path: Path) -> None:
+    """Also if auto chose them; those of other classes do not, and other options are refused."""
+    given = "model=base", f"model.cfg={network(tmp_path / 'a.cfg', HEADS['two'])}", "train.image_size=64"
+    images = boxes(300) if fits else images_with(2)
+    chosen = ["model.anchors=auto", "model.scale_x_y=1.5"] * fits
+    config, model, _ = auto.resolve_auto(composed(*given, *chosen), images, CPU, None)
+    state = {
+        "network": describe_network(model, config.model), "names": ["a", "b"], "category_ids": [1, 2], "config": {},
+        "weights_version": [0, 2, 5], "epoch": 1, "step": 1, "seen": 9, "ema": model.state_dict(),
+    }  # fmt: skip
+    checkpoint.save_checkpoint(tmp_path / "a.pt", state)
+    weights = f"model.weights={tmp_path / 'a.pt'}"
+    for more in ((), *[("model.scale_x_y=1.5",), ("model.anchors=auto",)] * fits):
+        found, again, notes = auto.resolve_auto(composed(*given, weights, *more), images, CPU, None)
+        assert again.heads == model.heads == Darknet(again.cfg, 2).heads and found.loss == config.loss
+        assert "the heads keep anchors and scale_x_y of the weights" in notes
+    for key, other in (("scale_x_y", "1.25"), ("anchors", f"[{','.join(['[9,9]'] * 8)}]")):
+        with pytest.raises(ModelError, match=rf"a\.pt were trained with other {key}"):
+            auto.resolve_auto(composed(*given, weights, f"model.{key}={other}"), images, CPU, None)
+    fresh, of_cfg = (build_model(composed(*given, *more).model, 3)[0].heads for more in ([weights], []))
+    assert fresh == of_cfg
 
 
 def test_rare_classes_weigh_more_and_the_boxes_as_much_as_before() -> None:

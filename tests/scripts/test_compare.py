@@ -1,5 +1,6 @@
 """Runs compared: groups by seed, differences of options, and gains that are real or not."""
 
+import json
 import os
 import re
 import shutil
@@ -9,13 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from conf import ConfigError
 from conf.entry import compose, to_yaml
 from conf.programs import run
 from conf.schema import CompareConfig, TrainConfig
 from scripts.compare import Group, bootstrap, compare, gain, read_groups
 from train_utils.coco_eval import Evaluation, score
 from train_utils.detections import DETECTION, GroundTruth
-from train_utils.errors import TrainError
+from train_utils.errors import CheckpointError, TrainError
 from train_utils.report import FILE, keep_best, read_best
 
 IMAGES, BOXES = 40, 4  # boxes of each image
@@ -147,3 +149,38 @@ def test_runs_that_cannot_be_compared_are_named(runs: dict[str, Path], tmp_path:
     (bare / FILE).unlink()
     with pytest.raises(TrainError, match=r"fix: python eval.py ckpt=.*bare out=.*bare"):
         read_groups([runs["a0"], bare])
+
+
+def test_forged_evaluations_and_options_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Arrays are missing, or of another type or shape; so are figures. YAML is cut, or a bomb."""
+    run = make_run(tmp_path / "run", 4, 0, truth=labels(9))
+    config = CompareConfig([str(run)], resamples=1, seed=0, debug=False)
+    with np.load(run / FILE) as file:
+        arrays = dict(file)
+    scores = json.loads(str(arrays["scores"]))
+    forged: list[object] = [None, "x", np.zeros(0), np.zeros((2, 3)), 7]
+    cases = [arrays | {key: np.array(value)} for key in arrays for value in forged[1:]]
+    cases += [{name: array for name, array in arrays.items() if name != key} for key in arrays]
+    texts = [scores | {key: value} for key in scores for value in (None, "x", [], {}, {"AP": "x"})]
+    cases += [arrays | {"scores": np.array(json.dumps(text))} for text in (None, [], *texts)]
+    refused = 0
+    for case in cases:
+        np.savez(run / FILE, **case)
+        try:
+            compare(config)
+            gain(*read_groups([run]) * 2, 1, 0)
+        except TrainError as error:
+            refused += 1
+            assert re.fullmatch(r"[^\n]*best_detections.npz is damaged \([^\n]*\)\. fix: [^\n]*", str(error))
+    assert refused > len(cases) * 0.7
+    for text in (
+        "a: &a [x]\nb: [*a, *a]\ntrain: {}\n",
+        "train: [",
+        "[1]",
+        "\0",
+        "train: 1\n",
+        "train: {}\nplugins: x\n",
+    ):
+        (run / "config.yaml").write_text(text)
+        with pytest.raises((ConfigError, CheckpointError), match=r"^[^\n]*run[^\n]* fix: [^\n]*$"):
+            compare(config)

@@ -1,0 +1,161 @@
+"""Checkpoints with a right digest and wrong content end in one sentence, or do their work."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from conf import entry
+from conf.network import build_model, open_checkpoint
+from conf.programs import USER_ERRORS
+from conf.saved import complete_conversion, complete_from_checkpoint, resumed_options
+from conf.schema import ConvertConfig, EvalConfig, TrainConfig
+from data import ShapesConfig
+from models import network_of_checkpoint
+from tests.models.cfg_writer import cfg, conv, head
+from tests.small_run import small_run
+from train import train
+from train_utils import checkpoint, optim
+from train_utils.distributed import World
+from train_utils.train_state import TrainState
+
+MISSING = object()
+WORLD = World(0, 0, 1, 1, 1, torch.device("cpu"), "none")
+
+
+@pytest.fixture(scope="module", params=["sgd", "adamw"])
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one step, of a network of two layers."""
+    folder = tmp_path_factory.mktemp(request.param)
+    (folder / "a.cfg").write_text(cfg(conv(8, 3, 32), head(0, 1)))
+    shapes = ShapesConfig(train_images=4, val_images=2, image_size=64)
+    own = "model=base", f"model.cfg={folder / 'a.cfg'}", "train.epochs=1", "train.batch_size=4"
+    train(small_run(folder / "shapes", shapes, folder / "run", *own, f"optim={request.param}"))
+    return folder / "run"
+
+
+@cache
+def composed(name: str, schema: type, *overrides: str) -> Any:
+    return entry._composed(name, schema, overrides)
+
+
+def read_options(name: str, schema: type, complete: entry.Complete) -> Callable[[Path], object]:
+    """What a program does before it imports torch."""
+    more = ["out=x"] * (name == "convert")
+    return lambda run: entry.to_plain(composed(name, schema, f"ckpt={run}", *more), schema, complete)
+
+
+def start_from(run: Path) -> None:
+    """``model.weights=<run>``"""
+    options = composed("train", TrainConfig, f"model.cfg={run.parent / 'a.cfg'}", f"model.weights={run}")
+    build_model(entry.to_plain(options, TrainConfig).model, 5)
+
+
+def resume(run: Path) -> None:
+    """``resume=<run>``, and a step."""
+    saved, _ = checkpoint.continue_from(str(run))
+    assert saved is not None
+    given = entry.from_dictionary(FIRST[str(run)]["config"] | {"resume": str(run), "run_dir": None}, TrainConfig)
+    config = resumed_options(given, saved)
+    model = network_of_checkpoint(saved["network"], run, saved["model"])
+    schedule = optim.Schedule(config.optim, 1, 1)
+    optimizer = optim.make_optimizer(model, config.optim)
+    scaler = torch.amp.GradScaler("cpu", enabled=True)
+    description = {key: FIRST[str(run)][key] for key in ("names", "data", "config")}
+    state = TrainState(model, optim.WeightAverage(model, schedule), optimizer, scaler, description)
+    state.resume(saved, run, WORLD)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    schedule.apply(optimizer, state.step)
+    scaler.scale(torch.ones(1))
+    scaler.unscale_(optimizer)
+    optimizer.step()
+    scaler.update()
+    state.average.update()
+    state.end_epoch()
+    state.why_over(config.train, WORLD)
+    state.best_sentence()
+    state.record({"AP": 0.5})
+    checkpoint.to_plain(state.to_plain())
+
+
+NETWORK = {key.partition(".")[0] for key in checkpoint.NETWORK}
+READERS: dict[str, tuple[Callable[[Path], object], set[str]]] = {  # and the entries that it reads
+    "options of eval": (read_options("eval", EvalConfig, complete_from_checkpoint), {"config"}),
+    "options of convert": (read_options("convert", ConvertConfig, complete_conversion), {"config"}),
+    "ckpt": (lambda run: open_checkpoint(str(run)), NETWORK),
+    "weights": (start_from, NETWORK - {"config"}),
+    "resume": (resume, set()),  # all
+}
+EVERY = 1  # of the cases; 1 takes minutes
+FIRST: dict[str, Any] = {}
+
+
+def entries(state: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Each entry with the keys to it."""
+    for key in state if isinstance(state, dict) else range(len(state)):
+        yield (key,), state[key]
+        if isinstance(state[key], dict | list):
+            yield from (((key, *rest), value) for rest, value in entries(state[key]))
+
+
+def forgeries(value: Any) -> list[Any]:
+    """What may stand in the place of an entry."""
+    forged = [MISSING, None, "x", [], [1, "x"], {"x": 1}]
+    if isinstance(value, torch.Tensor):
+        return [*forged, torch.zeros(2, 3), torch.zeros(()), value.to(torch.complex64), value.flatten()[:0]]
+    if type(value) in (int, float):
+        return [*forged, -5, 2**70, 0.3, float("nan"), torch.zeros(2), True]
+    return [*forged, value[:-1], value * 2, [value]] if isinstance(value, list) else [*forged, 7, -1]
+
+
+def put(state: Any, keys: tuple[Any, ...], value: Any) -> Any:
+    state = deepcopy(state)
+    inner = state
+    for key in keys[:-1]:
+        inner = inner[key]
+    if value is MISSING:
+        del inner[keys[-1]]
+    else:
+        inner[keys[-1]] = value
+    return state
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_forged_entry_is_one_sentence_or_without_harm(reader: str, run: Path) -> None:
+    path = run / "checkpoints" / ("last.pt" if reader == "resume" else "best.pt")
+    state = FIRST.setdefault(str(run), checkpoint.load_checkpoint(path))
+    state["scaler"] = torch.amp.GradScaler("cpu", enabled=True).state_dict()  # as with float16
+    (read, keys_read), wrong, refused = READERS[reader], list[str](), 0
+    read(run)
+    cases = [
+        (keys, forged)
+        for keys, value in entries(state)
+        if keys[0] in (keys_read or state)
+        for forged in forgeries(value)
+    ]
+    try:
+        for keys, forged in random.Random(0).sample(cases, len(cases) // EVERY):
+            content = put(state, keys, forged)
+            about = {"format": checkpoint.FORMAT, "version": checkpoint.VERSION}
+            torch.save({**about, "state": content, "digest": checkpoint.digest_of(content)}, path)
+            try:
+                read(run)
+            except USER_ERRORS as error:
+                refused += 1
+                if not re.fullmatch(r"[^\n]{10,600}", str(error)):
+                    wrong.append(f"{keys} {forged!r:.40}: {error}")
+            except Exception as error:
+                wrong.append(f"{keys} {forged!r:.40}: {type(error).__name__} {error}")
+    finally:
+        checkpoint.save_checkpoint(path, state)
+    print(len(cases), refused)
+    assert not wrong, "\n".join([f"{len(wrong)} wrong, {refused} refused", *wrong])
