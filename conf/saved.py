@@ -151,7 +151,7 @@ def config_of_checkpoint(path: str) -> dict[str, Any]:
     return checked_config(peek_config(Path(path)), path)
 
 
-def checked_config(saved: Any, source: str) -> dict[str, Any]:
+def checked_config(saved: dict[str, Any], source: str) -> dict[str, Any]:
     """The options ``saved`` in the file ``source``, which refer to nothing, in sections.
 
     Raises ConfigError or CheckpointError.

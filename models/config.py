@@ -54,7 +54,7 @@ class ModelConfig:
     cfg: str  # a name of models/zoo, or the path of a Darknet .cfg
     width: Annotated[float, "> 0 and <= 8"]  # factor on the filters of each convolution except the heads'
     scale_x_y: Annotated[float | None, ">= 1 and <= 100"]  # how far box centres reach, for all [yolo] sections: 1 to
-    # the edges of their cell, 2 half a cell past them; null: as in weights that are a checkpoint, else in the .cfg
+    # the edges of their cell, 2 half a cell past them; null: as in a checkpoint, or the .cfg
     anchors: Any  # pairs [width, height] in pixels, for all [yolo] sections; null: as with scale_x_y; auto: fitted to
     # the training set at train.image_size when a training starts, if those of the .cfg miss 30 % of
     # its boxes

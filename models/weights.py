@@ -272,13 +272,13 @@ def load_weights_of_checkpoint(
     )
     left_out = of_heads if leave_out else []
     wanted = [name for name in own if name not in left_out]
-    both = ({name: tensor for name, tensor in state.items() if name not in left_out} for state in (own, weights))
-    _check_shapes(path, *both, SAME_NETWORK)
+    theirs = {name: tensor for name, tensor in weights.items() if name not in left_out}
+    _check_shapes(path, {name: own[name] for name in wanted}, theirs, SAME_NETWORK)
     if not leave_out:
-        theirs = network_of_checkpoint(network, path)
+        of_file = network_of_checkpoint(network, path).heads
         for key in ("anchors", "scale_x_y", "new_coords"):
-            if [getattr(head, key) for head in model.heads] != [getattr(head, key) for head in theirs.heads]:
-                has = getattr(theirs.heads[0], key)
+            if [getattr(head, key) for head in model.heads] != [getattr(head, key) for head in of_file]:
+                has = getattr(of_file[0], key)
                 raise ModelError(f"the heads in {path} were trained with other {key} ({has}). fix: use the same here")
     _check_finite(path, ((name, weights[name]) for name in wanted))
     model.load_state_dict({name: weights[name] for name in wanted}, strict=False)
@@ -306,7 +306,8 @@ def network_of_checkpoint(
 
 def _check_shapes(path: object, own: Mapping[str, Tensor], weights: Mapping[str, Tensor], fix: str) -> None:
     for name in dict.fromkeys([*own, *weights]):
-        ours, theirs = (f"shape {tuple(state[name].shape)}" if name in state else "none" for state in (own, weights))
+        tensors = own.get(name), weights.get(name)
+        ours, theirs = (f"shape {tuple(one.shape)}" if isinstance(one, Tensor) else "none" for one in tensors)
         if ours != theirs:
             raise ModelError(f"{path}: {name} needs {ours}, the file has {theirs}. {fix}")
 

@@ -108,7 +108,8 @@ def check_entries(state: dict[str, Any], source: object, checks: Mapping[str, Ca
 def peek_config(path: Path) -> dict[str, Any]:
     """Read only the configuration of the checkpoint that ``load_checkpoint`` would read."""
     state: dict[str, Any] = _content(files.find_checkpoint(path, "best"), mapped=True)["state"]
-    return check_entries(state, path, {"config": NETWORK["config"]})["config"]
+    config: dict[str, Any] = check_entries(state, path, {"config": NETWORK["config"]})["config"]
+    return config
 
 
 def load_last(run_dir: Path) -> tuple[dict[str, Any], str | None]:

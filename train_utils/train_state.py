@@ -136,8 +136,11 @@ class TrainState:
         self.model.load_state_dict(state["model"])
         self.average.load(state["ema"], state["ema_updates"])
         optim.restore_optimizer(self.optimizer, state["optimizer"])
-        if state["scaler"]:  # empty if the precision was another one
-            self.scaler.load_state_dict(state["scaler"])
+        own, scaler = self.scaler.state_dict(), state["scaler"]
+        if own and scaler:  # empty if the precision was another one
+            if any(type(scaler[key]) is not type(own[key]) or abs(scaler[key]) > 2**32 for key in own):
+                raise ValueError(f"the scaler of its losses is {scaler}")
+            self.scaler.load_state_dict(scaler)
         for name in COUNTERS:
             setattr(self, name, state[name])
         self.best = float(self.best)

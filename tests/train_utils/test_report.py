@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 import pytest
 
-from conf import report
+from conf import ConfigError, report
 from conf.entry import compose
 from conf.schema import CompareConfig
 from data import ShapesConfig
@@ -17,7 +17,6 @@ from scripts.compare import compare
 from tests.small_run import small_run
 from train import train
 from train_utils.coco_eval import score
-from train_utils.errors import TrainError
 from train_utils.report import read_best
 
 SHAPES = ShapesConfig(train_images=8, val_images=6, image_size=64)
@@ -70,7 +69,7 @@ def test_written_again_without_what_may_be_absent(run_folder: Path, tmp_path: Pa
     assert compare(compose("compare", CompareConfig, [f"runs=[{tmp_path}]"])) == []
     text = (tmp_path / "report.html").read_text()
     assert "No epoch was evaluated" in text
-    with pytest.raises(TrainError, match="fix: runs/"):
+    with pytest.raises(ConfigError, match=r"is no run: .* fix: the folder of a run"):
         compare(compose("compare", CompareConfig, [f"runs=[{tmp_path.parent}/nowhere]"]))
 
 
