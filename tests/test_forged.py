@@ -95,7 +95,7 @@ READERS: dict[str, tuple[Callable[[Path], object], set[str]]] = {  # and the ent
     "weights": (start_from, NETWORK - {"config"}),
     "resume": (resume, set()),  # all
 }
-EVERY = 12  # of how many cases one is tried; all (1) take minutes
+EVERY = 40  # of how many cases one is tried; all (1) take minutes
 FIRST: dict[str, Any] = {}
 
 
