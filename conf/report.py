@@ -140,7 +140,7 @@ def finish_run(
 
 def report_run(folder: Path) -> Path:
     """Write the report of a run into its folder; return the file. Raises TrainError."""
-    options, defaults = flat(saved.read_config(folder)), flat(entry.defaults("train", TrainConfig))
+    options, defaults = flat(saved.read_config(folder, "")), flat(entry.defaults("train", TrainConfig))
     # Of the defaults, only the name stands for another option.
     return report.write_report(folder, options, defaults | {"name": options["data.name"]})
 

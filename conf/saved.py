@@ -237,17 +237,17 @@ def resumed_options(config: TrainConfig, saved: Mapping[str, Any]) -> TrainConfi
     return resumed
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """The options in a run folder's config.yaml. Raises ConfigError if there are none."""
+def read_config(folder: Path, key: str = "resume=") -> dict[str, Any]:
+    """The options in a run folder's config.yaml. ConfigError if there are none, after ``key``."""
     path = folder / "config.yaml"
     try:
         saved = set_files.load_yaml(path)
     except (DataError, OSError) as error:
         problem = str(error).partition(". fix: ")[0]
-        raise ConfigError(f"{folder} is no run: {problem}. fix: the folder of a run or its last.pt, or auto") from error
-    if "train" not in saved:
+        raise ConfigError(f"{key}{folder}: {problem}. fix: the folder of a run or its last.pt, or auto") from error
+    if "train" not in checked_config(saved, str(path)) or "name" not in saved.get("data", {}):
         raise ConfigError(f"{path} is cut. fix: a copy of it, or a new run")
-    return checked_config(saved, str(path))
+    return saved
 
 
 def _with_restarts(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:

@@ -101,7 +101,7 @@ def read_groups(folders: Sequence[Path]) -> list[Group]:
     groups: dict[str, Group] = {}
     truth = None
     for folder in folders:
-        options, best = flat(read_config(folder)), report.read_best(folder)
+        options, best = flat(read_config(folder, "")), report.read_best(folder)
         truth = truth or best.truth
         if not all(map(np.array_equal, vars(truth).values(), vars(best.truth).values())):
             raise TrainError(

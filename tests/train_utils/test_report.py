@@ -69,7 +69,7 @@ def test_written_again_without_what_may_be_absent(run_folder: Path, tmp_path: Pa
     assert compare(compose("compare", CompareConfig, [f"runs=[{tmp_path}]"])) == []
     text = (tmp_path / "report.html").read_text()
     assert "No epoch was evaluated" in text
-    with pytest.raises(ConfigError, match=r"is no run: .* fix: the folder of a run"):
+    with pytest.raises(ConfigError, match=r"nowhere: .* fix: the folder of a run"):
         compare(compose("compare", CompareConfig, [f"runs=[{tmp_path.parent}/nowhere]"]))
 
 
