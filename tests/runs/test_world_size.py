@@ -60,12 +60,14 @@ def micro_batches(folder: Path, world_size: int, workers: int) -> list[list[tupl
     """Samples of each pass of two epochs, as (picture, targets) in the order of the data set."""
     more = [*SIZES, "train.micro_batch_size=4", "train.epochs=2", "augment.colour=cpu"]
     config = small_run(folder / "shapes", SMALL, folder / "run", *more)
-    annotations = open_split(config.data, "train", init_distributed_mode("cpu", 60))
+    alone = init_distributed_mode("cpu", 60)
+    annotations = open_split(config.data, "train", alone)
+    images = open_images(annotations, config.data, alone)
     epochs = []
     for rank in range(world_size):
         place = World(rank, rank, world_size, world_size, 1, torch.device("cpu"), "none")
         sampler = build_sampler(config, annotations, 32, place)
-        dataset = build_dataset(config, annotations, open_images(annotations, config.data, place))
+        dataset = build_dataset(config, annotations, images)
         loader = make_loader(dataset, sampler, workers, place.device)
         batches: list[Batch] = []
         for epoch in range(2):
