@@ -7,10 +7,10 @@ letters only are found without it.
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
-from difflib import get_close_matches
-from itertools import pairwise
+from difflib import SequenceMatcher, get_close_matches
+from itertools import takewhile, zip_longest
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -33,11 +33,19 @@ HYDRA_FLAGS = VALUED_FLAGS | set(
 )
 
 NAMES: dict[str, str] = yaml.safe_load(Path(__file__).with_name("names.yaml").read_text(encoding="utf-8"))
-KEYS = {name: keys.split() for names, keys in NAMES.items() for name in names.split()}
+KEYS = {
+    name: [keys] if keys.startswith("(") else keys.split() for names, keys in NAMES.items() for name in names.split()
+}
+FLAG = re.compile(r"--?[A-Za-z]")
+VALUE = re.compile(rf"(?!{FLAG.pattern}|[+~]?[\w.-]+=)")  # also -1
+GPUS = re.compile(r"\[?(?:cuda:)?(\d+(?:,\d+)*)\]?")
+# A key and the spaces beside its = in words that are joined by zeros.
+SPACED = re.compile(r"((?:^|(?<=\0))[\w.]+)(?:[ \0]+=[ \0]*|=\0(?=[^\0=-][^\0=]*(?:\0|$)))")
 
 # Values of other programs as regular expressions, by the last word of the key.
 VALUES = {
-    "device": {r"gpu|(cuda:)?\d+(,\d+)*": "cuda"},
+    "optim": {"adamw?": "adamw", "sgd": "sgd"},
+    "device": {"-1": "auto", r"gpu|\[?(cuda:)?\d+(,\d+)*\]?": "cuda"},
     "precision": {"true": "auto", "false|fp32|32": "float32", "half|fp16|16": "float16", "bf16": "bfloat16"},
     "cache": {"true": "ram", "false": "none"},
     "resume": {"true": "auto"},
@@ -49,6 +57,7 @@ FILES = {
     ".weights": ("weights", "model.weights"),
     ".pt": ("ckpt", "model.weights"),
     ".pth": ("model.weights",),
+    ".74": ("model.weights",),  # darknet53.conv.74
 }
 
 
@@ -60,9 +69,9 @@ def explain(error: Exception, schema: Any) -> str:
             f"cannot read the option {error.override}. fix: write key=value, and quote a value that holds "
             "any of = , # { [ ~ or letters like ü, as in 'data.root=\"/my data/a=b\"'"
         )
-    if override := re.search(r"Could not override '([^']+)'", text):
-        typed = re.search(rf"use \+{re.escape(override[1])}=(.*)", text)
-        return f"no option {override[1]}; {suggest(override[1], typed and typed[1], schema)}"
+    if unknown := re.search(r"Could not override '([^']+)'|^Key '([^']+)' not in", text):
+        key = str(getattr(error, "full_key", None) or unknown[1] or unknown[2])
+        return _answer([(key, key, None)], kinds_of(schema))
     if choice := re.search(r"Could not find '((?:hydra/)?[^/]+)/(.+)'$", text, flags=re.MULTILINE):
         group, name = choice.groups()
         return _explain_choice(group, name, re.findall(r"^\t(?!base$)(\S+)$", text, flags=re.MULTILINE), schema)
@@ -70,9 +79,10 @@ def explain(error: Exception, schema: Any) -> str:
         group, name = missing.groups()
         choices = sorted(file.stem for file in (CONF_DIR / group).glob("*.yaml") if file.stem != "base")
         return _explain_choice(group, name, choices, schema)
-    if stray := re.match(r"Key '([^']+)' not in", text):
-        key = str(getattr(error, "full_key", None) or stray[1])
-        return f"no option {key}; {suggest(key, None, schema)}"
+    if several := re.match(r"Ambiguous value for argument '([^=]+)=(.*?)'", text):
+        key, values = several.groups()
+        as_list = shlex.quote(f"{key}=[{values}]")
+        return f"{key} takes one value, got {values}. fix: {as_list} for a list, or -m for a run with each"
     details = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
     full_key = getattr(details, "full_key", None)
     if not full_key:
@@ -106,46 +116,90 @@ def is_path(word: str) -> bool:
     return "/" in word or bool(os.path.splitext(word)[1])
 
 
-def refusal_of_flags(arguments: Sequence[str], schema: Any) -> str | None:
-    """The sentence for flags that are not Hydra's, with the options to type; None without such."""
-    flags = dict(_foreign_flags(arguments))
-    if not flags:
-        return None
-    options, unknown, notes, kinds = list[str](), list[str](), list[str](), kinds_of(schema)
-    for flag, value in flags.items():
-        if keys := near_keys(flag.lstrip("-").replace("-", "_"), value, kinds):
-            options.append(_format_option(keys[0], value, kinds))
-        else:
-            unknown.append(flag)
-    fix = " ".join(dict.fromkeys(options))
-    if unknown:
-        notes.append(f"nothing here is like {', '.join(unknown)}")
-    if "device=cuda" in fix:
-        notes.append("the environment variable CUDA_VISIBLE_DEVICES chooses among GPUs, torchrun uses several")
-    fix = (fix or "--help lists all options") + (f" ({'; '.join(notes)})" if notes else "")
-    verb = "is no option" if len(flags) == 1 else "are no options"
-    return f"{', '.join(flags)} {verb}: options are key=value here. fix: {fix}"
+def refusal(arguments: Sequence[str], schema: Any, takes_words: bool = False) -> str | None:
+    """The sentence for all words of a command line that are no options; None without such.
 
-
-def _foreign_flags(arguments: Sequence[str]) -> Iterator[tuple[str, str | None]]:
-    """Flags that are not Hydra's, and their values: behind ``=``, or the next word."""
-    for word, following in pairwise([*arguments, "--"]):
-        flag, equals, value = word.partition("=")
-        value = value if equals else following
-        # YOLOv5's --cfg takes a file
-        of_hydra = flag in HYDRA_FLAGS and (flag != "--cfg" or value in ("job", "hydra", "all"))
-        if re.match(r"--?[A-Za-z]", flag) and not of_hydra:
-            yield flag, value if equals or not re.match(r"-|[\w.]+=", value) else None
-
-
-def suggest(key: str, value: str | None, schema: Any) -> str:
-    """A sentence with the keys that may be meant, or with the way to list all."""
+    With ``takes_words`` those without ``=`` are right.
+    """
     kinds = kinds_of(schema)
-    near = " or ".join(
-        (name if value is None else _format_option(name, value, kinds)) + _choices_with(name)
-        for name in near_keys(key, value, kinds)
+    completes = {"-sc", "--shell-completion"} & set(arguments)
+    wrong = [] if completes else list(_wrong_words(arguments, kinds, takes_words))
+    form = " here" if all(re.match(r"[+\w.-]*\w=", shown) for shown, _, _ in wrong) else ": options are key=value here"
+    return _answer(wrong, kinds, form) if wrong else None
+
+
+def _wrong_words(
+    arguments: Sequence[str], kinds: Mapping[str, Any], takes_words: bool
+) -> Iterator[tuple[str, str, str | None]]:
+    """Each mistake as typed, the name of the option that it seems to be, and its value.
+
+    For a path alone, the name is empty.
+    """
+    words = SPACED.sub(r"\1=", "\0".join(arguments)).split("\0")
+    while words:
+        word = words.pop(0)
+        name, equals, value = word.partition("=")
+        if FLAG.match(name):
+            values = [value] if equals else list(takewhile(VALUE.match, words))
+            values = values if all(map(str.isdigit, values)) else values[:1]
+            # YOLOv5's --cfg and YOLOX's -c take a file
+            if name in HYDRA_FLAGS and (name not in ("--cfg", "-c") or values[:1] in (["job"], ["hydra"], ["all"])):
+                del words[: name in VALUED_FLAGS and not equals]
+            else:
+                del words[: 0 if equals else len(values)]
+                joined = ",".join(values)
+                yield name, name.lstrip("-"), (f"[{joined}]" if len(values) > 1 else joined) or None
+        elif word[:1] in ("", "~") or (takes_words and (not equals or os.path.isdir(word))):
+            continue
+        elif equals:
+            key = name.lstrip("+")
+            if word not in arguments or (re.fullmatch(r"[\w.-]+", key) and not _may_be(key, value, kinds)):
+                yield word if word in arguments else f"{name} = {value}", key, value
+        elif word not in kinds and (is_path(word) or (os.path.exists(word) and not near_keys(word, None, kinds))):
+            yield word, "", word
+        else:
+            value = words.pop(0) if words and VALUE.match(words[0]) else ""
+            yield f"{word} {value}".rstrip(), word, value or None
+
+
+def _may_be(key: str, value: str, kinds: Mapping[str, Any]) -> bool:
+    """Whether Hydra has to say if ``key=value`` is right."""
+    if key in kinds:
+        return _is_section(key, kinds) or _our_value(key, value) == value
+    parent = key.rpartition(".")[0]  # a list has its positions as keys
+    return key == "experiment" or key.startswith("hydra.") or (parent in kinds and not _is_section(parent, kinds))
+
+
+def _is_section(key: str, kinds: Mapping[str, Any]) -> bool:
+    return any(is_dataclass(part) for part in (kinds[key], *get_args(kinds[key])))
+
+
+def _answer(wrong: Sequence[tuple[str, str, str | None]], kinds: Mapping[str, Any], form: str = " here") -> str:
+    """The sentence for what ``_wrong_words`` yields, with the options to type."""
+    options, unknown = list[str](), list[str]()
+    notes: dict[str, list[str]] = {}  # and the mistakes that each is about
+    for shown, name, value in wrong:
+        keys = near_keys(name, value, kinds) if name else _keys_of_path(shown, kinds)
+        gpus = GPUS.fullmatch(value or "")
+        if not keys:
+            unknown.append(shown)
+        elif keys[0].startswith("("):
+            notes.setdefault(keys[0].strip("()"), []).append(shown)
+        elif gpus and keys[0].rpartition(".")[2] == "device":
+            count = gpus[1].count(",") + 1
+            options.append(f"devices={count}" if count > 1 and "devices" in kinds else f"{keys[0]}=cuda")
+            notes[f"the environment variable CUDA_VISIBLE_DEVICES={gpus[1]} chooses the GPUs"] = []
+        else:
+            options.append(" or ".join(_format_option(key, value, kinds) + _choices_with(key) for key in keys))
+    if unknown and (options or notes):
+        notes[f"nothing here is like {', '.join(unknown)}"] = []
+    told = "; ".join(
+        f"{', '.join(about)}: {note}" if 0 < len(about) < len(wrong) else note for note, about in notes.items()
     )
-    return f"did you mean {near}?" if near else "--help lists all options."
+    fix = " ".join(dict.fromkeys(options))
+    fix = f"{fix} ({told})" if fix and told else fix or told or "--help lists all options"
+    names = ", ".join(dict.fromkeys(shown for shown, _, _ in wrong))
+    return f"{names} {'is no option' if len(wrong) == 1 else 'are no options'}{form}. fix: {fix}"
 
 
 def kinds_of(schema: Any, prefix: str = "") -> dict[str, Any]:
@@ -162,25 +216,40 @@ def kinds_of(schema: Any, prefix: str = "") -> dict[str, Any]:
 def near_keys(name: str, value: str | None, kinds: Mapping[str, Any]) -> list[str]:
     """The keys that ``name`` may mean, the likeliest first; ``key=value`` for a fixed value.
 
-    Their last word, or the name of another program for them, is that of ``name`` or is spelt much
-    like it. Those in the section of ``name`` are preferred, then those in the fewest sections.
+    Their last word, or the name of another program for them, is that of ``name`` or a misspelling
+    of it. Those in the section of ``name`` are preferred, then those in the fewest sections. A text
+    in parentheses says what to do about a name that no key has.
     """
-    if name in kinds:
+    options = {key for key in kinds if not _is_section(key, kinds) or (CONF_DIR / key).is_dir()}
+    if name in options:
         return [name]
     section, _, word = name.lower().replace("-", "_").rpartition(".")
+    typed = "true" if value is None else value.lower()
     by_word: dict[str, list[str]] = {}
-    for key in sorted(kinds, key=lambda key: key.count(".")):
+    for key in sorted(options, key=lambda key: key.count(".")):
         by_word.setdefault(key.rpartition(".")[2], []).append(key)
-    is_on = value is None or value.lower() in ("true", "1")  # what a fixed value stands for
     for other, keys in KEYS.items():
-        here = [key for key in keys if key in kinds or (is_on and key.partition("=")[0] in kinds)]
+        fits = typed in ("true", "1") or "=" in other  # a fixed value
+        here = [key for key in keys if key[0] == "(" or ((fits or "=" not in key) and key.partition("=")[0] in options)]
         if here or other == word:
             by_word[other] = here
-    for near in get_close_matches(word, by_word, n=1, cutoff=0.75):
-        inside = [key for key in by_word[near] if key.rpartition(".")[0] == section and section]
-        outermost = [key for key in by_word[near] if key.count(".") == by_word[near][0].count(".")]
-        return inside or (by_word[near][:1] if near in KEYS else outermost)
-    return []
+    near = f"{word}={typed}" if f"{word}={typed}" in KEYS else _nearest(word, by_word)
+    keys = by_word.get(near, [])
+    inside = [key for key in keys if key.rpartition(".")[0] == section and section]
+    outermost = [key for key in keys if key.count(".") == keys[0].count(".")]
+    return inside or (keys[:1] if near in KEYS else outermost)
+
+
+def _nearest(word: str, names: Collection[str]) -> str:
+    """The name that ``word`` misspells in each part between ``_``, or itself; it is, if short."""
+    if len(word) < 4:
+        return word
+    parts = word.split("_")
+    for name in get_close_matches(word, names, n=5, cutoff=0.7):
+        alike = [SequenceMatcher(None, *pair).ratio() for pair in zip_longest(parts, name.split("_"), fillvalue="")]
+        if min(alike) > 0.75 or name.replace("_", "") == "".join(parts):
+            return name
+    return word
 
 
 def _format_option(key: str, value: str | None, kinds: Mapping[str, Any]) -> str:
@@ -193,8 +262,8 @@ def _format_option(key: str, value: str | None, kinds: Mapping[str, Any]) -> str
     if value is None:
         is_switch = bool in (kinds[key], *get_args(kinds[key])) or _our_value(key, "true") != "true"
         value = "true" if is_switch else "..."
-    if get_origin(kinds[key]) is list:
-        return shlex.quote(f"{key}=[{value}]")
+    if get_origin(kinds[key]) is list or value.startswith("["):
+        return shlex.quote(f"{key}=[{value.strip('[]')}]")
     return _options_of_file(key, value, kinds) or option(key, os.path.expanduser(_our_value(key, value)))
 
 
@@ -207,6 +276,16 @@ def _options_of_file(key: str, value: str, kinds: Mapping[str, Any]) -> str | No
     if suffix == ".weights" and "ckpt" in kinds:  # no network is chosen there otherwise
         return darknet_options(value, fitting[0])
     return option(fitting[0], os.path.expanduser(value))
+
+
+def _keys_of_path(path: str, kinds: Mapping[str, Any]) -> list[str]:
+    """The key that may take a path alone, by its suffix."""
+    suffix = os.path.splitext(path)[1].lower()
+    fitting = FILES.get(suffix) or {".yaml": ("data",), ".data": ("data",)}.get(suffix, ("source",))
+    if not suffix:
+        is_run = os.path.exists(os.path.join(path, "config.yaml"))
+        fitting = ("ckpt", "resume") if is_run else ("source", "ckpt", "data")
+    return [key for key in fitting if key in kinds][:1]
 
 
 def darknet_options(path: str, key: str = "model.weights") -> str:

@@ -108,6 +108,7 @@ def print_any_name() -> None:
 
 def run_by_hydra(name: str, program: Program, arguments: list[str]) -> None:
     """Let Hydra answer its own flags: ``--cfg job``, ``-m`` for several jobs, tab completion."""
+    reported: list[tuple[Exception, int]] = []  # with exit codes
 
     @hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name=name)
     def job(cfg: DictConfig) -> None:
@@ -118,7 +119,7 @@ def run_by_hydra(name: str, program: Program, arguments: list[str]) -> None:
                 raise ConfigError(f"devices={config.devices} is for one setting. fix: start each without -m")
             pkgutil.resolve_name(program.function)(config)
         except Exception as error:
-            report(error, program.schema)
+            reported.append((error, report(error, program.schema)))
             raise  # Hydra goes on with the other jobs, then raises the first of these errors again
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let exceptions out of Hydra
@@ -129,7 +130,12 @@ def run_by_hydra(name: str, program: Program, arguments: list[str]) -> None:
         arguments = sorted(arguments, key=lambda word: word[:1] == "-")  # Hydra wants options before flags
     sys.argv[1:] = arguments
     entry.register(name, program.schema)
-    job()
+    try:
+        job()
+    except Exception as error:
+        if codes := [code for told, code in reported if told is error]:
+            sys.exit(codes[0])
+        raise
 
 
 def find_data(config: Any, splits: Sequence[str]) -> None:
@@ -192,7 +198,7 @@ def prepare_arguments(arguments: list[str], program: Program) -> list[str]:
         raise ConfigError(
             "-m (multirun) cannot run under a launcher of several processes. fix: start each setting by itself"
         )
-    if sentence := messages.refusal_of_flags(arguments, program.schema):
+    if sentence := messages.refusal(arguments, program.schema, bool(program.bare)):
         raise ConfigError(sentence)
     if not program.bare or any(word.startswith("-") for word in arguments):
         return arguments

@@ -6,12 +6,11 @@ import re
 
 import pytest
 
-from conf import ConfigError
+from conf import REPOSITORY, ConfigError, messages
 from conf.entry import compose
-from conf.messages import kinds_of
 from conf.programs import PROGRAMS, prepare_arguments
 
-GPUS = " (the environment variable CUDA_VISIBLE_DEVICES chooses among GPUs, torchrun uses several)"
+GPUS = "(the environment variable CUDA_VISIBLE_DEVICES={} chooses the GPUs)"
 SIZE = "train.image_size=640", "evaluate.image_size=640", "image_size=640"
 BATCH = "train.batch_size=16", "evaluate.batch_size=16", "batch_size=16"
 CONFIDENCE = "evaluate.confidence=0.3", "confidence=0.3"
@@ -25,7 +24,31 @@ MEANT = {  # typed, and what it means: the first whose keys a program has; "ckpt
     "--weights a.pt": ("ckpt=a.pt", "model.weights=a.pt"),
     "--weights yolov3.weights": ("ckpt= model.cfg=yolov3 model.weights=yolov3.weights", "model.weights=yolov3.weights"),
     "--data x.yaml": ("data=x.yaml",),
-    "--device 0": (f"train.device=cuda{GPUS}", f"device=cuda{GPUS}"),
+    "--device 0": (f"train.device=cuda {GPUS.format(0)}", f"device=cuda {GPUS.format(0)}"),
+    "--device 0 1": (f"devices=2 {GPUS.format('0,1')}", f"device=cuda {GPUS.format('0,1')}"),
+    "device=0,1": (f"devices=2 {GPUS.format('0,1')}", f"device=cuda {GPUS.format('0,1')}"),
+    "device=cuda:1": (f"train.device=cuda {GPUS.format(1)}", f"device=cuda {GPUS.format(1)}"),
+    "--rect": ("train.rect=true", "evaluate.rect=true", "rect=true"),
+    "optimizer=AdamW": ("optim=adamw",),
+    "--adam": ("optim=adamw",),
+    "--pretrained": ("model.weights=coco",),
+    "pretrained=false": ("model.weights=null",),
+    "half=true": ("train.precision=float16", "evaluate.precision=float16", "precision=float16"),
+    "half=false": ("train.precision=float32", "evaluate.precision=float32", "precision=float32"),
+    "-b 16": BATCH,
+    "batchsize=16": BATCH,
+    "mosiac=1": ("augment.mosaic=1",),
+    "-c best.pt": ("ckpt=best.pt", "model.weights=best.pt"),
+    "lr0 = 0.01": ("optim.lr=0.01",),
+    "lr0= 0.01": ("optim.lr=0.01",),
+    "lr0 =0.01": ("optim.lr=0.01",),
+    "lr0 0.01": ("optim.lr=0.01",),
+    "/x/best.pt": ("ckpt=/x/best.pt", "model.weights=/x/best.pt"),
+    "my.cfg": ("model.cfg=my.cfg",),
+    "cats.yaml": ("data=cats.yaml",),
+    "fraction=0.5": (),
+    "save_conf=true": (),
+    "mod=train": (),
     "--cfg a.cfg": ("model.cfg=a.cfg",),
     "imgsz=640": SIZE,
     "batch=16": BATCH,
@@ -40,7 +63,7 @@ MEANT = {  # typed, and what it means: the first whose keys a program has; "ckpt
 
 def options_meant(program: str, typed: str) -> str | None:
     """What ``typed`` means in a program."""
-    kinds = kinds_of(PROGRAMS[program].schema)
+    kinds = messages.kinds_of(PROGRAMS[program].schema)
     for options in MEANT[typed]:
         if all(key in kinds for key in re.findall(r"(?<![^ '])([a-z._]+)=", options)):
             return options.removeprefix("ckpt= ")
@@ -55,9 +78,45 @@ def answer(program: str, typed: str) -> str:
     return str(refused.value)
 
 
-@pytest.mark.parametrize("program", ["train", "eval", "predict", "export", "demo", "compare"])
+@pytest.mark.parametrize("program", ["train", "eval", "predict", "export", "demo"])
 def test_options_of_other_programs_are_answered_with_those_of_this_one(program: str) -> None:
     for typed in MEANT:
         sentence, options = answer(program, typed), options_meant(program, typed)
         proposed = re.split("fix: |did you mean ", sentence)[-1].removesuffix("?").removesuffix(" instead of ckpt=")
-        assert proposed == options if options else "--help lists all options" in sentence, sentence
+        assert proposed == (options or "--help lists all options"), f"{typed}: {sentence}"
+
+
+@pytest.mark.parametrize(
+    ("typed", "sentence"),
+    [
+        (
+            "train epochs=3 --img 640 -o train.seed=0 foo=1 nc=2 precision=half dog.jpg",
+            "epochs=3, --img, -o, foo=1, nc=2, precision=half, dog.jpg are no options: options are key=value here. "
+            "fix: train.epochs=3 train.image_size=640 train.precision=float16 (-o: leave it out, nothing needs it; "
+            "nc=2: leave it out, the data set gives the classes; nothing here is like foo=1, dog.jpg)",
+        ),
+        ("train epochs=3 imgsz=640", "=3, imgsz=640 are no options here. fix: train.epochs=3 train.image_size=640"),
+        ("train --hyp a.yaml", "--hyp is no option: options are key=value here. fix: give options, or your own YAML"),
+        ("train -d 8", "-d is no option: options are key=value here. fix: devices=8"),
+        ("train batch=-1", "batch=-1 is no option here. fix: give a number of images, because no batch is fitted"),
+        ("train --batch -1", "--batch is no option: options are key=value here. fix: give a number of images"),
+        ("train resume=true", "resume=true is no option here. fix: resume=auto"),
+        ("train optim.lr=1,2", "optim.lr takes one value, got 1,2. fix: 'optim.lr=[1,2]' for a list, or -m for a run"),
+        ("predict best.pt dog.jpg", "best.pt, dog.jpg are no options: options are key=value here. fix: ckpt=best.pt s"),
+        ("compare a b resample=20", "resample=20 is no option here. fix: resamples=20"),
+    ],
+)
+def test_one_sentence_answers_all_that_is_wrong(typed: str, sentence: str) -> None:
+    assert sentence in answer(*typed.split(maxsplit=1))
+
+
+def test_the_documentation_has_the_names_of_the_table() -> None:
+    rows = ""
+    for names, keys in messages.NAMES.items():
+        ours = keys.strip("()") if keys[0] == "(" else _as_code(keys)
+        rows += f"| {_as_code(names)} | {ours} |\n"
+    assert (REPOSITORY / "docs/coming-from.md").read_text(encoding="utf-8").endswith(f"\n|---|---|\n{rows}")
+
+
+def _as_code(words: str) -> str:
+    return ", ".join(f"`{word}`" for word in words.split())

@@ -111,7 +111,7 @@ def test_failed_trials_are_named(configured: Callable[..., TuneConfig], capsys: 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("-- optim.rl=1,2", "no option optim.rl"),
+        ("-- optim.rl=1,2", "optim.rl is no option here"),
         ("-- optim.lr=interval(-1,1)", "optim.lr must be > 0"),
         ("-- data=bcd optim.lr=1,2", "no choice data=bcd"),
         ("-- data=bccd optim.lr=1", "nothing to search"),
