@@ -151,6 +151,7 @@ def continue_from(resume: str | None) -> tuple[dict[str, Any] | None, str | None
             f"resume={folder}: its checkpoint holds converted weights, no training to resume."
             " fix: start a new run with model.weights=<the .pt file>"
         )
+    check_entries(state, f"resume={folder}", {"model": NETWORK["ema"], "data": lambda value: isinstance(value, dict)})
     return check_network(state, f"resume={folder}"), message
 
 
