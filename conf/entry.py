@@ -187,7 +187,7 @@ def _drop_missing(tree: dict[str, Any]) -> dict[str, Any]:
     """The tree without missing values, and without the sections that this empties."""
     full: dict[str, Any] = {}
     for key, value in tree.items():
-        kept = _drop_missing(value) if isinstance(value, dict) else value
-        if kept != "???" and (kept != {} or value == {}):
-            full[key] = kept
+        content = _drop_missing(value) if isinstance(value, dict) else value
+        if content != "???" and (content != {} or value == {}):
+            full[key] = content
     return full

@@ -193,11 +193,11 @@ def _answer(wrong: Sequence[tuple[str, str, str | None]], kinds: Mapping[str, An
             options.append(" or ".join(_format_option(key, value, kinds) + _choices_with(key) for key in keys))
     if unknown and (options or notes):
         notes[f"nothing here is like {', '.join(unknown)}"] = []
-    told = "; ".join(
+    explained = "; ".join(
         f"{', '.join(about)}: {note}" if 0 < len(about) < len(wrong) else note for note, about in notes.items()
     )
     fix = " ".join(dict.fromkeys(options))
-    fix = f"{fix} ({told})" if fix and told else fix or told or "--help lists all options"
+    fix = f"{fix} ({explained})" if fix and explained else fix or explained or "--help lists all options"
     names = ", ".join(dict.fromkeys(shown for shown, _, _ in wrong))
     return f"{names} {'is no option' if len(wrong) == 1 else 'are no options'}{form}. fix: {fix}"
 

@@ -133,7 +133,7 @@ def run_by_hydra(name: str, program: Program, arguments: list[str]) -> None:
     try:
         job()
     except Exception as error:
-        if codes := [code for told, code in reported if told is error]:
+        if codes := [code for earlier, code in reported if earlier is error]:
             sys.exit(codes[0])
         raise
 

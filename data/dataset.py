@@ -93,11 +93,13 @@ class TrainDataset(torch.utils.data.Dataset[Batch]):
         buffer = empty_images(requests)
         plans = [self.plan(request) for request in requests]
         pictures = [_visible_tiles(plan) for plan in plans]
-        images = _BatchImages(self.images, [tile for sample in pictures for tiles in sample for tile in tiles])
+        visible = [tile for sample in pictures for tiles in sample for tile in tiles]
+        images = _BatchImages(self.images, visible)
         drawn = [
             self._draw(canvas, plan, sample, images)
             for canvas, plan, sample in zip(buffer.numpy(), plans, pictures, strict=True)
         ]
+        self.images.check_batch([tile.position for tile in visible], sum(map(len, drawn)))
         targets = self._targets(drawn, plans[0].size)
         if self.changes:
             targets = self._changed(buffer.numpy(), targets, requests)
@@ -244,16 +246,18 @@ class EvalDataset(torch.utils.data.Dataset[Batch]):
     def __getitems__(self, requests: Sequence[Request]) -> Batch:
         """Return the batch of requests of one size; torch's loader calls this once per batch."""
         buffer = empty_images(requests)
-        targets, letterboxes = [], []
+        targets, letterboxes, num_readable = [], [], 0
         for number, (canvas, request) in enumerate(zip(buffer.numpy(), requests, strict=True)):
             index = request.index
             image = self.images.read(index)
+            num_readable += image is not None
             if image is None:  # skipped: a grey image, whose objects count as missed
                 image = np.full((*self.annotations.sizes[index], 3), PAD_VALUE, dtype=np.uint8)
             box = resize_into(canvas, image, self.resize)
             classes, boxes = self.annotations.training_boxes(index)
             targets.append(target_rows(np.full(len(classes), number), classes, box.to_network(boxes)))
             letterboxes.append(box)
+        self.images.check_batch([request.index for request in requests], num_readable)
         return Batch(
             images=buffer.permute(0, 3, 1, 2),
             targets=torch.from_numpy(np.concatenate(targets)),

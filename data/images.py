@@ -7,6 +7,7 @@ import shutil
 import struct
 import uuid
 import zlib
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -33,6 +34,7 @@ HUFFMAN_FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended and progressive (T.81,
 CHROMA_ROWS = 2  # chroma at half height: upsampling a row reads the next pair of rows
 AS_STORED = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION  # RGB; only TIFF files are turned
 MANY = 20  # images: that a start reads, and that are no accident if they are unreadable in a row
+MANY_OF_A_BATCH = 4  # images of a batch that are no accident if all are unreadable
 CACHE_VERSION = 3  # raise it when the file layout or the decoding changes
 MISSING = -1  # in place of the checksum of an image that could not be read
 
@@ -165,6 +167,12 @@ class ImageSource:
         if self._in_a_row >= MANY or count > max(total // 100, min(MANY, (total + 2) // 4)):
             raise DataError(clause)
         return clause
+
+    def check_batch(self, positions: Sequence[int], num_readable: int) -> None:
+        """Raise ``DataError`` if none of a batch's images, at ``positions``, could be read."""
+        if num_readable == 0 and len(positions) >= MANY_OF_A_BATCH:
+            path = self.annotations.path(positions[-1])
+            raise DataError(f"none of the {len(positions)} images of a batch can be read, as {path}. {self._fix}")
 
     def _leave_out(self, index: int, error: DataError) -> None:
         """Count an unreadable image. Raises ``DataError`` where it may not be left out."""
