@@ -89,14 +89,14 @@ class MetricsCsv:
 
 
 EPOCH_COLUMNS = {  # of the table on the terminal: widths by title
-    "epoch": 7, "loss": 7, "box": 7, "obj": 7, "cls": 7, "AP": 5, "AP50": 5, "img/s": 5, "mem": 5, "time": 7, "left": 8,
+    "epoch": 7, "loss": 6, "box": 6, "obj": 6, "cls": 6, "AP": 5, "AP50": 5, "img/s": 5, "mem": 5, "time": 7, "left": 8,
 }  # fmt: skip
 
 
 def epoch_row(cells: Sequence[str | float]) -> str:
-    """A row below the titles EPOCH_COLUMNS, with four digits of each number."""
+    """A row below the titles EPOCH_COLUMNS: texts whole, of numbers up to four digits that fit."""
     texts = []
     for cell, width in zip(cells, EPOCH_COLUMNS.values(), strict=True):
-        text = cell if isinstance(cell, str) else f"{cell:.4g}"
-        texts.append(f"{text if len(text) <= width else f'{cell:.1e}':>{width}}")
+        forms = [cell] if isinstance(cell, str) else [f"{cell:.{digits}g}" for digits in (4, 3, 2, 1)]
+        texts.append(next((form for form in forms if len(form) <= width), forms[-1]).rjust(width))
     return " ".join(texts)

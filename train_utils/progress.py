@@ -6,7 +6,6 @@ Progress goes to stderr: on a terminal as a live line, otherwise as whole lines.
 import sys
 import time
 from collections.abc import Callable, Mapping
-from datetime import timedelta
 from typing import Self
 
 from rich import progress as bars
@@ -99,8 +98,9 @@ def counted(number: int, noun: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Hours, minutes and seconds, as in 1:02:03."""
-    return str(timedelta(seconds=round(seconds)))
+    """Hours, minutes and seconds, as in 1:02:03 or 100:00:00."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
 
 
 def _start_bar(title: str, total: int) -> bars.Progress:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from train_utils.progress import Progress, counted
+from train_utils.progress import Progress, counted, duration
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SESSION = """
@@ -41,6 +41,11 @@ def test_lines_are_ten_seconds_apart(
     assert len(asked) >= (units * seconds) // (10 + seconds)
     of_total, left = (rf"/{total}", r"  \d:\d\d:\d\d left") if total else ("", "")
     assert re.fullmatch(rf"(evaluate  \d+{of_total}  loss 1\.235  \S+ img/s{left}\n)*", said.err)
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(3723.4, "1:02:03"), (90_000, "25:00:00"), (12 * 86_400, "288:00:00")])
+def test_days_are_hours(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
 
 
 def test_silent_progress_computes_no_figures(
