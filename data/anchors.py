@@ -129,8 +129,9 @@ def describe_set(
     """
     empty = int((objects_per_image(annotations) == 0).sum())
     without = f" ({empty:,} without boxes)" if empty else ""
-    counts = f"{len(annotations):,} images{without}, {len(annotations.classes):,} boxes"
-    line = f"{counts}, {len(annotations.names)} classes"
+    images, boxes, classes = len(annotations), len(annotations.classes), len(annotations.names)
+    counts = f"{images:,} image{'s' * (images != 1)}{without}, {boxes:,} box{'es' * (boxes != 1)}"
+    line = f"{counts}, {classes} class{'es' * (classes != 1)}"
     overlaps, _ = match_anchors(network_sizes(annotations, image_size, SAMPLED_BOXES), anchors)
     if not len(overlaps):
         return line, None

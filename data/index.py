@@ -13,6 +13,8 @@ import inspect
 import json
 import logging
 import os
+import shutil
+import time
 import zlib
 from collections.abc import Mapping
 from contextlib import suppress
@@ -133,6 +135,10 @@ def build_index(folder: Path, columns: Mapping[str, NDArray[np.generic]], about:
             content = json.dumps({**about, "columns": list(columns)})
             (temporary / "about.json").write_text(content, encoding="utf-8")
             (temporary / "crc32").write_bytes(_checksum(temporary))
+        for left in folder.parent.glob(".*.tmp"):  # by a process that was killed, if no file came for a day
+            with suppress(OSError):  # another process removes it, or owns it
+                if time.time() - left.stat().st_mtime > 86_400:
+                    shutil.rmtree(left) if left.is_dir() else left.unlink()
     except OSError as error:
         raise DataError(
             f"cannot write the index of the data set to {folder.parent} ({error.strerror}). "

@@ -21,6 +21,7 @@ KINDS = (
 )
 YAML_SUFFIXES = (".yaml", ".yml")
 USUAL_NAMES = ("data.yaml", "data.yml", "obj.data")
+CLASS_FILES = ("classes.txt", "obj.names", "data.names", "names")
 TWINS = (("val", "train", "val"), ("val", "train", "valid"), ("train", "valid", "train"), ("train", "val", "train"))
 NAME_FILES = "a text file with one class per line, a data.yaml, Darknet's obj.data or a COCO json"
 _CLASS = re.compile(rb"<object>.*?<name>\s*(.*?)\s*</name>", re.DOTALL)
@@ -71,8 +72,8 @@ def _of_folder(folder: Path) -> dict[str, Any] | None:
         return {"format": "voc", "root": str(folder), "names": names, "train": _part(train), "val": _part(val)}
     suffixes = {path.suffix.lower() for path in folder.iterdir()}
     if ".txt" in suffixes and suffixes & IMAGE_SUFFIXES:
-        names_file = {"names": "classes.txt"} if (folder / "classes.txt").is_file() else {}
-        return {"format": "yolo", "root": str(folder), "train": _part("."), "val": _part("."), **names_file}
+        names_file = next((name for name in CLASS_FILES if (folder / name).is_file()), None)
+        return {"format": "yolo", "root": str(folder), "names": names_file, "train": _part("."), "val": _part(".")}
     return None
 
 
@@ -106,8 +107,10 @@ def _images_of(path: Path) -> Path:
     except ValueError:  # no name, or a broken one, of which reading the whole file says more
         return path.parent
     word = path.stem.rpartition("_")[2]  # instances_train2017: train2017
+    split = word.rstrip("0123456789")
+    words = ("", word, split, f"{split}2017")
     for folder in (path.parent, path.parent.parent):
-        for below in ("", word, "images", f"images/{word}"):
+        for below in (*words, *(f"images/{word}" for word in words)):
             if os.path.isfile(folder / below / name):  # False for an impossible name
                 return folder / below
     return path.parent

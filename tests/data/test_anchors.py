@@ -151,3 +151,8 @@ def test_the_summary_of_a_training(coco_set: CocoSet) -> None:
     assert line.endswith("0.0000 at IoU 0.2") and "100.0%" in str(warning) and "model.anchors=auto" in str(warning)
     line, warning = describe_set(annotations, side, fitting, None)
     assert line == f"{counts}, mean IoU with the best anchor 1.000" and warning is None
+    box, content = coco_set.json["annotations"][0], coco_set.json
+    content["images"] = [image for image in content["images"] if image["id"] == box["image_id"]]
+    content["categories"] = [category for category in content["categories"] if category["id"] == box["category_id"]]
+    content["annotations"] = [box]
+    assert describe_set(coco_set.open(), side, fitting, None)[0].startswith("1 image, 1 box, 1 class, ")

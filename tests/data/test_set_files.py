@@ -161,6 +161,10 @@ LAYOUTS: dict[str, tuple[str, str, str, dict[str, str]]] = {
         "valid/_annotations.coco.json", "{}", "unused", {"{}/_annotations.coco.json": coco("abc")}
     ),
     "COCO": ("./", "{}2017", "unused", {"annotations/instances_{}2017.json": coco("abc")}),
+    "COCO json files in the folder": ("./", "{}2017", "unused", {"instances_{}.json": coco("abc")}),
+    "COCO in images, without a year": (
+        "./", "images/{}", "unused", {"annotations/instances_{}2017.json": coco("abc")}
+    ),
     "COCO in images": (
         "annotations/instances_train2017.json", "images/{}2017", "unused",
         {"annotations/instances_{}2017.json": coco("abc")},
@@ -204,6 +208,22 @@ def test_every_program_reads_a_layout_by_its_path(
         assert_whole(annotations)
         assert annotations.names == NAMES
     assert {path: path.stat().st_mtime_ns for path in yolo_set.root.rglob("*")} == before
+
+
+@pytest.mark.parametrize("names_file", ["classes.txt", "obj.names", "data.names", "names", None])
+def test_pictures_beside_label_files_take_the_names_in_their_folder(names_file: str | None, yolo_set: YoloSet) -> None:
+    yolo_set.add(".", ".")
+    config = [f"data={yolo_set.root}", "data.split=0.5", f"data.index_dir={yolo_set.root.parent}/index"]
+    if names_file is None:
+        with pytest.raises(DataError, match=r"no class names\. fix: .*data\.names=classes\.txt"):
+            open_annotations(composed("train", *config), "train")
+        yolo_set.write("classes.txt", "x\ny\nz\n")
+        config.append("data.names=classes.txt")
+    else:
+        yolo_set.write(names_file, "x\ny\nz\n")
+    parts = [open_annotations(composed("train", *config), split) for split in ("train", "val")]
+    assert [part.names for part in parts] == [NAMES, NAMES] and sum(map(len, parts)) == 3
+    assert open_annotations(composed("train", *config, "data.names=[p,q,r]"), "train").names == ["p", "q", "r"]
 
 
 def test_a_file_of_our_own_options_and_a_choice_by_its_name(yolo_set: YoloSet, monkeypatch: pytest.MonkeyPatch) -> None:
