@@ -68,8 +68,8 @@ def locate_yolo(
     classes = named[0] if named else names
     if classes is None:
         raise DataError(
-            f"{path} holds no class names. fix: set data.names to those of classes 0, 1, ..., or to a file in data.root "
-            "that lists them, one per line (data.names=classes.txt)"
+            f"{path} holds no class names. fix: set data.names to those of classes 0, 1, ..., or to a file of them in "
+            "data.root, one per line (data.names=classes.txt)"
         )
     categories = set_files.choose_classes(dict(enumerate(classes)), names, path)
     listed: list[_Listed] = []
