@@ -12,7 +12,7 @@ from torchvision import ops
 
 from models import Head, IouKind, Postprocess
 from models import decode as decoding
-from models.decode import REACH, box_iou_aligned, cxcywh_to_xyxy, decode, nms_at_once, nms_in_each_group, wh_iou
+from models.decode import REACH, box_iou_aligned, decode, nms_at_once, nms_in_each_group
 from tests.test_host_reads import HostReads
 
 HEADS = [
@@ -51,15 +51,6 @@ def test_overlaps_and_gradients_equal_torchvisions(kind: IouKind) -> None:
     loss.sum().backward()
     reference.sum().backward()
     torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-5)
-
-
-def test_corners_and_plain_ious_are_torchvisions() -> None:
-    one, other = random_boxes(100), random_boxes(100)
-    torch.testing.assert_close(cxcywh_to_xyxy(ops.box_convert(one, "xyxy", "cxcywh")), one)
-    torch.testing.assert_close(box_iou_aligned(one, other, IouKind.iou), ops.box_iou(one, other).diagonal())
-    sizes = [ops.box_convert(boxes, "xyxy", "xywh")[:, 2:] for boxes in (one, other)]
-    at_zero = [torch.cat((torch.zeros_like(size), size), 1) for size in sizes]
-    torch.testing.assert_close(wh_iou(*sizes), ops.box_iou(*at_zero))
 
 
 @pytest.mark.parametrize("kind", IouKind)

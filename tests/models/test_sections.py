@@ -113,12 +113,6 @@ def test_every_kind_of_layer(tmp_path: Path) -> None:
     exercise(model, tmp_path)
 
 
-def test_a_branch_that_leads_nowhere_is_computed_and_let_go() -> None:
-    model = build(cfg(conv(8, 3, 2), conv(8), route(0), head(0)))
-    assert [sorted(each) for each in model._released] == [[-1], [1], [0], [2], [3]]
-    assert len(model(torch.rand(2, 3, 8, 8))) == 1
-
-
 @pytest.mark.parametrize(
     "kind", ["crnn", "conv_lstm", "contrastive", "region", "Gaussian_yolo", "softmax", "connected", "local_avgpool"]
 )

@@ -91,7 +91,11 @@ def test_a_fused_network_in_channels_last_finds_the_same_and_waits_for_nothing()
             module.running_var.uniform_(0.5, 2)
     assert for_detection(model, torch.device("cpu")) is model
     on_cuda = for_detection(model, CUDA)  # the model decides where it is
-    assert not any(isinstance(module, torch.nn.BatchNorm2d) for module in on_cuda.modules())
+    fused, before = (
+        not any(isinstance(module, torch.nn.BatchNorm2d) for module in network.modules())
+        for network in (on_cuda, model)
+    )
+    assert fused and not before, "a copy is fused, the model itself stays"
     assert on_cuda.layers[0].conv.weight.is_contiguous(memory_format=torch.channels_last)
     images = torch.rand(2, 3, 64, 64)
     with torch.inference_mode(), HostReads() as forward:
