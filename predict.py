@@ -118,7 +118,7 @@ class ResultWriter:
         if self.save_json:  # else a camera may run for days without filling the memory
             self.results.append(result)
         self.num_images += 1
-        self.counts.update(prediction.names)
+        self.counts.update(prediction.class_names)
         if self.save_txt and not medium.is_video:
             detections.write_yolo(self.out / "labels" / self.label_names[medium.name], result)
         path = self.out / self.drawn_names[medium.name]

@@ -1,6 +1,7 @@
 """A trained network at work: ``Detector`` for callers in Python, and what it finds on a picture."""
 
 import os
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
@@ -10,14 +11,18 @@ from typing import Any
 
 import cv2
 import numpy as np
+import PIL.Image
+import PIL.ImageShow
 import torch
 
 from conf import ConfigError, network, programs
 from conf.schema import DetectConfig
-from data import DataError, Frame, FrameBatch, FrameBatches, InputFit, Medium, OnBadFile, cut_at_edges, find_media
+from data import DataError, Exif, OnBadFile, cut_at_edges
+from data.media import Frame, FrameBatch, FrameBatches, InputFit, Medium, find_media, pixels_of
 from models import for_detection
 from train_utils import detect, detections, distributed, draw, numerics
 from train_utils.config import EvalPrecision
+from train_utils.errors import TrainError, install_command
 
 FILE_OPTIONS = {"source", "out", "draw", "save_json", "save_txt"}  # of predict.py, which mean nothing to a Detector
 GPU_BATCH_SIZE = 8  # on a CPU it is 1, because threads process several batches at a time
@@ -30,14 +35,14 @@ class Prediction:
     boxes_xyxy: np.ndarray  # float64 (n, 4) in pixels of the picture, clipped to it
     scores: np.ndarray  # float64 (n,) in 0..1
     classes: np.ndarray  # int (n,) from 0
-    class_names: Sequence[str] = field(repr=False)  # of all classes
-    category_ids: Sequence[int] = field(repr=False)  # of all classes, in the data set
+    all_class_names: Sequence[str] = field(repr=False)  # of every class, in order
+    all_category_ids: Sequence[int] = field(repr=False)  # of every class, in the data set
     frame: Frame = field(repr=False)
 
     @property
-    def names(self) -> list[str]:
+    def class_names(self) -> list[str]:
         """The class name of each object."""
-        return [self.class_names[index] for index in self.classes.tolist()]
+        return [self.all_class_names[index] for index in self.classes.tolist()]
 
     @property
     def image(self) -> np.ndarray:
@@ -55,16 +60,16 @@ class Prediction:
 
     def __iter__(self) -> Iterator[tuple[list[float], float, int, str]]:
         """Box (left, top, right, bottom in pixels), score, class and name of each object."""
-        columns = self.boxes_xyxy.tolist(), self.scores.tolist(), self.classes.tolist(), self.names
+        columns = self.boxes_xyxy.tolist(), self.scores.tolist(), self.classes.tolist(), self.class_names
         return zip(*columns, strict=True)
 
     def __repr__(self) -> str:
         height, width = self.frame.size
-        return f"<Prediction: {format_counts(Counter(self.names)) or 'nothing'} on {width}x{height} pixels>"
+        return f"<Prediction: {format_counts(Counter(self.class_names)) or 'nothing'} on {width}x{height} pixels>"
 
     def _repr_jpeg_(self) -> bytes:
         """What a notebook shows."""
-        return cv2.imencode(".jpg", self.draw())[1].tobytes()
+        return cv2.imencode(".jpg", self.plot())[1].tobytes()
 
     def to_coco(self, image_id: int) -> list[dict[str, Any]]:
         """The objects as COCO results, with image_id, category_id, bbox and score.
@@ -72,28 +77,47 @@ class Prediction:
         A bbox is left, top, width and height in pixels.
         """
         rows = detections.make_detections(image_id, self.classes, self.scores, self.boxes_xyxy)
-        return detections.to_coco_json(rows, self.category_ids)
+        return detections.to_coco_json(rows, self.all_category_ids)
 
     def to_supervision(self) -> Any:
-        """The objects as ``supervision.Detections``, with ``data["class_name"]``."""
-        import supervision  # of the extra with its name
+        """The objects as ``supervision.Detections``, with ``data["class_name"]``.
 
+        Raises ConfigError without the package supervision.
+        """
+        try:
+            import supervision
+        except ImportError as error:
+            fix = install_command("supervision")
+            raise ConfigError(f"to_supervision() needs supervision, not installed here. fix: {fix}") from error
         return supervision.Detections(
             xyxy=self.boxes_xyxy.astype(np.float32),
             confidence=self.scores.astype(np.float32),
             class_id=self.classes,
-            data={"class_name": np.array(self.names, dtype=np.str_)},
+            data={"class_name": np.array(self.class_names, dtype=np.str_)},
         )
 
-    def draw(self) -> np.ndarray:
+    def plot(self) -> np.ndarray:
         """A copy of the picture with boxes, names and scores, uint8 (h, w, 3) in BGR."""
-        drawn = draw.draw_boxes(self.frame.image, self.boxes_xyxy, self.classes, self.class_names, self.scores)
+        drawn = draw.draw_boxes(self.frame.image, self.boxes_xyxy, self.classes, self.all_class_names, self.scores)
         return cv2.cvtColor(drawn, cv2.COLOR_RGB2BGR)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the drawn picture and return its path. Raises TrainError if that fails."""
-        draw.write_image(Path(path), self.draw(), "or another path")
+        draw.write_image(Path(path), self.plot(), "or another path")
         return Path(path)
+
+    def show(self) -> None:
+        """Show the drawn picture: below the cell of a notebook, else in the system's viewer.
+
+        Raises TrainError if there is no viewer.
+        """
+        ipython = sys.modules.get("IPython")  # imported in every notebook
+        if ipython is not None and hasattr(ipython.get_ipython(), "kernel"):
+            from IPython.display import display
+
+            display(self)
+        elif not PIL.ImageShow.show(PIL.Image.fromarray(self.plot()[..., ::-1])):
+            raise TrainError("no program to show pictures is found here. fix: save() the picture")
 
 
 def format_counts(counts: Counter[str], most: int = 10) -> str:
@@ -168,8 +192,8 @@ class Detector(Predictor):
     def __call__(self, source: Any) -> Any:
         """Detect on ``source``.
 
-        For a picture (a path or an array) this returns a Prediction. An array is uint8 (h, w, 3) in
-        BGR order, as OpenCV reads it and other detectors take it. For a list of pictures it returns
+        For a picture (a path, a Pillow image or an array) this returns a Prediction. An array is
+        uint8 (h, w, 3) in BGR order, as OpenCV reads it. For a list of pictures it returns
         a list in the same order. For any other source of predict.py (a video, a camera by its
         number, a stream, a folder or a glob pattern) it returns a lazy iterator, which yields
         pictures in the order in which they are finished.
@@ -177,7 +201,7 @@ class Detector(Predictor):
         Raises DataError if the source cannot be read or is none of these.
         """
         if isinstance(source, list | tuple):
-            media = [_picture(one, number) for number, one in enumerate(source)]
+            media = [_picture(one, number, self.config.exif) for number, one in enumerate(source)]
             found = self.predict(self.frames(media, OnBadFile.stop, self.batch_size))
             return sorted(found, key=lambda prediction: int(prediction.frame.medium.name))
         text = str(source) if isinstance(source, str | os.PathLike) or type(source) is int else ""
@@ -186,13 +210,15 @@ class Detector(Predictor):
         return self([source])[0]
 
 
-def _picture(source: Any, number: int) -> Medium:
+def _picture(source: Any, number: int, exif: Exif) -> Medium:
     """One picture of a call, named by its number. Raises DataError if it is no picture."""
+    if isinstance(source, PIL.Image.Image):
+        source = pixels_of(source, exif)[:, :, ::-1]
     if isinstance(source, np.ndarray):
         if source.dtype != np.uint8 or source.ndim != 3 or source.shape[2] != 3 or not source.size:
             raise DataError(f"an array is {source.dtype} {source.shape}. fix: uint8 (height, width, 3) in BGR")
         return Medium(Path(), str(number), image=np.array(source[:, :, ::-1], order="C"))
     medium = Medium(Path(source).absolute(), str(number)) if isinstance(source, str | os.PathLike) else None
     if medium is None or medium.is_video:
-        raise DataError(f"{source!r} is no picture. fix: a path, an array or a list of these; call videos alone")
+        raise DataError(f"{source!r} is no picture. fix: a path, array, Pillow image or a list; call videos alone")
     return medium

@@ -95,13 +95,17 @@ def read_segments(data: bytes) -> tuple[int, bytes] | None:
 def _with_pillow(file: io.BytesIO | str) -> Header | None:
     try:
         with PIL.Image.open(file, formats=KINDS) as image:
-            # Not getexif(): it decodes a PNG to find a late tag, and takes XMP for one.
-            orientation = 1 if image.format == "TIFF" else _orientation(image.info.get("exif", b""))
-            return Header(str(image.format), image.height, image.width, orientation)
+            return Header(str(image.format), image.height, image.width, orientation_of(image))
     except TooLargeError:
         raise
     except Exception:  # of a damaged file: of any kind
         return None
+
+
+def orientation_of(image: PIL.Image.Image) -> int:
+    """The EXIF orientation, 1 to 8, of an image that Pillow opened; 1 (upright) if it has none."""
+    # Not getexif(): it decodes a PNG to find a late tag, and takes XMP for one.
+    return 1 if image.format == "TIFF" else _orientation(image.info.get("exif", b""))
 
 
 def _orientation(exif: bytes) -> int:

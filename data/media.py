@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Self
 
 import cv2
 import numpy as np
+import PIL.Image
 import torch
 
 from data import files, headers, images, samplers, set_files
@@ -108,6 +109,23 @@ def read_picture(medium: Medium, exif: Exif) -> Frame:
     data, header = images.open_image(medium.path, _FIX)
     image = images.decode_stored(medium.path, data, header, _FIX)
     return Frame(medium, 1, headers.turn_decoded(image, header.orientation if exif == Exif.apply else 1))
+
+
+def pixels_of(image: PIL.Image.Image, exif: Exif) -> Image:
+    """The pixels (h, w, 3) RGB of a Pillow image, as those of its file; 16 bits keep the upper 8.
+
+    Raises DataError if they have 32 bits, whose range is unknown, or cannot be decoded.
+    """
+    orientation = headers.orientation_of(image) if exif == Exif.apply else 1
+    try:
+        if image.mode in ("I", "F"):
+            raise ValueError("the range of 32 bits is unknown")
+        if image.mode.startswith("I;16"):  # convert() would make all above 255 white
+            image = PIL.Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+        pixels = np.asarray(image.convert("RGB"), dtype=np.uint8)
+    except (OSError, SyntaxError, ValueError) as error:  # the latter two of a damaged file, and of a mode
+        raise DataError(f"{image!r} cannot be read ({error}). fix: an image of mode RGB") from error
+    return headers.turn_decoded(pixels, orientation)
 
 
 def read_video(medium: Medium) -> Iterator[Frame]:

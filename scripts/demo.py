@@ -119,7 +119,7 @@ class Session:
     def camera(self, image: np.ndarray | None, confidence: float, overlap: float) -> np.ndarray | None:
         """The image of the camera (uint8 RGB) with its boxes."""
         media = [] if image is None else [Medium(Path(), "camera", image=image)]
-        drawn = [one.draw() for one in self._predict(media, confidence, overlap)]
+        drawn = [one.plot() for one in self._predict(media, confidence, overlap)]
         return np.ascontiguousarray(drawn[0][..., ::-1]) if drawn else None
 
     def _predict(self, media: list[Medium], confidence: float, overlap: float) -> Iterator[Prediction]:

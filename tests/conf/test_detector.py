@@ -2,15 +2,17 @@
 
 import json
 import shutil
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cv2
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, ImageShow
 
 from conf import ConfigError
 from conf.programs import override
@@ -81,7 +83,7 @@ def test_a_path_and_an_array_are_one_picture_and_nothing_is_written(
         assert pixels is not None
         found = [detector(str(path)), detector(path), detector(pixels), *detector([pixels, path])]
         if path.suffix == ".png":  # Pillow decodes a JPEG otherwise
-            found.append(detector(np.array(ImageOps.exif_transpose(Image.open(path)).convert("RGB"))[..., ::-1]))
+            found += [detector(Image.open(path)), *detector([Image.open(path)])]
         for other in found[1:]:
             assert other.boxes_xyxy.tobytes() == found[0].boxes_xyxy.tobytes()
             assert np.array_equal(other.scores, found[0].scores) and np.array_equal(other.classes, found[0].classes)
@@ -91,6 +93,27 @@ def test_a_path_and_an_array_are_one_picture_and_nothing_is_written(
     assert sorted(tmp_path.rglob("*")) == before
     turned, stored = cv2.imread(str(pictures[6])), cv2.imread(str(pictures[6]), cv2.IMREAD_IGNORE_ORIENTATION)
     assert np.array_equal(detector(pictures[6]).image, turned) and turned.shape != stored.shape
+
+
+@pytest.mark.parametrize("exif", ["apply", "ignore"])
+def test_a_pillow_image_is_its_file_in_any_mode_and_turned_alike(folder: Path, tmp_path: Path, exif: str) -> None:
+    """OpenCV reads the files. An image that was turned, cut or converted is as it was made."""
+    detector = Detector(folder / "random.pt", exif=exif, **LOW)
+    image = Image.fromarray(picture(tmp_path / "a.png", 60, 80))
+    deep = Image.fromarray(np.arange(0, 60 * 80 * 13, 13, dtype=np.uint16).reshape(60, 80))
+    tags = Image.Exif()
+    tags[0x0112] = 6
+    modes = [deep, *(image.convert(mode) for mode in ("1", "L", "P", "LA", "RGBA", "RGB"))]
+    for number, each in enumerate(modes):
+        for suffix, more in (("png", {}), ("tiff", {"compression": "tiff_lzw"})):
+            path = tmp_path / f"{number}.{suffix}"  # Pillow itself garbles a turned grey TIFF without compression
+            each.save(path, exif=tags, **more)
+            expected = detector(path).image
+            assert np.array_equal(detector(Image.open(path)).image, expected), path
+            assert expected.shape == ((80, 60, 3) if suffix == "tiff" or exif == "apply" else (60, 80, 3))
+    opened = Image.open(path.with_suffix(".png"))
+    for made in (ImageOps.exif_transpose(opened), image.crop((5, 6, 50, 40)), image.convert("CMYK")):
+        assert np.array_equal(detector(made).image, np.asarray(made.convert("RGB"))[..., ::-1])
 
 
 def test_what_is_read_as_it_comes_is_an_iterator(folder: Path, pictures: list[Path], tmp_path: Path) -> None:
@@ -129,21 +152,44 @@ def test_a_prediction_is_read_as_arrays_one_by_one_and_drawn(
     found = detector(pictures[2])
     boxes, scores, classes, names = zip(*found, strict=True)
     assert np.array_equal(boxes, found.boxes_xyxy) and np.array_equal(scores, found.scores)
-    assert np.array_equal(classes, found.classes) and list(names) == found.names == [detector.names[i] for i in classes]
+    assert np.array_equal(classes, found.classes)
+    assert list(names) == found.class_names == [detector.names[i] for i in classes]
     assert list(scores) == sorted(scores, reverse=True) and (found.boxes_xyxy <= [200, 150, 200, 150]).all()
     same = found.to_supervision()
-    assert np.allclose(same.xyxy, found.boxes_xyxy) and same.data["class_name"].tolist() == found.names
+    assert np.allclose(same.xyxy, found.boxes_xyxy) and same.data["class_name"].tolist() == found.class_names
     assert found.save(tmp_path / "new" / "drawn.png") == tmp_path / "new" / "drawn.png"
     with pytest.raises(TrainError, match=r"cannot write .*drawn\.xyz \(.*extension.* fix: .* another path"):
         found.save(tmp_path / "drawn.xyz")
     drawn = cv2.imread(str(tmp_path / "new" / "drawn.png"))
-    assert np.array_equal(drawn, found.draw()) and not np.array_equal(drawn, found.image)
+    assert np.array_equal(drawn, found.plot()) and not np.array_equal(drawn, found.image)
     assert found._repr_jpeg_()[:2] == b"\xff\xd8" and "200x150" in repr(found)
 
     nothing = Detector(folder / "random.pt", confidence=1)(pictures[2])
-    assert len(nothing) == 0 and list(nothing) == nothing.to_coco(1) == nothing.names == []
+    assert len(nothing) == 0 and list(nothing) == nothing.to_coco(1) == nothing.class_names == []
     assert nothing.boxes_xyxy.shape == (0, 4) and len(nothing.to_supervision()) == 0
-    assert np.array_equal(nothing.draw(), nothing.image) and "nothing" in repr(nothing)
+    assert np.array_equal(nothing.plot(), nothing.image) and "nothing" in repr(nothing)
+
+
+def test_a_prediction_is_shown_where_its_user_looks(
+    folder: Path, pictures: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the viewer of a system that has one, and below the cell of a notebook."""
+    found = Detector(folder / "random.pt", **LOW)(pictures[2])
+    seen: list[Any] = []
+    monkeypatch.setattr(ImageShow, "_viewers", [])
+    with pytest.raises(TrainError, match=r"no program to show pictures .* fix: save"):
+        found.show()
+    monkeypatch.setattr(ImageShow, "_viewers", [SimpleNamespace(show=lambda image, **_: seen.append(image) or True)])
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: None))  # Python alone
+    found.show()
+    assert np.array_equal(np.asarray(seen.pop())[..., ::-1], found.plot())
+    monkeypatch.setattr(sys.modules["IPython"], "get_ipython", lambda: SimpleNamespace(kernel="a notebook's"))
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=seen.append))
+    found.show()
+    assert seen == [found]
+    monkeypatch.setitem(sys.modules, "supervision", None)
+    with pytest.raises(ConfigError, match=r"needs supervision, .* fix: uv pip install .* supervision$"):
+        found.to_supervision()
 
 
 def test_sources_are_answered_in_one_sentence(folder: Path, pictures: list[Path], tmp_path: Path) -> None:
@@ -152,11 +198,16 @@ def test_sources_are_answered_in_one_sentence(folder: Path, pictures: list[Path]
     detector = Detector(folder / "random.pt", on_error="skip")
     video(tmp_path / "film.avi", 1)
     (tmp_path / "empty.jpg").touch()
+    (tmp_path / "cut.png").write_bytes(pictures[2].read_bytes()[:-4000])
     for source, message in (
         (str(pictures[0])[:-5] + "9.jpg", "holds no picture or video"),
         (np.zeros((8, 8, 3)), r"an array is float64 \(8, 8, 3\)\. fix: uint8 \(height, width, 3\) in BGR"),
         (np.zeros((8, 8), np.uint8), r"is uint8 \(8, 8\)"),
-        (torch.zeros(3, 8, 8), "is no picture. fix: a path, an array or a list"),
+        (torch.zeros(3, 8, 8), "is no picture. fix: a path, array, Pillow image or a list"),
+        (Image.new("F", (8, 8)), "mode=F .* cannot be read .*32 bits"),
+        (Image.new("La", (8, 8)), "mode=La .* cannot be read"),
+        (Image.new("RGB", (8, 8)).crop((3, 3, 3, 6)), r"is uint8 \(3, 0, 3\)"),
+        (Image.open(tmp_path / "cut.png"), "PngImageFile .* cannot be read .*fix: "),
         ([[pictures[0]]], "is no picture"),
         ([0], "0 is no picture"),
         ([pictures[0], tmp_path / "film.avi"], "film.avi'\\) is no picture"),
