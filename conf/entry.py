@@ -1,6 +1,5 @@
 """From Hydra to plain options: YAML and overrides are composed, checked and become dataclasses."""
 
-import math
 import operator
 import os
 import re
@@ -25,6 +24,7 @@ from train_utils.options import flat
 Config = TypeVar("Config")
 Complete = Callable[[dict[str, Any], Sequence[str]], dict[str, Any]]
 
+LARGEST = {int: 2**53, float: 3.4e38}  # what float64 and float32 hold, so that torch and NumPy agree
 COMPARISONS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 _COMPOSING = threading.Lock()  # Hydra composes in one place of the process, and threads may ask at once
 
@@ -84,20 +84,18 @@ def to_plain(
         completed = complete(options, named) if complete is not None else options
         if "plugins" in completed:  # a file is imported because a user names it, never because another file does
             completed = {**completed, "plugins": list(map(os.path.basename, plugins))}
-        for key, value in flat(completed).items():
-            if not _is_finite(value):
-                raise ConfigError(f"{key}={value} is not finite. fix: a number, or quotes around a text")
-        config = from_dictionary(completed, schema)
-        check_limits(config)
-        return config
+        return from_dictionary(completed, schema)
     except messages.NOT_COMPOSED as error:
         raise ConfigError(messages.explain(error, schema)) from error
     except ValueError as error:  # of a section's __post_init__; it names the key
         raise ConfigError(str(error)) from error
 
 
-def _is_finite(value: Any) -> bool:
-    return all(map(_is_finite, value)) if isinstance(value, list) else type(value) is not float or math.isfinite(value)
+def _check_number(key: str, value: Any) -> None:
+    for entry in value if isinstance(value, list) else ():
+        _check_number(key, entry)
+    if type(value) in LARGEST and not abs(value) <= LARGEST[type(value)]:
+        raise ConfigError(f"{key}: {value} is not finite, or too large. fix: a number, or quotes around a text")
 
 
 def check_limits(section: Any, prefix: str = "") -> None:
@@ -106,8 +104,7 @@ def check_limits(section: Any, prefix: str = "") -> None:
         value = getattr(section, name)
         if is_dataclass(value):
             check_limits(value, f"{prefix}{name}.")
-        if type(value) is int and abs(value) >= 2**53:  # beyond, torch, NumPy and float64 differ
-            raise ConfigError(f"{prefix}{name} must be below 2**53, got {value}")
+        _check_number(f"{prefix}{name}", value)  # also one that was a text
         for part in (kind, *get_args(kind)):
             limits = part.__metadata__[0] if get_origin(part) is Annotated else ""
             for sign, limit in re.findall(r"([<>]=?) ([\d.]+)", limits):
@@ -117,7 +114,9 @@ def check_limits(section: Any, prefix: str = "") -> None:
 
 
 def from_dictionary(options: dict[str, Any], schema: type[Config]) -> Config:
-    """The reverse of ``to_dictionary``; imports no plugins."""
+    """The reverse of ``to_dictionary``; imports no plugins. Raises ConfigError as ``to_plain``."""
+    for key, number in flat(options).items():
+        _check_number(key, number)
     # In a fresh schema, a key that Hydra accepted as `+section.key=1` is an error.
     tree: DictConfig = OmegaConf.structured(schema)
     for section, choices in CHOICES.items():
@@ -130,6 +129,7 @@ def from_dictionary(options: dict[str, Any], schema: type[Config]) -> Config:
             tree[section] = OmegaConf.structured(choices[name])
     whole = OmegaConf.to_object(OmegaConf.merge(tree, options))
     assert isinstance(whole, schema)
+    check_limits(whole)
     return whole
 
 

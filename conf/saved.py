@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from conf import ConfigError
-from conf.entry import check_limits, from_dictionary, plain, to_dictionary
+from conf.entry import from_dictionary, plain, to_dictionary
 from conf.file_choices import check_values
 from conf.messages import darknet_options, explain
 from conf.schema import TrainConfig
@@ -230,11 +230,9 @@ def resumed_options(config: TrainConfig, saved: Mapping[str, Any]) -> TrainConfi
     try:
         for key in MAY_CHANGE:
             OmegaConf.update(options, key, OmegaConf.select(now, key), merge=False)
-        resumed = from_dictionary(plain(options), TrainConfig)
-        check_limits(resumed)
+        return from_dictionary(plain(options), TrainConfig)
     except (ValueError, OmegaConfBaseException) as error:
         raise ConfigError(f"{source} is damaged: {explain(error, TrainConfig)}. fix: use another one") from error
-    return resumed
 
 
 def read_config(folder: Path, key: str = "resume=") -> dict[str, Any]:

@@ -242,7 +242,7 @@ def build_image_cache(images: ImageSource, path: Path, kind: ImageCache) -> None
     path.parent.mkdir(parents=True, exist_ok=True)
     starts, free = _starts(images.annotations), shutil.disk_usage(path.parent).free
     if path.exists():
-        table = np.fromfile(path, np.int64, starts[0] // 8)
+        table = np.fromfile(path, np.int64, starts[0] // 8) if path.is_file() else np.zeros(1, np.int64)
         if path.stat().st_size == starts[-1] and zlib.crc32(table[:-1].data) == table[-1]:
             return
         logger.warning("the image cache %s is damaged and is made anew", path)

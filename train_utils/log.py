@@ -25,7 +25,9 @@ class GrowingFile:
         self._waiting += text
         size = None
         try:
-            with self._path.open("a", newline="", encoding="utf-8", errors="backslashreplace") as file:
+            # A pipe without a reader is an error, and not waited for.
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o666)
+            with open(descriptor, "a", newline="", encoding="utf-8", errors="backslashreplace") as file:
                 size = file.tell()
                 file.write(self._waiting)
         except OSError as error:
