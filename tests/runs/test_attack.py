@@ -87,7 +87,7 @@ READERS: dict[str, list[list[str]]] = {
     "run/config.yaml": [RESUME, COMPARE, ["compare", "run"], [*PREDICT, "ckpt=run"]],
     "run/best_detections.npz": [RESUME, COMPARE, ["compare", "run"]],
     "run/metrics.csv": [RESUME, ["compare", "run"]],
-    **dict.fromkeys(("run/steps.csv", "run/train.log"), [RESUME]),
+    **{file: [RESUME] for file in ("run/steps.csv", "run/train.log")},
     "mine.yaml": [[*TRAIN, *COCO, "experiment=mine.yaml"]],
     "own/model/mine.yaml": [[*CHECK, *COCO, "--config-dir", "own", "model=mine"]],
     "mine_data.yaml": [[*CHECK, "data=mine_data.yaml"]],
