@@ -62,28 +62,6 @@ def test_parts_do_not_import_one_another_nor_what_joins_them(part: str) -> None:
         assert not wrong, f"{path.relative_to(REPOSITORY)} imports {wrong}"
 
 
-def test_programs_import_one_another_only_to_evaluate() -> None:
-    for name in ENTRY_POINTS:
-        wrong = {imported.split(".")[0] for imported in imported_names(REPOSITORY / f"{name}.py")} & set(ENTRY_POINTS)
-        wrong -= {"eval"} if name == "train" else set()
-        assert not wrong, f"{name}.py imports {wrong}"
-
-
-@pytest.mark.parametrize("part", FOLDERS)
-def test_only_few_files_know_torch_distributed_and_the_environment(part: str) -> None:
-    for path in sources(part):
-        place = path.relative_to(REPOSITORY).as_posix()
-        if place != "train_utils/distributed.py":
-            assert not [name for name in imported_names(path) if name.startswith("torch.distributed")], path
-        if place == "train_utils/launch.py":
-            continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-                used = f"{node.value.id}.{node.attr}"
-                assert used != "os.getenv", path
-                assert used != "os.environ" or part == "conf", path
-
-
 def test_no_import_waits_for_torchvision() -> None:
     """Its import takes as long as torch's: it is done where boxes are suppressed, or never."""
     for path in all_sources():
@@ -161,10 +139,3 @@ def test_every_package_of_the_environment_is_pinned() -> None:
                 further = []
             waiting += [one for one in further if one.marker is None or one.marker.evaluate({"extra": ""})]
     assert needed <= pinned, f"not pinned: {sorted(needed - pinned)}. fix: python .ci/pins.py"
-
-
-def test_developers_ask_for_their_tools_and_users_get_none() -> None:
-    assert tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["uv"]["default-groups"] == []
-    for name in ("Makefile", ".pre-commit-config.yaml", ".ci/run", ".devcontainer/devcontainer.json"):
-        asking = re.findall(r"^[^#\n]*uv (?:run|sync).*", (REPOSITORY / name).read_text(), re.M)
-        assert all("--group dev" in line for line in asking), f"{name}: {asking}"

@@ -41,6 +41,12 @@ def error_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     return called
 
 
+SHAPES = [
+    "data=shapes", "data.root=shapes", "data.workers=0", "model=yolov3-tiny", "model.width=0.125",
+    "data.shapes={train_images: 10, val_images: 2, image_size: 64}", "train.image_size=64", "train.batch_size=4",
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("argument", "sentence"),
     [
@@ -49,47 +55,26 @@ def error_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
         ("data=coko", "no choice data=coko; did you mean data=coco?"),
         ("logger=[csv,tensorbord]", "no choice logger=tensorbord; did you mean logger=tensorboard? there are: csv, "),
         ("train.epochs=null", "train.epochs: "),
-        ("evaluate.resize=[0.8,1]", "evaluate.resize: "),
-        ("train.epochs=0", "train.epochs must be >= 1, got 0"),
         ("train.epochs='99999999999999999'", "train.epochs: 99999999999999999 is not finite, or too large. fix"),
-        ("train.multi_scale=[1,inf]", "train.multi_scale: inf is not finite, or too large. fix: a number"),
         ("loss.iou=riou", "loss.iou"),
         ("train.multi_scale=[2,1]", "train.multi_scale must be [low, high]"),
-        ("data.shapes.image_size=64", "data.shapes.image_size=64: a section is null here"),
+        ("data=coco data.shapes.image_size=64", "data.shapes.image_size=64: a section is null here"),
         ("data.root=a=b", "quote a value"),
+        ("run_dir=/proc/nothing", "cannot be written"),
+        ("train.batch_size=9 train.micro_batch_size=2", "train.micro_batch_size=2 must divide"),
+        ("train.batch_size=64", "fewer than train.batch_size=64"),
+        ("train.image_size=50", "train.image_size=50 is not a multiple"),
+        ("model.weights=nothing.weights", "nothing.weights"),
+        ("data.names=[circle,hexagon]", "'hexagon'"),
+        ("resume=a run_dir=b", "leave run_dir out"),
+        ("augment.mosaic=0 augment.mosaic_nine=0.5", "fix: a larger augment.mosaic"),
     ],
 )
-def test_a_wrong_option_is_named_with_its_full_key(error_of: Program, argument: str, sentence: str) -> None:
-    assert sentence in error_of(argument)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["data.root=nowhere"], "nowhere/annotations/instances_train2017.json"),
-        (["train.device=cuda"], "CUDA"),
-        (["resume=nowhere"], "nowhere"),
-        (["run_dir=/proc/nothing"], "cannot be written"),
-        (["train.batch_size=9", "train.micro_batch_size=2"], "train.micro_batch_size=2 must divide"),
-        (["train.batch_size=64"], "fewer than train.batch_size=64"),
-        (["train.image_size=50"], "train.image_size=50 is not a multiple"),
-        (["model.weights=nothing.weights"], "nothing.weights"),
-        (["model.cfg=nothing.cfg"], "nothing.cfg"),
-        (["data.names=[circle,hexagon]"], "'hexagon'"),
-        (["resume=a", "run_dir=b"], "leave run_dir out"),
-        (["augment.mosaic=0", "augment.mosaic_nine=0.5"], "fix: a larger augment.mosaic"),
-    ],
-)
-def test_what_does_not_fit_stops_before_a_run_folder_is_made(
-    error_of: Program, arguments: list[str], sentence: str
+def test_what_does_not_fit_is_named_before_a_run_folder_is_made(
+    error_of: Program, argument: str, sentence: str
 ) -> None:
-    shapes = [
-        "data=shapes", "data.root=shapes", "data.workers=0", "model=yolov3-tiny", "model.width=0.125",
-        "data.shapes={train_images: 10, val_images: 2, image_size: 64}", "train.image_size=64",
-        "train.batch_size=4",
-    ]  # fmt: skip
-    coco = arguments == ["data.root=nowhere"]
-    assert sentence in error_of(*([] if coco else shapes), *arguments)
+    words = argument.split()
+    assert sentence in error_of(*([] if words[0].startswith("data=") else SHAPES), *words)
 
 
 def limited(section: Any) -> Iterator[tuple[Any, str, str]]:
