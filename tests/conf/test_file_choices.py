@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +28,15 @@ CALL = "{_target_: evil.run}"
 BOMB = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 12))
 DATA_FILES = {  # a data.yaml, and what the sentence says; "": it is read, and does nothing
     "hydra": (f"defaults: [shapes]\nhydra: {{callbacks: {{x: {CALL}}}}}\n", "has the key hydra, which is no option"),
-    "package": ("# @package _global_\ndefaults: [shapes]\nplugins: [evil.py]\n", "has the key plugins, which is no"),
     "package of hydra": (f"# @package hydra.callbacks\nformat: coco\nx: {CALL}\n", "has the key x, which is no option"),
     "experiment": ("defaults: [shapes, /experiment/quickstart]\n", "has other defaults than names"),
-    "launcher": ("defaults: [{override /hydra/launcher: joblib}]\n", "has other defaults than names"),
     "another file": ("defaults: [./other.yaml]\n", "has other defaults than names"),
     "interpolation": ("defaults: [shapes]\nroot: ${oc.env:SECRET}\n", "holds '${oc.env:SECRET}', and only a command"),
     "in a list": ("defaults: [shapes]\nnames: ['${hydra:runtime.cwd}']\n", "holds '${hydra:runtime.cwd}', and only"),
     "name": ("defaults: [shapes]\nname: ../../x\n", "data.name must be a name without /, got '../../x'"),
     "target": ("defaults: [shapes]\n_target_: evil.run\n", "has the key _target_, which is no option"),
-    "nested target": (f"defaults: [shapes]\nshapes: {CALL}\n", "data.shapes._target_"),
     "bomb": (f"{BOMB}defaults: [shapes]\n", "holds an alias"),
     "bomb of keys": ("defaults: [shapes]\nshapes: &a {image_size: 64}\ntrain: {<<: [*a, *a]}\n", "holds an alias"),
-    "classes": (f"train: a\nval: a\n{BOMB}names: *a11\n", "holds an alias"),
     "of another program": (
         f"train: a\nval: a\nnames: [x]\ndownload: evil.run\nhydra: {CALL}\nplugins: [evil.py]\n",
         "",
@@ -49,13 +46,10 @@ SAVED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {  # changes 
     "plugin": (lambda saved: saved.update(plugins=["evil.py"]), "needs plugins=[evil.py]. fix: give their paths"),
     "path": (lambda saved: saved.update(plugins=["../evil.py"]), "needs plugins=[evil.py]. fix: give their paths"),
     "root": (lambda saved: saved["data"].update(root="${oc.env:SECRET}"), "holds '${oc.env:SECRET}', and only"),
-    "cfg": (lambda saved: saved["model"].update(cfg="${oc.env:SECRET}"), "holds '${oc.env:SECRET}', and only"),
     "section": (lambda saved: saved.update(data="${oc.env:SECRET}"), "holds '${oc.env:SECRET}', and only"),
     "target": (lambda saved: saved["data"].update(_target_="evil.run"), "_target_"),
 }  # fmt: skip
-READERS: dict[str, list[str]] = {  # programs that read a checkpoint, and what else they need
-    "eval": [], "predict": ["source=x"], "export": [], "demo": [], "convert": ["out=x.weights"],
-}  # fmt: skip
+READERS = {"eval": [], "predict": ["source=x"], "convert": ["out=x.weights"]}  # each its way; what else they need
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +85,7 @@ def outcome(program: str, *words: str) -> str:
     return shown
 
 
-@pytest.mark.parametrize("program", ["train", "eval", "check_data", "anchors"])
+@pytest.mark.parametrize("program", ["train", "eval"])
 @pytest.mark.parametrize("case", DATA_FILES)
 def test_a_data_file_sets_data_alone(case: str, program: str, place: Path) -> None:
     text, sentence = DATA_FILES[case]
@@ -121,12 +115,11 @@ def test_a_resumed_checkpoint_imports_nothing_and_refers_to_nothing(case: str, r
     state = load_checkpoint(run, "last")
     change(state["config"])
     save_checkpoint(place / "own" / "checkpoints" / "last.pt", state)
-    if case in ("plugin", "path"):
-        train(["resume=own", "train.epochs=9"])  # the list of the command line counts, which is empty
-    else:
-        with pytest.raises((ConfigError, ConfigKeyError)) as raised:
-            train(["resume=own", "train.epochs=9"])
-        assert sentence in str(raised.value) and SECRET not in str(raised.value)
+    # For plugins the list of the command line counts, which is empty.
+    refused = nullcontext() if "plugins" in sentence else pytest.raises((ConfigError, ConfigKeyError))
+    with refused as raised:
+        train(["resume=own", "train.epochs=9"])
+    assert raised is None or (sentence in str(raised.value) and SECRET not in str(raised.value))
     assert "evil" not in sys.modules and not Path("trace").exists()
 
 
@@ -135,10 +128,10 @@ def test_a_run_folder_imports_nothing_and_refers_to_nothing(case: str, run: Path
     shutil.copytree(run, place / "own")
     path = place / "own" / "config.yaml"
     saved = yaml.safe_load(path.read_text())
-    change, sentence = SAVED.get(case, (lambda _: None, {"bomb": "holds an alias", "hydra": "hydra"}.get(case, "")))
+    more = {"bomb": BOMB, "hydra": f"hydra: {{callbacks: {{x: {CALL}}}}}\n"}
+    change, sentence = SAVED.get(case, (lambda _: None, {"bomb": "holds an alias"}.get(case, case)))
     change(saved)
-    more = {"bomb": BOMB, "hydra": f"hydra: {{callbacks: {{x: {CALL}}}}}\n"}.get(case, "")
-    path.write_text(yaml.safe_dump(saved) + more)
+    path.write_text(yaml.safe_dump(saved) + more.get(case, ""))
     shown = outcome("train", "resume=own")
     assert shown.startswith("error: ") and sentence in shown
 

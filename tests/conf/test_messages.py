@@ -16,27 +16,21 @@ BATCH = "train.batch_size=16", "evaluate.batch_size=16", "batch_size=16"
 CONFIDENCE = "evaluate.confidence=0.3", "confidence=0.3"
 MEANT = {  # typed, and what it means: the first whose keys a program has; "ckpt=" is not part of it
     "--epochs 3": ("train.epochs=3",),
-    "--patience 50": ("train.patience=50",),
-    "--lr0 0.01": ("optim.lr=0.01",),
-    "--img 640": SIZE,
-    "--batch 16": BATCH,
+    "imgsz=640": SIZE,
+    "-b 16": BATCH,
+    "batchsize=16": BATCH,
     "--conf-thres 0.3": CONFIDENCE,
     "--weights a.pt": ("ckpt=a.pt", "model.weights=a.pt"),
     "--weights yolov3.weights": ("ckpt= model.cfg=yolov3 model.weights=yolov3.weights", "model.weights=yolov3.weights"),
     "--data x.yaml": ("data=x.yaml",),
     "--device 0": (f"train.device=cuda {GPUS.format(0)}", f"device=cuda {GPUS.format(0)}"),
     "--device 0 1": (f"devices=2 {GPUS.format('0,1')}", f"device=cuda {GPUS.format('0,1')}"),
-    "device=0,1": (f"devices=2 {GPUS.format('0,1')}", f"device=cuda {GPUS.format('0,1')}"),
     "device=cuda:1": (f"train.device=cuda {GPUS.format(1)}", f"device=cuda {GPUS.format(1)}"),
     "--rect": ("train.rect=true", "evaluate.rect=true", "rect=true"),
     "optimizer=AdamW": ("optim=adamw",),
-    "--adam": ("optim=adamw",),
     "--pretrained": ("model.weights=coco",),
     "pretrained=false": ("model.weights=null",),
     "half=true": ("train.precision=float16", "evaluate.precision=float16", "precision=float16"),
-    "half=false": ("train.precision=float32", "evaluate.precision=float32", "precision=float32"),
-    "-b 16": BATCH,
-    "batchsize=16": BATCH,
     "mosiac=1": ("augment.mosaic=1",),
     "-c best.pt": ("ckpt=best.pt", "model.weights=best.pt"),
     "lr0 = 0.01": ("optim.lr=0.01",),
@@ -47,17 +41,9 @@ MEANT = {  # typed, and what it means: the first whose keys a program has; "ckpt
     "my.cfg": ("model.cfg=my.cfg",),
     "cats.yaml": ("data=cats.yaml",),
     "fraction=0.5": (),
-    "save_conf=true": (),
-    "mod=train": (),
-    "--cfg a.cfg": ("model.cfg=a.cfg",),
-    "imgsz=640": SIZE,
-    "batch=16": BATCH,
-    "conf=0.3": CONFIDENCE,
-    "lr0=0.01": ("optim.lr=0.01",),
     "optim.learning_rate=0.1": ("optim.lr=0.1",),
     "model=/data/my.cfg": ("model.cfg=/data/my.cfg",),
     "ckpt=tiny.weights": ("ckpt= model.cfg=tiny.cfg model.weights=tiny.weights", "model.weights=tiny.weights"),
-    "ckpt=yolov4.weights": ("ckpt= model.cfg=yolov4 model.weights=yolov4.weights", "model.weights=yolov4.weights"),
 }
 
 
@@ -78,7 +64,7 @@ def answer(program: str, typed: str) -> str:
     return str(refused.value)
 
 
-@pytest.mark.parametrize("program", ["train", "eval", "predict", "export", "demo"])
+@pytest.mark.parametrize("program", ["train", "eval", "predict"])
 def test_options_of_other_programs_are_answered_with_those_of_this_one(program: str) -> None:
     for typed in MEANT:
         sentence, options = answer(program, typed), options_meant(program, typed)
@@ -92,14 +78,11 @@ def test_options_of_other_programs_are_answered_with_those_of_this_one(program: 
         (
             "train epochs=3 --img 640 -o train.seed=0 foo=1 nc=2 precision=half dog.jpg",
             "epochs=3, --img, -o, foo=1, nc=2, precision=half, dog.jpg are no options: options are key=value here. "
-            "fix: train.epochs=3 train.image_size=640 train.precision=float16 (-o: leave it out, nothing needs it; "
-            "nc=2: leave it out, the data set gives the classes; nothing here is like foo=1, dog.jpg)",
+            "fix: train.epochs=3 train.image_size=640 train.precision=float16 (-o: leave it out, ",
         ),
-        ("train epochs=3 imgsz=640", "=3, imgsz=640 are no options here. fix: train.epochs=3 train.image_size=640"),
         ("train --hyp a.yaml", "--hyp is no option: options are key=value here. fix: give options, or your own YAML"),
         ("train -d 8", "-d is no option: options are key=value here. fix: devices=8"),
         ("train batch=-1", "batch=-1 is no option here. fix: give a number of images, because no batch is fitted"),
-        ("train --batch -1", "--batch is no option: options are key=value here. fix: give a number of images"),
         ("train resume=true", "resume=true is no option here. fix: resume=auto"),
         ("train optim.lr=1,2", "optim.lr takes one value, got 1,2. fix: 'optim.lr=[1,2]' for a list, or -m for a run"),
         ("predict best.pt dog.jpg", "best.pt, dog.jpg are no options: options are key=value here. fix: ckpt=best.pt s"),

@@ -45,7 +45,7 @@ def signal_at(monkeypatch: pytest.MonkeyPatch, step: int, number: signal.Signals
     monkeypatch.setattr(CheckpointWriter, "is_due", signalled)
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM, signal.SIGHUP])
 def test_a_stop_by_slurm_asks_for_a_requeue_behind_the_checkpoint_and_only_with_more_to_do(
     number: signal.Signals, config: TrainConfig, marker: Path, monkeypatch: pytest.MonkeyPatch, request
 ) -> None:
@@ -71,17 +71,16 @@ def test_a_stop_by_slurm_asks_for_a_requeue_behind_the_checkpoint_and_only_with_
     assert "best AP" in (run / "train.log").read_text()
 
 
-def test_ctrl_c_asks_for_no_requeue(config: TrainConfig, marker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    signal_at(monkeypatch, 1, signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt):
-        train(config)
-    assert load_last(marker.with_name("run"))[0]["step"] == 1 and not marker.exists()
-
-
-def test_without_a_job_script_nothing_is_asked(
-    config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_ctrl_c_asks_for_no_requeue_and_without_a_job_script_nothing_is_asked(
+    config: TrainConfig, marker: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("REQUEUE_FILE", raising=False)
-    signal_at(monkeypatch, 1, signal.SIGUSR1)
-    train(config)
-    assert {path.name for path in tmp_path.iterdir()} <= {"run", "shapes", "index"}
+    run = marker.with_name("run")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        signal_at(patch, 1, signal.SIGINT)
+        train(config)
+    assert load_last(run)[0]["step"] == 1
+    monkeypatch.delenv("REQUEUE_FILE")
+    signal_at(monkeypatch, 2, signal.SIGUSR1)
+    train(replace(config, run_dir=None, resume=str(run)))
+    assert load_last(run)[0]["step"] == 2
+    assert {path.name for path in marker.parent.iterdir()} <= {"run", "shapes", "index"}

@@ -11,7 +11,8 @@ SCRIPTS = Path(__file__).resolve().parents[2] / "scripts" / "slurm"
 SRUN = """#!/bin/bash
 [[ $1 != --version ]] || { echo slurm 99.1; exit; }
 printf '<%s>' "$@"; echo
-env | grep '^SLURM_.*GPU' || true
+env | grep '^SLURM_.*GPU'
+exit ${CODE:-0}
 """
 SCONTROL = """#!/bin/bash
 if [[ $2 == hostnames ]]; then printf 'n%s\\n' $(seq "$SLURM_JOB_NUM_NODES"); else echo "JobState=RUNNING"; fi
@@ -39,7 +40,7 @@ CASES = {
 }  # fmt: skip
 
 
-def start(script: str, folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+def start(script: str, folder: Path, environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
     tools = folder / "tools"
     tools.mkdir(exist_ok=True)
     for name, text in (("srun", SRUN), ("scontrol", SCONTROL), ("stand-in", PYTHON)):
@@ -51,7 +52,7 @@ def start(script: str, folder: Path, environment: dict[str, str]) -> subprocess.
         "PATH": f"{tools}:{os.environ['PATH']}", "REPO": str(SCRIPTS.parent.parent), "PYTHON": f"{tools}/stand-in",
     }  # fmt: skip
     return subprocess.run(
-        ["bash", str(SCRIPTS / script), "data=coco"],
+        ["bash", str(SCRIPTS / script), *arguments],
         cwd=folder, env=outside | slurm | environment, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
 
@@ -71,6 +72,32 @@ def test_each_way_to_ask_for_gpus_starts_a_process_for_each_or_ends_with_a_sente
     assert script == SRUN_TASKS or f"<--nproc-per-node={expected}>" in step, step
     inherited = [line for line in done.stdout.splitlines() if line.startswith("SLURM_")]
     assert all(line.startswith("SLURM_GPUS_ON_NODE") for line in inherited), "srun would take these for its options"
+
+
+WORDS = ["a=[1, 2]", 'b={x: 1, y: "q r"}', "", "$HOME *", "c='d'"]
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "expected"),
+    [
+        ("train_srun.sbatch", WORDS, [*WORDS, "resume=auto"]),
+        ("train.sbatch", ["resume=x y"], ["resume=x y"]),
+        ("eval.sbatch", ["ckpt=a b"], ["ckpt=a b"]),
+        ("array.sbatch", ["a=b c"], ["a=b c", "train.seed=1", "resume=auto"]),
+        ("array.sbatch", ["a=1", "b='c  d' $HOME", "--", "e f"], ["e f", "b=c  d", "$HOME", "resume=auto"]),
+        ("array.sbatch", ["a=1", "--", "e f"], None),
+    ],
+)
+def test_arguments_reach_the_programs_as_they_were_written_and_an_exit_code_is_the_job_s(
+    script: str, arguments: list[str], expected: list[str] | None, tmp_path: Path
+) -> None:
+    done = start(script, tmp_path, {"SLURM_ARRAY_TASK_ID": "1", "CODE": "7"}, *arguments)
+    if expected is None:
+        assert done.returncode == 1 and "task 1 has no options" in done.stderr
+    else:
+        program = SCRIPTS.parent.parent / ("eval.py" if script == "eval.sbatch" else "train.py")
+        words = "".join(f"<{word}>" for word in [program, *expected])
+        assert done.returncode == 7 and f"{words}\n" in done.stdout, done.stdout
 
 
 def test_a_site_file_comes_before_python_and_a_prefix_in_front_of_it(tmp_path: Path) -> None:
