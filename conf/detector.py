@@ -19,7 +19,8 @@ from conf import ConfigError, network, programs
 from conf.schema import DetectConfig
 from data import DataError, Exif, OnBadFile, cut_at_edges
 from data.media import Frame, FrameBatch, FrameBatches, InputFit, Medium, find_media, pixels_of
-from models import for_detection
+from data.set_files import class_numbers
+from models import Postprocess, for_detection
 from train_utils import detect, detections, distributed, draw, numerics
 from train_utils.config import EvalPrecision
 from train_utils.errors import TrainError, install_command
@@ -136,14 +137,18 @@ class Predictor:
         self.dtype = numerics.autocast_dtype(config.precision.value, device, "precision")
         self.model = for_detection(self.network.model.to(device), device)
         self.fit = InputFit(self.network.image_size, self.network.model.max_stride, config.resize, config.rect)
-        self.postprocess = network.build_postprocess(config, self.model.heads)
+        self.postprocess = self._suppression(config)
 
     def at(self, confidence: float, nms_iou: float) -> "Predictor":
         """The same network with other limits of its suppression."""
         other = copy(self)
-        limits = replace(self.config, confidence=confidence, nms_iou=nms_iou)
-        other.postprocess = network.build_postprocess(limits, self.model.heads)
+        other.postprocess = self._suppression(replace(self.config, confidence=confidence, nms_iou=nms_iou))
         return other
+
+    def _suppression(self, config: DetectConfig) -> Postprocess:
+        names, chosen = self.network.names, config.classes
+        classes = class_numbers(chosen, names, "classes") if chosen is not None else None
+        return network.build_postprocess(config, self.model.heads, classes)
 
     def frames(self, media: Sequence[Medium], on_error: OnBadFile, batch_size: int | None = None) -> FrameBatches:
         """The frames of ``media`` in batches; ``batch_size`` None: as suits the device."""

@@ -185,8 +185,13 @@ def build_loss(heads: Sequence[models.Head], config: models.LossSection) -> Head
     return make(heads, config) if isinstance(config, models.LossConfig) else make(heads)
 
 
-def build_postprocess(config: DetectConfig | EvaluateConfig, heads: Sequence[models.Head]) -> models.Postprocess:
-    """What turns the raw maps of ``heads`` into detections, with the limits of ``config``."""
+def build_postprocess(
+    config: DetectConfig | EvaluateConfig, heads: Sequence[models.Head], classes: Sequence[int] | None = None
+) -> models.Postprocess:
+    """What turns the raw maps of ``heads`` into detections, with the limits of ``config``.
+
+    ``classes`` are the numbers of those that are reported; None: all.
+    """
     return models.Postprocess(
         heads,
         confidence=config.confidence,
@@ -194,4 +199,5 @@ def build_postprocess(config: DetectConfig | EvaluateConfig, heads: Sequence[mod
         max_detections=config.max_detections,
         multi_label=config.multi_label,
         merge=config.merge_nms,
+        classes=classes,
     )

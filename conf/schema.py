@@ -121,6 +121,7 @@ class DetectConfig(DetectionSection, PluggedConfig):
     model: ModelConfig | None
     names: str | None  # class names for Darknet weights: a text file with one per line, or a COCO json;
     # null: COCO's for 80 classes, else numbers
+    classes: Any  # report these alone, by name or number, as in [person,3]; null: all
     exif: Exif  # apply: turn images upright by their EXIF tag; ignore: read them as stored
     device: config.Device  # auto: CUDA if there is a GPU
     workers: Count  # threads that read

@@ -4,6 +4,7 @@ import json
 import mmap
 import os
 import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import unescape
@@ -213,6 +214,22 @@ def choose_classes(by_id: dict[int, str], names: list[str] | None, path: Path) -
         known = ", ".join(id_of)
         raise DataError(f"data.names holds {unknown[0]!r}, and the classes of {path} are {known}. fix: correct it")
     return {id_of[name]: name for name in names}
+
+
+def class_numbers(chosen: Any, names: Sequence[str], key: str) -> list[int]:
+    """The numbers of the ``chosen`` classes among ``names``, ascending.
+
+    ``chosen`` is a name, a number from 0, or several of these; ``key`` is its option. Raises
+    ``DataError``, which lists the classes, where one is none of them.
+    """
+    entries = [chosen] if isinstance(chosen, str) or not isinstance(chosen, Iterable) else list(chosen)
+    known = [*names, *range(len(names))]
+    wrong = [entry for entry in entries if isinstance(entry, bool) or entry not in known]  # True == 1
+    if wrong or not entries:
+        problem = f"{key} holds {shown(wrong[0])}" if wrong else f"{key} is empty"
+        listed = ", ".join(f"{number} {name}" for number, name in enumerate(names))
+        raise DataError(f"{problem}, and the classes are {listed}. fix: some of these, by name or number")
+    return sorted({known.index(entry) % len(names) for entry in entries})
 
 
 def read_names(path: Path) -> tuple[list[str], list[int] | None]:

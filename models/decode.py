@@ -7,7 +7,7 @@ imported where it is used: that takes as long as torch, and many programs need n
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 import torch
@@ -149,6 +149,8 @@ class Postprocess:
         without a time limit, which would make results depend on speed.
     merge: a surviving box becomes the mean, weighted by score, of all candidates of its class that
         overlap it by more than nms_iou, itself included.
+    classes: the numbers of those that are reported; None: all. The others take none of the places
+        among candidates and detections.
     """
 
     heads: Sequence[Head]
@@ -158,6 +160,7 @@ class Postprocess:
     multi_label: bool
     candidates: int = 30000
     merge: bool = False
+    classes: Sequence[int] | None = None
 
     @torch.no_grad()
     def __call__(self, raw_maps: Sequence[Tensor]) -> list[Tensor]:
@@ -181,6 +184,10 @@ class Postprocess:
         and twice more for each further CHUNK of candidates.
         """
         boxes, scores = decode(raw_maps, self.heads, self._anchors[raw_maps[0].device])
+        if self.classes is not None:
+            wanted = _are_wanted(tuple(self.classes), scores.shape[2], scores.device)
+            # Without multi_label a box is of its best class only, also where that is not wanted.
+            scores = scores * (wanted if self.multi_label else wanted[scores.argmax(2, keepdim=True)])
         best = scores.amax(2)
         values = scores.flatten(1) if self.multi_label else best
         every = values > self.confidence
@@ -246,6 +253,12 @@ class Postprocess:
             for of_image, boxes in zip(detections, torch.cat(means).cpu().split([*map(len, means)]), strict=True):
                 of_image[:, :4] = boxes
         yield from zip(parts, detections, strict=True)
+
+
+@cache  # a copy to a GPU would block each time
+def _are_wanted(classes: tuple[int, ...], count: int, device: torch.device) -> Tensor:
+    """Which of the numbers below ``count`` are among ``classes``: bool (count,)."""
+    return torch.tensor([number in classes for number in range(count)], device=device)
 
 
 def _chunks(parts: dict[int, Tensor]) -> Iterator[dict[int, Tensor]]:

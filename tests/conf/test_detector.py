@@ -17,6 +17,7 @@ from PIL import Image, ImageOps, ImageShow
 from conf import ConfigError
 from conf.programs import override
 from data import DataError
+from data.shapes import CLASSES
 from predict import Detector, predict
 from tests.data.test_media import picture, video
 from tests.test_predict import IDS, folder
@@ -190,6 +191,23 @@ def test_a_prediction_is_shown_where_its_user_looks(
     monkeypatch.setitem(sys.modules, "supervision", None)
     with pytest.raises(ConfigError, match=r"needs supervision, .* fix: uv pip install .* supervision$"):
         found.to_supervision()
+
+
+def test_only_the_chosen_classes_are_found(folder: Path, pictures: list[Path], tmp_path: Path) -> None:
+    low = LOW | {"max_detections": 10000}
+    everything = Detector(folder / "random.pt", **low)(pictures)
+    for chosen, numbers in (([CLASSES[3], 1], {1, 3}), (CLASSES[2], {2}), ([0, 0], {0})):
+        options = low | {"classes": chosen}
+        found = Detector(folder / "random.pt", **options)(pictures)
+        for one, others in zip(found, everything, strict=True):
+            assert list(one) == [row for row in others if row[2] in numbers]
+        rows = [row for number, one in enumerate(found, 1) for row in one.to_coco(number)]
+        assert len(rows) > 10 and rows == by_predict(folder / "random.pt", pictures[0].parent, tmp_path, options)
+        assert {row["category_id"] for row in rows} == {IDS[number] for number in numbers}
+    wrong: Any
+    for wrong in ("nothing", 5, -1, True, []):
+        with pytest.raises(DataError, match=rf"classes .*, and the classes are 0 {CLASSES[0]}, .* fix: "):
+            Detector(folder / "random.pt", device="cpu", classes=wrong)
 
 
 def test_sources_are_answered_in_one_sentence(folder: Path, pictures: list[Path], tmp_path: Path) -> None:

@@ -122,6 +122,21 @@ def test_the_best_detections_are_kept() -> None:
     assert 0 < len(few) <= 40 and few.equal(everything[: len(few)])
 
 
+@pytest.mark.parametrize("options", [{}, {"multi_label": False}, {"merge": True}], ids=str)
+def test_other_classes_take_no_place_and_change_nothing(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, bool]
+) -> None:
+    maps = random_maps(3)
+    on_gpu_or_not = [lambda suppress: suppress(maps), lambda suppress: suppress.of_batch(maps)]
+    everything = [rows[torch.isin(rows[:, 5], torch.tensor([1.0, 3.0]))] for rows in postprocess(**options)(maps)]
+    for detect in on_gpu_or_not:
+        for limits in ({}, {"max_detections": 5}, {"max_detections": 5, "candidates": 40}):
+            chosen = detect(postprocess(**options, **limits, classes=[1, 3]))
+            for rows, expected in zip(chosen, everything, strict=True):
+                assert rows.equal(expected[: limits.get("max_detections")]) and len(rows) >= 5
+        on_gpu(monkeypatch)
+
+
 def test_equal_scores_keep_the_order_of_decode() -> None:
     maps = [torch.zeros_like(raw) for raw in random_maps(1)]
     result = postprocess(nms_iou=1.0)(maps)[0]
