@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import cv2
 import numpy as np
@@ -15,7 +15,7 @@ import PIL.Image
 import PIL.ImageShow
 import torch
 
-from conf import ConfigError, network, programs
+from conf import ConfigError, entry, network, programs
 from conf.schema import DetectConfig
 from data import DataError, Exif, OnBadFile, cut_at_edges
 from data.media import Frame, FrameBatch, FrameBatches, InputFit, Medium, find_media, pixels_of
@@ -137,18 +137,23 @@ class Predictor:
         self.dtype = numerics.autocast_dtype(config.precision.value, device, "precision")
         self.model = for_detection(self.network.model.to(device), device)
         self.fit = InputFit(self.network.image_size, self.network.model.max_stride, config.resize, config.rect)
-        self.postprocess = self._suppression(config)
+        self.postprocess = self._suppression()
 
-    def at(self, confidence: float, nms_iou: float) -> "Predictor":
-        """The same network with other limits of its suppression."""
+    def at(self, **limits: Any) -> Self:
+        """The same network with other options of its suppression, such as ``confidence``.
+
+        Raises ConfigError for a number that is out of range, DataError for a class that is none.
+        """
         other = copy(self)
-        other.postprocess = self._suppression(replace(self.config, confidence=confidence, nms_iou=nms_iou))
+        other.config = replace(self.config, **limits)
+        entry.check_limits(other.config)
+        other.postprocess = other._suppression()
         return other
 
-    def _suppression(self, config: DetectConfig) -> Postprocess:
-        names, chosen = self.network.names, config.classes
+    def _suppression(self) -> Postprocess:
+        names, chosen = self.network.names, self.config.classes
         classes = class_numbers(chosen, names, "classes") if chosen is not None else None
-        return network.build_postprocess(config, self.model.heads, classes)
+        return network.build_postprocess(self.config, self.model.heads, classes)
 
     def frames(self, media: Sequence[Medium], on_error: OnBadFile, batch_size: int | None = None) -> FrameBatches:
         """The frames of ``media`` in batches; ``batch_size`` None: as suits the device."""
@@ -194,17 +199,23 @@ class Detector(Predictor):
     def __repr__(self) -> str:
         return f"<Detector {self.network.note}; {self.network.image_size} pixels on {self.device.type}>"
 
-    def __call__(self, source: Any) -> Any:
+    def __call__(self, source: Any, *, confidence: float | None = None, classes: Any = None) -> Any:
         """Detect on ``source``.
 
         For a picture (a path, a Pillow image or an array) this returns a Prediction. An array is
-        uint8 (h, w, 3) in BGR order, as OpenCV reads it. For a list of pictures it returns
-        a list in the same order. For any other source of predict.py (a video, a camera by its
-        number, a stream, a folder or a glob pattern) it returns a lazy iterator, which yields
-        pictures in the order in which they are finished.
+        uint8 (h, w, 3) in BGR order, as OpenCV reads it. For a list of pictures it returns a list
+        in the same order. For any other source of predict.py (a video, a camera by its number, a
+        stream, a folder or a glob pattern) it returns a lazy iterator, which yields pictures in the
+        order in which they are finished.
 
-        Raises DataError if the source cannot be read or is none of these.
+        ``confidence`` (0..1) and ``classes`` (names or numbers) hold for this call alone; None: as
+        the detector was made. Raises DataError if the source cannot be read or is none of these, or
+        a class is none of the network's, and ConfigError for a confidence out of range.
         """
+        own = {} if confidence is None else {"confidence": float(confidence)}
+        own |= {} if classes is None else {"classes": classes}
+        if own:
+            return self.at(**own)(source)
         if isinstance(source, list | tuple):
             media = [_picture(one, number, self.config.exif) for number, one in enumerate(source)]
             found = self.predict(self.frames(media, OnBadFile.stop, self.batch_size))

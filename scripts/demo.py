@@ -124,4 +124,4 @@ class Session:
 
     def _predict(self, media: list[Medium], confidence: float, overlap: float) -> Iterator[Prediction]:
         frames = self.predictor.frames(media, OnBadFile.skip, batch_size=1)
-        return self.predictor.at(confidence, overlap).predict(frames)
+        return self.predictor.at(confidence=confidence, nms_iou=overlap).predict(frames)

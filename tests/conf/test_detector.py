@@ -146,6 +146,30 @@ def test_threads_share_a_detector_and_get_its_bits(folder: Path, pictures: list[
         torch.set_num_threads(1)
 
 
+def test_a_call_has_its_own_limits_in_any_thread(folder: Path, pictures: list[Path], tmp_path: Path) -> None:
+    low, high = ({**LOW, "confidence": value} for value in (0.6, 0.7))
+    detector, strict = (Detector(folder / "random.pt", **options) for options in (low, high))
+
+    def bits(found: Any) -> list[bytes]:
+        return [one.boxes_xyxy.tobytes() + one.scores.tobytes() for one in found]
+
+    alone = [bits(detector(pictures)), bits(strict(pictures))]
+    assert alone[0] != alone[1] == bits(detector(pictures, confidence=np.float32(0.7)))
+    chosen = Detector(folder / "random.pt", **high, classes=[CLASSES[3], 1])
+    assert bits(chosen(pictures)) == bits(detector(pictures, confidence=0.7, classes=(3, CLASSES[1]))) != alone[1]
+    assert bits(chosen(pictures, classes=CLASSES)) == alone[1]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda n: bits(detector(pictures, confidence=(0.6, 0.7)[n % 2])), range(12)))
+    assert together == alone * 6 and bits(detector(pictures)) == alone[0]
+    video(tmp_path / "film.avi", 3)
+    assert bits(detector(tmp_path / "film.avi", confidence=0.7)) == bits(strict(tmp_path / "film.avi"))
+    for wrong in (1.5, -0.1):
+        with pytest.raises(ConfigError, match="confidence must be >= 0 and <= 1, got"):
+            detector(pictures[0], confidence=wrong)
+    with pytest.raises(DataError, match=r"classes holds .*9.*fix: "):
+        detector(pictures[0], classes=[9])
+
+
 def test_a_prediction_is_read_as_arrays_one_by_one_and_drawn(
     folder: Path, pictures: list[Path], tmp_path: Path
 ) -> None:
