@@ -5,18 +5,29 @@ page and its heading.
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import shlex
+import shutil
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import cv2
+import numpy as np
 import pytest
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from PIL import Image, ImageShow
 from torch.distributed.run import get_args_parser
 
 from conf.entry import compose, defaults, keys_of
 from conf.programs import PROGRAMS, prepare_arguments
 from tests.test_house import tracked
+from tests.test_predict import folder
+
+__all__ = ["folder"]  # a fixture
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
@@ -123,6 +134,64 @@ def anchors_of(page: Path) -> set[str]:
     """The anchors of a page's headings, as GitHub and the site make them."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(), re.M)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.fixture
+def home(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """A user's folder with a run, its pictures and a video; what their code shows there."""
+    checkpoints = tmp_path / "runs" / "quickstart" / "<date_time>" / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    (checkpoints.parent / "config.yaml").touch()
+    shutil.copy(folder / "random.pt", checkpoints / "best.pt")
+    (tmp_path / "datasets").mkdir()
+    (tmp_path / "datasets" / "shapes").symlink_to(folder / "shapes")
+    (tmp_path / "predict.py").symlink_to(REPOSITORY / "predict.py")
+    picture = cv2.resize(cv2.imread(str(next((folder / "shapes").glob("*/val/*.jpg")))), (80, 64))
+    for name in ("street.jpg", "aerial.jpg"):
+        cv2.imwrite(str(tmp_path / name), picture)
+    video = cv2.VideoWriter(str(tmp_path / "street.mp4"), cv2.VideoWriter.fourcc(*"mp4v"), 10, (80, 64))
+    for _ in range(5):
+        video.write(picture)
+    video.release()
+    shown: list[Any] = []
+    monkeypatch.setattr(ImageShow, "_viewers", [SimpleNamespace(show=lambda image, **_: shown.append(image) or True)])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    return shown
+
+
+def test_the_code_of_the_page_on_python_runs(home: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for trainings and for weights that are not here. A stand-in tracks where trackers, which
+    pyproject.toml cannot name, is not installed.
+    """
+    if importlib.util.find_spec("trackers") is None:
+        numbered = SimpleNamespace(update=lambda found: setattr(found, "tracker_id", np.arange(len(found))) or found)
+        monkeypatch.setitem(sys.modules, "trackers", SimpleNamespace(ByteTrackTracker=lambda: numbered))
+    page = (REPOSITORY / "docs" / "use" / "python.md").read_text().partition("## Training")[0]
+    names: dict[str, Any] = {"image": Image.open("street.jpg"), "array": cv2.imread("street.jpg")}
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+    for block in blocks:
+        exec(block, names)
+    assert len(blocks) == 4 and len(home) == 1 and len(names["found"]) > 0
+    assert cv2.imread("sliced.jpg").shape == (64, 80, 3)
+    tracked = cv2.VideoCapture("tracked.mp4")
+    assert tracked.get(cv2.CAP_PROP_FRAME_COUNT) == 5 and names["tracks"].tracker_id.min() >= 0
+
+
+def test_the_notebook_runs_and_is_kept_without_outputs(
+    home: list[Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = json.loads((REPOSITORY / "docs" / "use" / "detector.ipynb").read_text())["cells"]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
+    Path("docs").mkdir()
+    monkeypatch.chdir("docs")  # Jupyter starts in the notebook's folder
+    names: dict[str, Any] = {}
+    for cell in code:
+        exec("".join(cell["source"]), names)
+    said = capsys.readouterr().out
+    assert len(names["result"]) > 0 and len(home) == 3 and cv2.imread("out.jpg").shape == names["result"].image.shape
+    assert "square" in said and f"{len(names['result'])} objects" in said
 
 
 def test_links_lead_to_pages_and_headings() -> None:
