@@ -15,6 +15,7 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
     run("eval")
     raise SystemExit
 
+import math
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -27,12 +28,13 @@ import models
 from conf import ConfigError, batches, network
 from conf.programs import Outcome, callable_from_python
 from conf.schema import EvalConfig, EvaluateConfig
-from train_utils import coco_eval, detect, detections, numerics, plots
+from train_utils import coco_eval, detect, detections, engine, numerics, plots
 from train_utils.config import EvalPrecision
 from train_utils.distributed import World, broadcast_module, gather_arrays, init_distributed_mode
 from train_utils.progress import Progress, counted
 from train_utils.report import keep_best
 from train_utils.run_folder import open_out
+from train_utils.train_state import LOSS_NAMES
 
 
 @callable_from_python("eval")
@@ -129,6 +131,7 @@ class Evaluator:
         data_options: data.DataConfig,
         world: World,
         timeout_seconds: float = 0.0,
+        loss: engine.Loss | None = None,
     ) -> None:
         if (nearest := model.nearest_size(image_size, image_size)[0]) != image_size:
             raise ConfigError(
@@ -146,25 +149,43 @@ class Evaluator:
         workers = batches.loader_workers(data_options.workers, world)
         self.loader = data.make_loader(dataset, own, workers, world.device, timeout_seconds)
         self.postprocess = network.build_postprocess(config, model.heads)
+        self.loss = loss
 
     def __call__(self, model: torch.nn.Module, log_line: Callable[[str], object]) -> coco_eval.Evaluation | None:
-        """Score ``model``; None on all ranks but 0. ``log_line`` hears of unreadable images."""
+        """Score ``model``; None on all ranks but 0. ``log_line`` hears of unreadable images.
+
+        With a loss its parts are means over the batches, each weighing as many as it has images.
+        """
         assert isinstance(model, models.Darknet)
         device = self.world.device
         broadcast_module(model)  # in a training without SyncBatchNorm each rank has its own statistics
         progress = Progress(self.num_images, "evaluate", self.world.is_main)
+        losses: list[tuple[int, torch.Tensor]] = []  # of a batch: its images, and LOSS_NAMES, read at the end
+
+        def keep_losses(batch: data.Batch, raw_maps: list[torch.Tensor]) -> None:
+            if self.loss is not None:
+                targets = batch.targets.to(device, non_blocking=True)
+                losses.append((len(batch.images), torch.stack(self.loss(raw_maps, targets))))
+
         own = detect.detect(
             models.for_detection(model, device), self.loader, self.postprocess, self.to_original, device, progress,
-            self.dtype, tf32=self.config.precision is EvalPrecision.tf32,
+            self.dtype, self.config.precision is EvalPrecision.tf32, keep_losses,
         )  # fmt: skip
         if left_out := batches.describe_left_out(self.images, "val"):
             log_line(left_out)
         gathered = gather_arrays(own)
-        if gathered is None:
+        of_batches = gather_arrays(np.array([(images, *parts.tolist()) for images, parts in losses]))
+        if gathered is None or of_batches is None:
             return None
         found = np.concatenate(gathered)
         found["image_id"] = self.truth.image_ids[found["image_id"]]  # in place of positions in the data set
-        return coco_eval.score(self.truth, found)
+        evaluation = coco_eval.score(self.truth, found)
+        if self.loss is None:
+            return evaluation
+        images, *parts = np.concatenate([rows for rows in of_batches if len(rows)]).T
+        # fsum rounds once: the order of batches, and with it the number of ranks, does not matter.
+        means = [math.fsum(images * part) / images.sum() for part in parts]
+        return evaluation._replace(losses=dict(zip(LOSS_NAMES, means, strict=True)))
 
     def to_original(self, batch: data.Batch, i: int, boxes_xyxy: np.ndarray) -> np.ndarray:
         """Boxes (n, 4) of the batch's i-th image from network pixels to original pixels."""

@@ -67,7 +67,10 @@ def train(requested: TrainConfig) -> Outcome:  # noqa: PLR0915 - the story of a 
         dataset = batches.build_dataset(config, train_set, batches.open_images(train_set, config.data, world))
         loader = data.make_loader(dataset, sampler, config.data.workers, world.device, options.timeout_seconds)
         size = config.evaluate.image_size or options.image_size
-        evaluator = Evaluator(val_set, config.evaluate, size, model, config.data, world, options.timeout_seconds)
+        evaluator = Evaluator(
+            val_set, config.evaluate, size, model, config.data, world, options.timeout_seconds,
+            network.build_loss(model.heads, config.loss),  # its own, since what a loss keeps is of inference mode there
+        )  # fmt: skip
 
         folder = folder or stack.enter_context(opening)
         log = RunLog(folder, world.is_main)
@@ -124,10 +127,9 @@ def train(requested: TrainConfig) -> Outcome:  # noqa: PLR0915 - the story of a 
             log.line(batches.describe_left_out(dataset.images, f"epoch {state.epoch}, train"))
             is_evaluated = config.evaluate.is_due(state.epoch, options.epochs)
             evaluation = evaluator(state.average.module, log.line) if is_evaluated else None  # None off rank 0
-            figures = evaluation.figures if evaluation is not None else {}
-            is_best = state.record(figures)
+            is_best = state.record(evaluation.figures if evaluation is not None else {})
             # The tables first: a run that ends in between repeats the epoch, and its row.
-            loggers.epoch(result, figures, time.perf_counter() - started, is_best)
+            loggers.epoch(result, evaluation, time.perf_counter() - started, is_best)
             if is_best and evaluation is not None:
                 with report.log_failure("best_detections.npz", log):
                     keep_best(folder, evaluation)

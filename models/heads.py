@@ -80,11 +80,9 @@ class HeadAnchors(dict[torch.device, list[Anchors]]):
         self.heads = heads
 
     def __missing__(self, device: torch.device) -> list[Anchors]:
-        self[device] = []
-        for head in self.heads:
-            own = torch.tensor(head.anchors, device=device)
-            every = torch.tensor(head.all_anchors, device=device)
-            self[device].append(Anchors(own, every, torch.tensor(head.mask, device=device)))
+        parts = ((head.anchors, head.all_anchors, head.mask) for head in self.heads)
+        # Stored when complete: on a CPU several threads look at once.
+        self[device] = [Anchors(*(torch.tensor(part, device=device) for part in of_head)) for of_head in parts]
         return self[device]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,11 @@ from conf import ConfigError
 from conf.entry import compose
 from conf.saved import complete_from_checkpoint
 from conf.schema import EvalConfig
-from data import OnError, ShapesConfig, open_annotations
+from data import OnError, ShapesConfig, ensure_shapes, open_annotations
 from eval import evaluate
 from models import Darknet, zoo_cfg
 from tests.data.test_validate import BOXES, NO_AREA, OUTSIDE, write_set
-from tests.small_run import small_run
+from tests.small_run import rows, small_run
 from tests.train_utils.coco_sets import plain_pycocotools
 from train import train
 from train_utils.coco_eval import ABSENT, FIGURES, OPERATING_POINT, PER_CLASS, score
@@ -27,6 +28,7 @@ from train_utils.detections import make_detections, to_coco_json
 from train_utils.distributed import init_distributed_mode
 from train_utils.errors import TrainError
 from train_utils.plots import PLOTS
+from train_utils.train_state import LOSS_NAMES
 
 SHAPES, SHORT = ShapesConfig(train_images=18, val_images=5, image_size=64), ("train.batch_size=8",)
 
@@ -80,6 +82,28 @@ def test_training_scores_as_the_evaluation_does_with_stretched_images(tmp_path: 
     figures = train(run)
     scored = {name: evaluate([*of_run(tmp_path, 64), f"evaluate={name}"]) for name in ("darknet", "coco")}
     assert figures == scored["darknet"] != scored["coco"]
+
+
+@pytest.mark.parametrize("loss", ["yolov3", "darknet"])
+def test_the_validation_loss_is_the_training_loss_of_the_same_images_and_weights(loss: str, tmp_path: Path) -> None:
+    """Of one step on all images, with frozen statistics and a rate of next to nothing.
+
+    The objectness term is a mean over the cells, so batches that divide the images change nothing.
+    """
+    ensure_shapes(tmp_path / "shapes", SHAPES)
+    (labels,) = (tmp_path / "shapes").rglob("instances_train.json")
+    shutil.copy(labels, labels.with_name("instances_val.json"))
+    same = [
+        "data.val.images=train", "augment=none", "optim.lr=1e-12", "optim.burn_in_epochs=0", "model.freeze=22",
+        "train.batch_size=18", "train.epochs=1", "train.precision=float32", "evaluate.every=1", f"loss={loss}",
+    ]  # fmt: skip
+    for batch_size, names in ((18, LOSS_NAMES), (5, LOSS_NAMES if loss == "darknet" else ["loss_objectness"])):
+        run = tmp_path / f"run{batch_size}"
+        train(small_run(tmp_path / "shapes", SHAPES, run, *same, f"evaluate.batch_size={batch_size}"))
+        (row,) = rows(run)
+        assert float(row["loss"]) > 1
+        for name in names:
+            assert float(row[f"val_{name}"]) == pytest.approx(float(row[name]), rel=1e-5), (name, batch_size)
 
 
 @pytest.fixture(scope="module")

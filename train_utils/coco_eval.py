@@ -27,6 +27,7 @@ class Evaluation(NamedTuple):
     per_class: dict[str, dict[str, float]]  # by class name: PER_CLASS, images, boxes (no crowds)
     truth: GroundTruth
     detections: Detections  # in any order
+    losses: dict[str, float]  # by LOSS_NAMES, of the validation images of a training; else empty
 
 
 def match(truth: GroundTruth, detections: Detections, every_size: bool = True, iou: float | None = None) -> Any:
@@ -80,7 +81,7 @@ def score(truth: GroundTruth, detections: Detections) -> Evaluation:
         parts = [of_all[..., index], of_all[0, :, index], *by_size[..., index]]
         row = dict(zip(PER_CLASS, map(_mean_of_present, parts), strict=True))
         per_class[name] = row | {"images": len(np.unique(truth.image_of_box[of_class])), "boxes": int(of_class.sum())}
-    return Evaluation(figures, per_class, truth, detections)
+    return Evaluation(figures, per_class, truth, detections, losses={})
 
 
 def _mean_of_present(values: np.ndarray) -> float:

@@ -29,19 +29,21 @@ def detect(
     progress: Progress,
     dtype: torch.dtype | None = None,
     tf32: bool = False,
+    on_raw_maps: Callable[[AnyBatch, list[Tensor]], object] | None = None,
 ) -> Detections:
     """Detections of ``model`` on every image of ``loader``, in original pixels.
 
     ``postprocess`` turns raw maps into one (n, 6) tensor per image, on the CPU: x1, y1, x2, y2,
     score, class, at network scale. ``to_original(batch, i, boxes_xyxy)`` maps float64 boxes of the
     batch's i-th image to its original pixels. The result's image ids are positions in the data set.
+    ``on_raw_maps`` gets each batch, as loaded, and its raw maps.
     An image's detections do not depend on the number of ranks or threads.
     """
     was_training = model.training
     model.eval()
     tables = []
     with progress:
-        for batch, detections in detect_batches(model, loader, postprocess, device, dtype=dtype, tf32=tf32):
+        for batch, detections in detect_batches(model, loader, postprocess, device, dtype, tf32, on_raw_maps):
             for i, rows in enumerate(detections):
                 table = rows.double().numpy()
                 boxes_xyxy = to_original(batch, i, table[:, :4])
@@ -58,6 +60,7 @@ def detect_batches(
     device: torch.device,
     dtype: torch.dtype | None = None,
     tf32: bool = False,
+    on_raw_maps: Callable[[AnyBatch, list[Tensor]], object] | None = None,
 ) -> Iterator[tuple[AnyBatch, list[Tensor]]]:
     """Yield each batch with its detections, in order; ``model`` is on ``device``, in eval mode.
 
@@ -75,6 +78,8 @@ def detect_batches(
 
     def finish(batch: AnyBatch, raw_maps: list[Tensor]) -> tuple[AnyBatch, list[Tensor]]:
         with torch.inference_mode():
+            if on_raw_maps is not None:
+                on_raw_maps(batch, raw_maps)
             return batch, postprocess(raw_maps)
 
     def forward_by_cudnn(batch: AnyBatch) -> list[Tensor]:

@@ -22,7 +22,8 @@ from train_utils.log import EPOCH_COLUMNS, MetricsCsv, RunLog, epoch_row
 from train_utils.train_state import LOSS_NAMES, TrainState
 
 TABLES = {
-    "metrics": ("epoch", "step", "lr", *LOSS_NAMES, *coco_eval.FIGURES),  # equal in every repetition of a run
+    # Equal in every repetition of a run.
+    "metrics": ("epoch", "step", "lr", *LOSS_NAMES, *coco_eval.FIGURES, *(f"val_{name}" for name in LOSS_NAMES)),
     "times": ("epoch", "seconds", "images_per_second", "waiting"),
     "steps": ("step", "lr", *LOSS_NAMES),
 }
@@ -183,17 +184,22 @@ class Loggers:
             self._tables["steps"].write({"step": step, **figures})
             self._scalars("train", figures)
 
-    def epoch(self, result: engine.EpochResult, figures: Mapping[str, float], seconds: float, is_best: bool) -> None:
+    def epoch(
+        self, result: engine.EpochResult, evaluation: coco_eval.Evaluation | None, seconds: float, is_best: bool
+    ) -> None:
         """Log the epoch that the state has just counted, which took ``seconds``."""
         if not self._tables:
             return
-        state = self._state
+        state, figures, losses = self._state, dict[str, float](), dict[str, float]()
+        if evaluation is not None:  # this epoch
+            figures, losses = evaluation.figures, evaluation.losses
         row = {"epoch": state.epoch, "step": state.step, "lr": result.lr, **result.losses, **figures}
+        row |= {f"val_{name}": loss for name, loss in losses.items()}
         speed = {"seconds": seconds, "images_per_second": result.images_per_second, "waiting": result.waiting}
         self._tables["metrics"].write(row)
         self._tables["times"].write({"epoch": state.epoch, **speed})
         self._scalars("epoch", {"epoch": state.epoch, "lr": result.lr, **result.losses})
-        self._scalars("val", figures)
+        self._scalars("val", figures | losses)
         self._scalars("speed", speed)
 
         scores = map(coco_eval.format_figure, (figures.get("AP"), figures.get("AP50")))

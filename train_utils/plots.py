@@ -88,10 +88,12 @@ def draw_curves(metrics_csv: Path, out: Path) -> None:
     best = max(scored, key=lambda row: float(row["AP"]), default=None)  # the first, as the checkpoint
     figure = Figure(figsize=(17, 4.4), layout="constrained")
     for axis, (title, columns) in zip(figure.subplots(1, len(CURVES)), CURVES.items(), strict=True):
-        for column in columns:
-            points = max((_points(table, column) for table in tables), key=len)
-            if len(points):
-                axis.plot(*points.T, label=column, marker="." if len(points) < 60 else "")
+        for number, column in enumerate(columns):
+            for name, line in ((column, "-"), (f"val_{column}", "--")):
+                points = max((_points(table, name) for table in tables), key=len)
+                if len(points):
+                    marker = "." if len(points) < 60 else ""
+                    axis.plot(*points.T, label=name, linestyle=line, color=f"C{number}", marker=marker)
         if best is not None:
             text = f"best: epoch {best['epoch']}, AP {float(best['AP']):.3f}"
             axis.axvline(int(best["step"]), color="black", linestyle=":", label=text)

@@ -51,7 +51,7 @@ def read_best(folder: Path) -> coco_eval.Evaluation:
             *((row[key] for key in (*coco_eval.PER_CLASS, "images", "boxes")) for row in scores["per_class"].values()),
         )
         sum(abs(figure) for row in rows for figure in row)  # TypeError if one is no number
-        return coco_eval.Evaluation(**scores, truth=truth, detections=reported)
+        return coco_eval.Evaluation(**scores, truth=truth, detections=reported, losses={})
     except (OSError, AttributeError, ValueError, KeyError, TypeError, EOFError, BadZipFile) as error:
         raise errors.TrainError(f"{path} is damaged ({error}). {again}") from error
 

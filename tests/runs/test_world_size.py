@@ -10,13 +10,14 @@ from conf.batches import build_dataset, build_sampler, open_images, open_split
 from data import Batch, ShapesConfig, ensure_shapes, make_loader
 from tests.runs.kill_resume import largest_difference, parts_of
 from tests.runs.process_group import run_group
-from tests.small_run import small_run
+from tests.small_run import rows, small_run
 from train import train
 from train_utils.checkpoint import load_checkpoint
 from train_utils.distributed import World, init_distributed_mode
+from train_utils.train_state import LOSS_NAMES
 
 SMALL = ShapesConfig(train_images=27, val_images=2, image_size=64)  # three steps of 8, and 3 that fill none
-LARGE = ShapesConfig(train_images=640, val_images=2, image_size=64)
+LARGE = ShapesConfig(train_images=640, val_images=13, image_size=64)
 SIZES = ["train.multi_scale=[0.5,1.5]", "train.batch_size=8"]
 LIMIT = 1e-9  # of relative differences in float64; in float32 the network multiplies rounding
 
@@ -31,17 +32,17 @@ TRAININGS = {
         SMALL, (1, 4), 3,
         [*SIZES, "model.cfg=yolov3-spp", "optim.lr=0.01", "optim.clip_norm=10", "train.micro_batch_size=4"],
     ),
-    "usual options": (LARGE, (1, 2, 4), 20, ["train.batch_size=32"]),
+    "usual options": (LARGE, (1, 2, 4), 20, ["train.batch_size=32", "evaluate.batch_size=2"]),
 }  # fmt: skip
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TRAININGS)
 def test_weights_do_not_depend_on_the_number_of_processes(name: str, tmp_path: Path) -> None:
-    """Nor do the average, statistics and momentum."""
+    """Nor do the average, statistics, momentum and validation losses."""
     shapes, numbers, steps, more = TRAININGS[name]
     ensure_shapes(tmp_path / "shapes", shapes)
-    parts = []
+    parts, losses = [], []
     for processes in numbers:
         run_dir = tmp_path / f"run_{processes}"
         run_group(
@@ -50,10 +51,12 @@ def test_weights_do_not_depend_on_the_number_of_processes(name: str, tmp_path: P
         state = load_checkpoint(run_dir / "checkpoints" / "last.pt")
         assert state["step"] == steps
         parts.append(parts_of(state))
+        losses.append([float(rows(run_dir)[-1][f"val_{name}"]) for name in LOSS_NAMES])
     assert all(tensor.dtype == torch.float64 for tensor in parts[0]["momentum"].values())
     for other in parts[1:]:
         found = {part: largest_difference(tensors, other[part]) for part, tensors in parts[0].items()}
         assert max(found.values()) <= LIMIT, found
+    assert all(loss == pytest.approx(losses[0], rel=LIMIT) for loss in losses) and min(losses[0]) > 0
 
 
 def micro_batches(folder: Path, world_size: int, workers: int) -> list[list[tuple[Tensor, Tensor]]]:

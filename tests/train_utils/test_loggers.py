@@ -17,6 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from conf.schema import TrainConfig
 from data import ShapesConfig, ensure_shapes
+from tests.small_run import rows as table_of
 from tests.small_run import small_run
 from train import train
 from train_utils import loggers as module
@@ -80,6 +81,9 @@ def test_a_run_stopped_and_resumed_is_one_run_in_each_service_and_has_the_bits_o
     losses = events.Scalars("train/loss")
     assert [event.step for event in losses] == [1, 2, 3, 4, 5, 6]
     assert [event.value for event in losses] == pytest.approx([float(row["loss"]) for row in rows])
+    assert [event.value for event in events.Scalars("val/loss")] == pytest.approx(
+        [float(row["val_loss"]) for row in table_of(folder)]
+    )
     assert events.Tags()["images"] == ["plots/drawn"]
 
     assert {path.name for path in folder.glob("wandb/offline-run-*/*.wandb")} == {f"run-{run_id}.wandb"}
