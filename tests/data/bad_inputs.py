@@ -33,20 +33,10 @@ def with_segment(jpeg: bytes, content: bytes) -> bytes:
     return jpeg[:2] + b"\xff\xe1" + struct.pack(">H", len(content) + 2) + content + jpeg[2:]
 
 
-def png(width: int, height: int, rows: bytes, depth: int = 8) -> bytes:
-    def chunk(kind: bytes, content: bytes) -> bytes:
-        body = kind + content
-        return struct.pack(">I", len(content)) + body + struct.pack(">I", zlib.crc32(body))
-
-    head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, 0, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
-
-
-def bomb() -> bytes:
-    """30,000 x 30,000 black pixels of one bit: 112 MB that take 110 kB."""
-    packer = zlib.compressobj(1)
-    row = bytes(1 + 30000 // 8)
-    return png(30000, 30000, b"".join(packer.compress(row * 100) for _ in range(300)) + packer.flush(), depth=1)
+def png_header(width: int, height: int) -> bytes:
+    """A PNG file that ends where its pixels would begin."""
+    body = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + body + struct.pack(">II4s", zlib.crc32(body), 0, b"IDAT")
 
 
 def spoilt(content: bytes, position: int) -> bytes:
@@ -100,7 +90,7 @@ def bad_images() -> dict[str, Case]:
         "png with a wrong byte": ("b.png", spoilt(PNG, len(PNG) // 2), undecodable.format("PNG")),
         "truncated webp": ("b.webp", webp[: len(webp) // 2], unknown),
         "truncated tiff": ("b.tif", TIFF[: len(TIFF) // 2], f"{unknown}|{undecodable.format('TIFF')}"),
-        "30,000 x 30,000 pixels": ("b.png", bomb(), r"b\.png (has more than the 178,956,970|is 0 x 0) pixels"),
+        "30,000 x 30,000 pixels": ("b.png", png_header(30000, 30000), r"b\.png (has more than|is 0 x 0) .*pixels"),
     }
     return {name: Case(image_set(file, content), error, left=(1, 1)) for name, (file, content, error) in bad.items()}
 

@@ -70,7 +70,6 @@ WRITERS: dict[str, tuple[str, Callable[[np.ndarray, int], bytes]]] = {
 Image.init()
 if "AVIF" in Image.SAVE:  # Pillow is built without it here and there
     WRITERS["avif"] = (".avif", _with_pillow("AVIF", quality=100, subsampling="4:4:4"))
-FORMATS = [DataFormat.coco, DataFormat.voc, DataFormat.yolo]
 
 
 def write_set(

@@ -59,11 +59,6 @@ def test_refinement_never_loses_and_recovers_from_a_bad_start() -> None:
     assert (np.diff(found.prod(1)) >= 0).all()
 
 
-def test_too_few_different_sizes_are_refused() -> None:
-    with pytest.raises(ValueError, match="different box sizes"):
-        kmeans_anchors(np.ones((50, 2)), 2, np.random.default_rng(0))
-
-
 def test_sizes_are_those_of_the_letterboxed_images(coco_set: CocoSet) -> None:
     coco_set.json["annotations"][-1]["iscrowd"] = 1
     annotations = coco_set.open()

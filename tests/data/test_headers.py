@@ -14,10 +14,12 @@ from data.headers import read_header
 from data.media import Medium, read_picture
 from scripts.check_data import check_dataset
 from tests.data.conftest import NO_AUGMENT
-from tests.data.tagged import BRIGHT, FORMATS, HEIGHT, WIDTH, WRITERS, stored_picture, upright, write_set
+from tests.data.tagged import BRIGHT, HEIGHT, WIDTH, WRITERS, stored_picture, upright, write_set
 
 NETWORK = (64, np.array([[10.0, 10.0]]), 0.2)
-DECODED = [(kind, "opencv") for kind in WRITERS] + [(kind, "simplejpeg") for kind in WRITERS if "jpeg" in kind]
+DECODED = [(kind, "opencv", data.DataFormat.coco) for kind in WRITERS]
+DECODED += [(kind, "simplejpeg", data.DataFormat.coco) for kind in WRITERS if "jpeg" in kind]
+DECODED += [("png", "opencv", form) for form in (data.DataFormat.voc, data.DataFormat.yolo)]
 NOISE = 12  # of a JPEG beside an edge
 
 
@@ -34,8 +36,7 @@ def box_is_bright(image: np.ndarray, box_xyxy: np.ndarray) -> bool:
     return bool(bright[top + 1 : bottom - 1, left + 1 : right - 1].all() and not outside.any())
 
 
-@pytest.mark.parametrize(("kind", "decoder"), DECODED)
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(("kind", "decoder", "form"), DECODED)
 @pytest.mark.parametrize("frame", ["upright", "stored"])
 def test_pixels_and_boxes_are_in_one_frame_in_every_program(
     frame: str, form: data.DataFormat, kind: str, decoder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

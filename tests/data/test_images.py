@@ -97,21 +97,6 @@ def test_rows_are_those_of_opencv(sampling: int, progressive: int, size: tuple[i
         assert np.array_equal(found[:rows], whole[:rows])
 
 
-def test_cached_images_equal_the_files(coco_set, tmp_path: Path) -> None:
-    source = coco_set.source()
-    files = [source.read(index) for index in range(len(source.annotations))]
-    path = tmp_path / "images"
-    build_image_cache(source, path, ImageCache.ram)
-    cached = ImageSource(source.annotations, OnError.stop, path)
-    path.unlink()  # an open map outlives its name
-    assert not list(tmp_path.glob("*images*")), "no temporary file is left"
-    shutil.rmtree(coco_set.root / "images")  # what follows comes from the cache
-    for index, first in enumerate(files):
-        second = cached.read(index)
-        assert first is not None and second is not None and np.array_equal(first, second)
-        assert not second.flags.writeable, "all processes share these pages"
-
-
 def parts_of_a_cache(annotations: Annotations) -> dict[str, slice]:
     """The bytes of the table and of each image."""
     table = 8 * (len(annotations) + 1)
@@ -139,7 +124,9 @@ def test_a_damaged_cache_gives_the_images_of_the_files(
             build_image_cache(source, path, ImageCache.disk)
             cached = ImageSource(source.annotations, OnError.stop, path)
             for index in [*range(7), *range(7)]:
-                assert np.array_equal(cached.read(index), source.read(index)), name
+                image = cached.read(index)
+                assert np.array_equal(image, source.read(index)), name
+                assert turn == 0 or name != "table" or not image.flags.writeable, "all processes share its pages"
             if name == "table" or len(left) < part.stop - part.start:
                 assert caplog.messages == [f"the image cache {path} is damaged and is made anew"] * (1 - turn)
                 assert path.read_bytes() == content and not list(tmp_path.glob(".*"))

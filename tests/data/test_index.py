@@ -5,7 +5,6 @@ import io
 import multiprocessing
 import os
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from data import (
     ImageCache,
     ImageSource,
     OnError,
-    SplitConfig,
     build_image_cache,
     check_same_classes,
     image_cache_name,
@@ -54,26 +52,6 @@ def test_index_holds_the_very_numbers_of_the_json(coco_set) -> None:
     coco_set.json["annotations"][0] |= {"iscrowd": 1, "area": 12.3456789}
     coco_set.json["annotations"].reverse()  # boxes may come in another order than images
     assert_holds_what_pycocotools_reads(coco_set.open(), coco_set.root / "instances.json")
-
-
-def test_coco128_equals_pycocotools(shared_dir: Path, coco_set, tmp_path: Path) -> None:
-    root = shared_dir / "data" / "coco128"
-    for split in ("train", "val"):
-        part = SplitConfig(f"annotations/instances_{split}2017.json", f"images/{split}2017")
-        annotations = open_annotations(replace(coco_set.config, root=str(root), train=part, val=part), split)
-        assert_holds_what_pycocotools_reads(annotations, root / part.annotations)
-        assert len(annotations.names) == 80
-        assert annotations.crowd.any() == (split == "train")
-
-
-def test_boxes_are_clipped_and_crowds_are_no_training_targets(empty_set) -> None:
-    image = np.zeros((50, 60, 3), dtype=np.uint8)
-    empty_set.add_image(image, [(1, [-0.5, 10, 30, 40.75]), (3, [20, 20, 10, 10])])
-    empty_set.json["annotations"][1]["iscrowd"] = 1
-    annotations = empty_set.open()
-    assert annotations.boxes_xyxy(0).tolist() == [[0, 10, 29.5, 50], [20, 20, 30, 30]]
-    classes, boxes = annotations.training_boxes(0)
-    assert classes.tolist() == [0] and boxes.tolist() == [[0, 10, 29.5, 50]]
 
 
 def test_names_choose_and_order_the_classes(coco_set) -> None:

@@ -1,15 +1,13 @@
 """Drawn shapes: boxes that fit the pixels, objects that stay in sight."""
 
 import hashlib
-import json
 from dataclasses import replace
 from pathlib import Path
 
-import cv2
 import numpy as np
 import pytest
 
-from data import DataError, DataFormat, ShapesConfig, SplitConfig, ensure_shapes
+from data import DataError, ShapesConfig, ensure_shapes
 from data.shapes import CLASSES, draw_image, visible_box
 
 SMALL = ShapesConfig(train_images=6, val_images=3, image_size=128)
@@ -50,20 +48,6 @@ def test_same_settings_give_the_same_bytes(tmp_path: Path) -> None:
     more = ensure_shapes(tmp_path / "a", replace(SMALL, train_images=7))
     assert (more / "train" / "000003.jpg").read_bytes() == (first / "train" / "000003.jpg").read_bytes()
     assert (more / "train" / "000001.jpg").read_bytes() != (more / "val" / "000001.jpg").read_bytes()
-
-
-def test_annotations_match_the_files(coco_set, tmp_path: Path) -> None:
-    folder = ensure_shapes(tmp_path, SMALL)
-    content = json.loads((folder / "annotations" / "instances_train.json").read_text())
-    assert [category["name"] for category in content["categories"]] == list(CLASSES)
-    for image in content["images"]:
-        pixels = cv2.imread(str(folder / "train" / image["file_name"]))
-        assert pixels.shape[:2] == (image["height"], image["width"])
-    for item in content["annotations"]:
-        assert 0 < item["area"] <= item["bbox"][2] * item["bbox"][3]
-    part = SplitConfig("annotations/instances_train.json", "train")
-    annotations = coco_set.open(format=DataFormat.shapes, root=str(tmp_path), train=part, shapes=SMALL)
-    assert len(annotations) == 6 and annotations.image_root == folder / "train"
 
 
 def test_a_root_that_cannot_be_written(tmp_path: Path) -> None:

@@ -34,33 +34,6 @@ def assert_same_images(first: Annotations, second: Annotations) -> None:
     assert [first.path(index) for index in range(len(first))] == [second.path(index) for index in range(len(second))]
 
 
-def objects(annotations: Annotations, index: int) -> np.ndarray:
-    """Class, left, top, width, height (n, 5) of the objects of an image, without crowds."""
-    rows = np.arange(annotations.offsets[index], annotations.offsets[index + 1])
-    rows = rows[~annotations.crowd[rows]]
-    return np.column_stack([annotations.classes[rows], annotations.boxes_xywh[rows]])
-
-
-@pytest.mark.parametrize("split", ["train", "val"])
-def test_coco128_as_json_and_as_txt(split: str, shared_dir: Path, data_config: Callable[..., DataConfig]) -> None:
-    root = shared_dir / "data" / "coco128"
-    folder = f"images/{split}2017"
-    first = open_annotations(data_config("coco", root, f"data.{split}.images={folder}"), split)
-    names = f"data.names={first.names}"
-    second = open_annotations(
-        data_config("yolo", root, f"data.{split}={{annotations: {folder}, images: {folder}}}", names), split
-    )
-    assert_same_images(first, second)
-    for index in range(len(first)):
-        here, there = objects(first, index), objects(second, index)
-        assert len(here) == len(there)
-        same = np.abs(here[:, None] - there).max(axis=2, initial=0) < 1e-3
-        assert (same.sum(axis=0) == 1).all() and (same.sum(axis=1) == 1).all(), first.file_name(index)
-    if split == "val":  # made from the txt, so the boxes have the same order
-        assert np.array_equal(first.classes, second.classes)
-        np.testing.assert_allclose(second.boxes_xywh, first.boxes_xywh, atol=1e-3)
-
-
 def test_bccd_as_json_and_as_xml(shared_dir: Path, data_config: Callable[..., DataConfig]) -> None:
     root = shared_dir / "data" / "bccd"
     as_json, as_voc = data_config("bccd", root), data_config("bccd_voc", root)
@@ -125,11 +98,18 @@ def test_hidden_files_do_not_count_and_a_folder_of_broken_ones_is_named(tmp_path
             open_annotations(replace(config, on_error=on_error), "train")
 
 
-def test_only_a_part_of_voc_or_yolo_may_have_many_sources(coco_set) -> None:
+def test_options_that_do_not_go_with_a_format(coco_set) -> None:
     two = SplitConfig(["a.json", "b.json"], "images")
     with pytest.raises(ValueError, match=r"data.val.annotations lists 2 files: format=coco reads one. fix: merge them"):
         replace(coco_set.config, val=two)
     for wrong in (7, [], ["a", 7], None):
         with pytest.raises(ValueError, match=r"data.train.annotations must be a path or a list of paths, got"):
             replace(coco_set.config, train=SplitConfig(wrong, "images"))
+    for changes, said in (
+        ({"format": DataFormat.shapes}, r"data.format=shapes needs data.shapes"),
+        ({"format": DataFormat.voc}, r"data.format=voc needs data.names"),
+        ({"names": []}, r"data.names must be a list"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            replace(coco_set.config, **changes)
     assert replace(coco_set.config, format=DataFormat.voc, names=["cat"], on_error=OnError.skip, val=two).val == two

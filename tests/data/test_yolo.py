@@ -1,14 +1,12 @@
 """What is read from YOLO labels and images, and when their index is rebuilt."""
 
 import os
-from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
 
-from data import DataError, ImageSource
-from data.yolo import read_label_file
+from data import DataError
 from tests.data.sets import YoloSet, assert_whole
 
 LAYOUTS = {
@@ -20,24 +18,6 @@ LAYOUTS = {
     "all in one folder": ("obj", "obj"),
     "all in one folder named images": ("images", "images"),
 }
-
-
-def test_any_name_that_a_file_can_have(yolo_set: YoloSet) -> None:
-    yolo_set.add("images", "labels")
-    odd = [b"a b  c", "ä 漢字 ☃".encode(), b"latin-\xe9\xff", b"x.y.z", b"#1 'q' \"d\" %20 $HOME"]
-    for folder, suffix in ((b"images", b".jpg"), (b"labels", b".txt")):
-        for name in odd:
-            path = os.fsencode(yolo_set.root) + b"/" + folder
-            os.link(path + b"/a" + suffix, path + b"/" + name + suffix)
-    folder = yolo_set.open("images")
-    (yolo_set.root / "list.txt").write_bytes(b"".join(b"images/%s.jpg\n" % name for name in odd))
-    listed = yolo_set.open("list.txt")
-    assert len(folder) == 3 + len(odd) and len(listed) == len(odd)
-    assert [os.fsencode(Path(listed.path(index)).stem) for index in range(len(odd))] == odd
-    source = ImageSource(listed, yolo_set.config("list.txt").on_error)
-    for index in range(len(odd)):
-        image = source.read(index)
-        assert image is not None and image.shape == (40, 60, 3) and len(listed.training_boxes(index)[1]) == 1
 
 
 def test_the_index_follows_labels_images_and_lists(yolo_set: YoloSet) -> None:
@@ -54,21 +34,6 @@ def test_the_index_follows_labels_images_and_lists(yolo_set: YoloSet) -> None:
     assert_whole(yolo_set.open("images"))
     (yolo_set.root / "labels" / "b.txt").unlink()
     assert np.diff(yolo_set.open("images").offsets).tolist() == [1, 0, 1]
-
-
-def test_boxes_are_those_in_pixels_within_the_rounding_of_the_text(tmp_path: Path) -> None:
-    generator = np.random.default_rng(0)
-    height, width = 427, 640
-    low = generator.uniform(0, 0.9, (500, 2))
-    high = low + generator.uniform(0, 1, (500, 2)) * (1 - low)
-    expected = np.concatenate([low, high - low], axis=1) * [width, height, width, height]
-    rows = np.concatenate([(low + high) / 2, high - low], axis=1)
-    tmp_path.joinpath("a.txt").write_text("".join(f"3 {' '.join(f'{v:.6f}' for v in row)}\n" for row in rows))
-    read, problems = read_label_file(str(tmp_path / "a.txt"), 4)
-    assert problems == [] and [row[:2] for row in read] == [[number, 3] for number in range(1, 501)]
-    fractions = np.array(read)[:, 2:]
-    boxes = np.concatenate([fractions[:, :2] - fractions[:, 2:] / 2, fractions[:, 2:]], axis=1)
-    np.testing.assert_allclose(boxes * [width, height, width, height], expected, atol=1e-3)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from models import Darknet, ModelError, load_cfg, load_darknet_weights, parse_cfg, save_darknet_weights
+from models.cfg import SECTION_KEYS
 from tests.models.cfg_writer import CLASSES, cfg, conv, head, route, section, shortcut
 from tests.models.small_network import randomise
 from tests.models.test_cfg import EVERY_KIND
@@ -109,6 +110,7 @@ def test_shortcuts_between_unequal_maps(tmp_path: Path) -> None:
 
 def test_every_kind_of_layer(tmp_path: Path) -> None:
     model = build(EVERY_KIND)
+    assert {section.kind for section in model.cfg.layers} == SECTION_KEYS.keys()
     assert [layer.xnor for layer in model.layers if hasattr(layer, "xnor")].count(True) == 1
     exercise(model, tmp_path)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from train_utils.progress import Progress, counted, duration
+from train_utils.progress import Progress, duration
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SESSION = """
@@ -56,11 +56,6 @@ def test_silent_progress_computes_no_figures(
         for done in range(1, 5):
             progress.at(done, lambda: pytest.fail("a loss is read, which waits for the device"))
     assert capfd.readouterr() == ("", "")
-
-
-@pytest.mark.parametrize(("number", "text"), [(0, "0 images"), (1, "1 image"), (2, "2 images")])
-def test_one_is_singular(number: int, text: str) -> None:
-    assert counted(number, "image") == text
 
 
 def test_a_terminal_shows_a_live_line_below_the_others() -> None:
