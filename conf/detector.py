@@ -52,7 +52,7 @@ class Prediction:
 
     @property
     def path(self) -> Path | None:
-        """The file of the picture or video; None for pixels and streams."""
+        """The file of the picture or video; None for pixels, cameras and addresses."""
         medium = self.frame.medium
         return None if medium.image is not None or medium.address else medium.path
 
@@ -202,11 +202,11 @@ class Detector(Predictor):
     def __call__(self, source: Any, *, confidence: float | None = None, classes: Any = None) -> Any:
         """Detect on ``source``.
 
-        For a picture (a path, a Pillow image or an array) this returns a Prediction. An array is
-        uint8 (h, w, 3) in BGR order, as OpenCV reads it. For a list of pictures it returns a list
-        in the same order. For any other source of predict.py (a video, a camera by its number, a
-        stream, a folder or a glob pattern) it returns a lazy iterator, which yields pictures in the
-        order in which they are finished.
+        For a picture (a path, an address, a Pillow image or an array) this returns a Prediction. An
+        array is uint8 (h, w, 3) in BGR order, as OpenCV reads it. For a list of pictures it returns
+        a list in the same order. For any other source of predict.py (a video, a camera by its
+        number, a stream, a folder or a glob pattern) it returns a lazy iterator, which yields
+        pictures in the order in which they are finished.
 
         ``confidence`` (0..1) and ``classes`` (names or numbers) hold for this call alone; None: as
         the detector was made. Raises DataError if the source cannot be read or is none of these, or
@@ -221,7 +221,8 @@ class Detector(Predictor):
             found = self.predict(self.frames(media, OnBadFile.stop, self.batch_size))
             return sorted(found, key=lambda prediction: int(prediction.frame.medium.name))
         text = str(source) if isinstance(source, str | os.PathLike) or type(source) is int else ""
-        if text and (not os.path.isfile(text) or Medium(Path(text), text).is_video):
+        one = Medium.at(text, text)
+        if text and (one.is_video or not (one.address or os.path.isfile(text))):
             return self.predict(self.frames(find_media(text), self.on_error, self.batch_size))
         return self([source])[0]
 
@@ -234,7 +235,7 @@ def _picture(source: Any, number: int, exif: Exif) -> Medium:
         if source.dtype != np.uint8 or source.ndim != 3 or source.shape[2] != 3 or not source.size:
             raise DataError(f"an array is {source.dtype} {source.shape}. fix: uint8 (height, width, 3) in BGR")
         return Medium(Path(), str(number), image=np.array(source[:, :, ::-1], order="C"))
-    medium = Medium(Path(source).absolute(), str(number)) if isinstance(source, str | os.PathLike) else None
+    medium = Medium.at(str(source), str(number)) if isinstance(source, str | os.PathLike) else None
     if medium is None or medium.is_video:
-        raise DataError(f"{source!r} is no picture. fix: a path, array, Pillow image or a list; call videos alone")
+        raise DataError(f"{source!r} is no picture. fix: a path, address, array, Pillow image, list; call videos alone")
     return medium

@@ -23,7 +23,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from conf import CONF_DIR, REPOSITORY, ConfigError, entry, help, messages, saved, schema
-from data.errors import DataError
+from data.errors import DataError, without_login
 from models.errors import ModelError
 from train_utils import launch
 from train_utils.errors import CheckpointError, DistributedError, TrainError
@@ -228,7 +228,7 @@ def report(error: BaseException, schema: type) -> int:
         if code == BUG_EXIT_CODE or "debug=true" in sys.argv:
             traceback.print_exception(error)
         if code != BUG_EXIT_CODE:
-            print(sentence, file=sys.stderr, flush=True)
+            print(without_login(sentence), file=sys.stderr, flush=True)
     return code
 
 

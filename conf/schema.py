@@ -137,7 +137,8 @@ class PredictConfig(DetectConfig):
 
     on_error: OnBadFile  # stop at a file that cannot be read, or skip it with a warning
     batch_size: Count | None  # images in one forward pass; results do not depend on it; null: 8 on a GPU, else 1
-    source: str  # an image, a video, a folder, a quoted pattern, a camera by its number (0), or a stream (rtsp://...)
+    source: str  # an image, a video, a folder, a quoted pattern, an address (http://.../a.jpg, rtsp://...), or the
+    # number of a camera (0)
     out: str | None  # folder for the results; null: runs/predict/<date_time>
     draw: bool  # write copies of the images and videos with boxes
     save_json: bool  # write detections.json (COCO results) and images.json

@@ -1,7 +1,11 @@
 """The error of this package: one sentence that names the fault and its fix."""
 
+import re
 import reprlib
 
+# After :// an @ before any of / ? #, or a colon without a port. A password may hold what should be
+# quoted: the login goes up to the last @ before a query, else up to the last one.
+_LOGIN = re.compile(r"://(?=[^/?#\s]*@|[^/?#\s:]*:(?!\d*([/?#\s]|$)))([^?#\s]*@|\S*@)")
 _shortened = reprlib.Repr()
 _shortened.maxstring = _shortened.maxother = 60
 
@@ -10,12 +14,17 @@ class DataError(ValueError):
     """A data set, or an option that must fit it, cannot be used."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(printable(message))
+        super().__init__(printable(without_login(message)))
 
 
 def printable(text: str) -> str:
     """Escape file names that are not UTF-8, which cannot be printed or logged otherwise."""
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+def without_login(text: str) -> str:
+    """Replace the user names and passwords of addresses in a text by ``***``."""
+    return _LOGIN.sub("://***@", text)
 
 
 def shown(value: object) -> str:

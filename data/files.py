@@ -1,6 +1,7 @@
 """Find and read many files, with threads where the disk is slow; write or fetch them whole."""
 
 import hashlib
+import io
 import os
 import shutil
 import stat
@@ -29,6 +30,7 @@ WAITING_RATIO = 3.0  # a chunk waited if its time is this multiple of its comput
 LEAST_WAIT = 0.005  # plus these seconds, which the clocks' resolution and the scheduler may add
 RETRIES = 3  # of a download
 TIMEOUT_SECONDS = 60.0  # of a download, without a byte
+MAX_FETCHED = 256 * 2**20  # bytes of a picture: an address may never end
 
 
 @contextmanager
@@ -193,6 +195,28 @@ class _Progress:
 
     def close(self) -> None:
         pass
+
+
+def fetch(address: str, shown: str) -> bytes:
+    """The content of an address of http or https, which messages call ``shown``.
+
+    Raises ``DataError``.
+    """
+    import pooch
+
+    def check(done: int, _: int) -> None:
+        if done > MAX_FETCHED:
+            raise DataError(f"{shown} has more than {MAX_FETCHED:,} bytes. fix: the address of a picture")
+
+    content = io.BytesIO()
+    try:
+        pooch.HTTPDownloader(timeout=TIMEOUT_SECONDS, progressbar=_Progress(check))(address, content, None)
+    except OSError as error:
+        answer = getattr(error, "response", None)  # None: the server gave none
+        why = type(error).__name__ if answer is None else f"HTTP status {answer.status_code}"
+        # Without the error itself, which holds the password.
+        raise DataError(f"{shown} cannot be fetched ({why}). fix: check the address and the network") from None
+    return content.getvalue()
 
 
 def download(url: str, path: Path, known_hash: str | None = None, size: int | None = None) -> None:

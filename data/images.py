@@ -66,13 +66,14 @@ def decode_rows(data: bytes, height: int, rows: int) -> Image | None:
     return np.asarray(image, dtype=np.uint8)
 
 
-def open_image(path: str | Path, fix: str) -> tuple[bytes, Header]:
+def open_image(path: str | Path, fix: str, data: bytes | None = None) -> tuple[bytes, Header]:
     """Read a complete image file of a known type and a size that is safe to decode.
 
-    Raises ``DataError``, with ``fix`` as its way out.
+    ``data`` is its content where that was fetched from ``path``, an address. Raises ``DataError``,
+    with ``fix`` as its way out.
     """
     try:
-        data = read_file(path)
+        data = read_file(path) if data is None else data
         header = read_header(data)
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}). {fix}") from error

@@ -18,7 +18,7 @@ import torch
 
 from data import files, headers, images, samplers, set_files
 from data.config import Exif, OnBadFile, Resize
-from data.errors import DataError
+from data.errors import DataError, without_login
 from data.geometry import Image, Letterbox, resize_into
 
 logger = logging.getLogger(__name__)
@@ -33,15 +33,31 @@ _FIX = "fix: replace the file, or set on_error=skip to leave such files out"
 class Medium:
     """A picture or a video of a source, or a camera or stream."""
 
-    path: Path  # absolute; without meaning for a camera, a stream or a picture in memory
+    path: Path  # absolute; without meaning for an address, a camera or a picture in memory
     name: str  # relative to the source's common folder, with "/"; unique within the source
-    address: str = ""  # of a stream, or the number of a camera, as OpenCV takes it
+    address: str = ""  # of a picture, video or stream, or the number of a camera
     image: Image | None = field(default=None, compare=False)  # (h, w, 3) RGB of a picture in memory
+
+    @classmethod
+    def at(cls, place: str, name: str) -> Self:
+        """The medium of a file or of an address such as ``rtsp://...``."""
+        return cls(Path(), name, place) if "://" in place else cls(Path(place).absolute(), name)
+
+    @property
+    def shown(self) -> str:
+        """What messages call it: its path, or its address without user, password and query."""
+        return re.split("[?#]", without_login(self.address))[0] if "://" in self.address else str(self.path)
 
     @property
     def is_video(self) -> bool:
-        """Whether it has frames: a file with the suffix of a video, a camera or a stream."""
-        return bool(self.address) or (self.image is None and self.path.suffix.lower() in VIDEO_SUFFIXES)
+        """Whether it has frames: a camera, a stream, or what has the suffix of a video.
+
+        Under http an address with the suffix of a picture is one.
+        """
+        suffix = os.path.splitext(self.shown)[1].lower()
+        if self.address:
+            return not (suffix in set_files.IMAGE_SUFFIXES and self.address.startswith(("http://", "https://")))
+        return self.image is None and suffix in VIDEO_SUFFIXES
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,14 +79,16 @@ def find_media(source: str) -> list[Medium]:
     """Return the pictures and videos that ``source`` names, each once, sorted by path.
 
     A source is a picture or video, a folder (with its subfolders, without hidden files) or a
-    pattern such as ``pictures/**/*.jpg``. A number is a camera, and ``rtsp://...`` or the like a
-    stream; its name is free of user, password and query. Raises DataError if nothing is found.
+    pattern such as ``pictures/**/*.jpg``. A number is a camera. ``http://.../a.jpg`` is a picture,
+    any other address a video or stream; its name is free of user, password and query. Raises
+    DataError if nothing is found.
     """
-    is_camera = source.isdecimal() and len(source) < 10  # OpenCV takes a C int
-    if is_camera or "://" in source:
-        where = f"camera{source}" if is_camera else source.rpartition("@")[2].partition("?")[0]
-        name = re.sub(r"\W+", "-", where).strip("-")
-        return [Medium(Path(name), name, address=source)]
+    if source.isdecimal() and len(source) < 10:  # OpenCV takes a C int
+        return [Medium(Path(name := f"camera{source}"), name, address=source)]
+    if "://" in source:
+        medium = Medium.at(source, "")
+        whole_name = re.sub(r"\W+", "-", medium.shown.partition("://")[2]).strip("-")
+        return [replace(medium, name=whole_name if medium.is_video else os.path.basename(medium.shown))]
     if os.path.isfile(source):
         paths = [Path(source)]
     else:
@@ -86,14 +104,15 @@ def find_media(source: str) -> list[Medium]:
 
 
 def count_frames(media: Sequence[Medium]) -> int:
-    """Count the frames, as videos state them; 0 for a camera or stream."""
-    if media[0].address:
+    """Count the frames, as videos state them; 0 for a camera or an address."""
+    if media[0].address and media[0].is_video:
         return 0
     videos = [_capture(medium) for medium in media if medium.is_video]
     return len(media) - len(videos) + sum(max(1, int(video.get(cv2.CAP_PROP_FRAME_COUNT))) for video in videos)
 
 
 def _capture(medium: Medium) -> cv2.VideoCapture:
+    cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # its warnings hold the password
     # OpenCV crashes on a name that is not Unicode, and takes its bytes.
     source: Any = int(medium.address) if medium.address.isdecimal() else os.fsencode(medium.address or medium.path)
     return cv2.VideoCapture(source)
@@ -106,8 +125,9 @@ def read_picture(medium: Medium, exif: Exif) -> Frame:
     """
     if medium.image is not None:
         return Frame(medium, 1, medium.image)
-    data, header = images.open_image(medium.path, _FIX)
-    image = images.decode_stored(medium.path, data, header, _FIX)
+    fetched = files.fetch(medium.address, medium.shown) if medium.address else None
+    data, header = images.open_image(medium.shown, _FIX, fetched)
+    image = images.decode_stored(medium.shown, data, header, _FIX)
     return Frame(medium, 1, headers.turn_decoded(image, header.orientation if exif == Exif.apply else 1))
 
 
@@ -129,11 +149,8 @@ def pixels_of(image: PIL.Image.Image, exif: Exif) -> Image:
 
 
 def read_video(medium: Medium) -> Iterator[Frame]:
-    """Yield the frames of a video, camera or stream. Raises DataError if OpenCV cannot open it."""
+    """Yield the frames of a video, camera or stream. Raises DataError if OpenCV reads none."""
     capture = _capture(medium)
-    if not capture.isOpened():
-        fix = "fix: check that it is on, and its number or address" if medium.address else _FIX
-        raise DataError(f"{medium.name} is no video that OpenCV can open. {fix}")
     rate = capture.get(cv2.CAP_PROP_FPS) or USUAL_RATE
     number = 0
     while True:
@@ -143,6 +160,9 @@ def read_video(medium: Medium) -> Iterator[Frame]:
         number += 1
         yield Frame(medium, number, np.asarray(cv2.cvtColor(image, cv2.COLOR_BGR2RGB), dtype=np.uint8), rate)
     capture.release()
+    if number == 0:
+        fix = "fix: check that it is on, and its number or address; that of a picture ends in .jpg, .png or the like"
+        raise DataError(f"{medium.shown} holds no frame that OpenCV can read. {fix if medium.address else _FIX}")
 
 
 class Prepared(NamedTuple):

@@ -20,6 +20,7 @@ from data.shapes import CLASSES, draw_image
 from eval import evaluate
 from predict import predict
 from tests.data.test_media import picture, video
+from tests.file_server import serving_folder
 from tests.random_network import save_random_network
 from tests.test_programs import start
 
@@ -140,6 +141,18 @@ def test_a_video_becomes_a_drawn_video_and_results_by_frame(folder: Path, tmp_pa
     assert drawn.read()[1].shape == (64, 96, 3)
 
 
+def test_a_picture_at_an_address_has_its_own_name_and_no_file_has_the_password(folder: Path, tmp_path: Path) -> None:
+    picture(tmp_path / "pictures" / "b.png", 60, 80)
+    _, _, expected = found(folder, tmp_path / "pictures" / "b.png", tmp_path / "by path")
+    with serving_folder(tmp_path / "pictures") as port:
+        address = f"'http://me:secret@127.0.0.1:{port}/b.png?key=secret'"
+        out, images, detections = found(folder, address, tmp_path / "out")
+    assert detections == expected and [image["file_name"] for image in images["images"]] == ["b.png"]
+    files = {path.relative_to(out).as_posix(): path for path in out.rglob("*") if path.is_file()}
+    assert set(files) == {"b.png", "detections.json", "images.json", "labels/b.txt"}
+    assert not any(b"secret" in path.read_bytes() for path in files.values())
+
+
 @pytest.mark.slow
 def test_what_does_not_fit_is_said_in_one_sentence(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -157,11 +170,18 @@ def test_what_does_not_fit_is_said_in_one_sentence(
         (["source=pictures", "ckpt=random.pt", "out=pictures"], "pictures would overwrite"),
         (["source=pictures", "ckpt=random.pt", "out=/proc/nothing"], "/proc/nothing cannot be written"),
         (["source=pictures", "ckpt=random.pt", "out=found"], "broken.png is not an image of a known type"),
+        (
+            ["source=rtsp://me:secret@h/a?b=1", "ckpt=random.pt"],
+            "cannot read the option source=rtsp://***@h/a?b=1. fix",
+        ),
+        (["sources=rtsp://me:secret@h/a", "ckpt=random.pt"], "sources=rtsp://***@h/a is no option here. fix: source="),
     ):
         monkeypatch.setattr(sys, "argv", ["predict.py", "device=cpu", *arguments])
         with pytest.raises(SystemExit) as ended:
             run("predict")
-        lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+        said = capsys.readouterr().err
+        lines = [line for line in said.splitlines() if line.startswith("error: ")]
+        assert "secret" not in said
         assert ended.value.code == 2 and len(lines) == 1 and message in lines[0], lines
     assert not (tmp_path / "runs").exists()
 

@@ -20,6 +20,7 @@ from data import DataError
 from data.shapes import CLASSES
 from predict import Detector, predict
 from tests.data.test_media import picture, video
+from tests.file_server import serving_folder
 from tests.test_predict import IDS, folder
 from train_utils.errors import TrainError
 
@@ -115,6 +116,19 @@ def test_a_pillow_image_is_its_file_in_any_mode_and_turned_alike(folder: Path, t
     opened = Image.open(path.with_suffix(".png"))
     for made in (ImageOps.exif_transpose(opened), image.crop((5, 6, 50, 40)), image.convert("CMYK")):
         assert np.array_equal(detector(made).image, np.asarray(made.convert("RGB"))[..., ::-1])
+
+
+def test_the_address_of_a_picture_is_a_picture(folder: Path, pictures: list[Path]) -> None:
+    detector = Detector(folder / "random.pt", **LOW)
+    expected = detector(pictures[2])
+    with serving_folder(pictures[0].parent) as port:
+        address = f"http://me:secret@127.0.0.1:{port}/{pictures[2].name}"
+        for found in (detector(address), *detector([address, pictures[2]])):
+            assert np.array_equal(found.boxes_xyxy, expected.boxes_xyxy) and len(found) > 1
+        assert found.path == pictures[2] and detector(address).path is None
+        for wrong in (f"{address}x.png", [f"{address}.avi"]):
+            with pytest.raises(DataError, match=r"http://\*\*\*@127\.0\.0\.1"):
+                detector(wrong)
 
 
 def test_what_is_read_as_it_comes_is_an_iterator(folder: Path, pictures: list[Path], tmp_path: Path) -> None:
@@ -245,7 +259,7 @@ def test_sources_are_answered_in_one_sentence(folder: Path, pictures: list[Path]
         (str(pictures[0])[:-5] + "9.jpg", "holds no picture or video"),
         (np.zeros((8, 8, 3)), r"an array is float64 \(8, 8, 3\)\. fix: uint8 \(height, width, 3\) in BGR"),
         (np.zeros((8, 8), np.uint8), r"is uint8 \(8, 8\)"),
-        (torch.zeros(3, 8, 8), "is no picture. fix: a path, array, Pillow image or a list"),
+        (torch.zeros(3, 8, 8), "is no picture. fix: a path, address, array, Pillow image, list"),
         (Image.new("F", (8, 8)), "mode=F .* cannot be read .*32 bits"),
         (Image.new("La", (8, 8)), "mode=La .* cannot be read"),
         (Image.new("RGB", (8, 8)).crop((3, 3, 3, 6)), r"is uint8 \(3, 0, 3\)"),

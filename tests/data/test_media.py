@@ -1,10 +1,8 @@
 """Sources name the right files, and frames come as they are stored."""
 
 import logging
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+import traceback
 from pathlib import Path
-from threading import Thread
 
 import cv2
 import numpy as np
@@ -13,6 +11,7 @@ import torch
 
 from data import DataError, EvalDataset, Exif, ImageSource, Medium, OnBadFile, OnError, Request, Resize, media
 from data.samplers import input_shape
+from tests.file_server import serving_folder
 
 
 def picture(path: Path, height: int = 30, width: int = 40) -> np.ndarray:
@@ -69,24 +68,65 @@ def test_sources(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_videos_and_streams_come_frame_by_frame(tmp_path: Path) -> None:
     path = video(tmp_path / "a.avi", 12)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(tmp_path)))
-    Thread(target=server.serve_forever, daemon=True).start()
-    (stream,) = media.find_media(f"http://me:secret@127.0.0.1:{server.server_port}/a.avi?key=secret")
-    assert stream.name == f"127-0-0-1-{server.server_port}-a-avi" and stream.is_video
-    for medium, count in ((Medium(path, "a.avi"), 12), (stream, 0)):
-        assert media.count_frames([medium]) == count
-        frames = list(media.read_video(medium))
-        assert [frame.number for frame in frames] == list(range(1, 13)) and frames[0].size == (48, 64)
-        assert frames[0].frames_per_second == 10
-        assert np.abs([frame.image.mean() - 8 * (frame.number - 1) for frame in frames]).max() < 3
-    server.shutdown()
-    server.server_close()
+    with serving_folder(tmp_path) as port:
+        (stream,) = media.find_media(f"http://me:secret@127.0.0.1:{port}/a.avi?key=secret")
+        assert stream.name == f"127-0-0-1-{port}-a-avi" and stream.is_video
+        for medium, count in ((Medium(path, "a.avi"), 12), (stream, 0)):
+            assert media.count_frames([medium]) == count
+            frames = list(media.read_video(medium))
+            assert [frame.number for frame in frames] == list(range(1, 13)) and frames[0].size == (48, 64)
+            assert frames[0].frames_per_second == 10
+            assert np.abs([frame.image.mean() - 8 * (frame.number - 1) for frame in frames]).max() < 3
     (camera,) = media.find_media("87")
     assert (camera.name, camera.address) == ("camera87", "87")
     path.write_bytes(b"no video")
-    for medium in (camera, Medium(path, "a.avi")):
-        with pytest.raises(DataError, match=f"{medium.name} is no video that OpenCV can open"):
+    for medium in (camera, Medium(path, "a.avi"), Medium(video(tmp_path / "none.avi", 0), "none.avi")):
+        with pytest.raises(DataError, match=f"{medium.name} holds no frame that OpenCV can read. fix: "):
             list(media.read_video(medium))
+
+
+@pytest.mark.parametrize(
+    ("address", "shown", "name"),
+    [
+        ("http://me:secret@x.org:80/a.JPG?key=secret#top", "http://***@x.org:80/a.JPG", "a.JPG"),
+        ("http://x.org/@me/logo@2x.png", "http://x.org/@me/logo@2x.png", "logo@2x.png"),
+        ("https://x.org:443/b.webp?mail=a@secret", "https://x.org:443/b.webp", "b.webp"),
+        ("rtsp://me:a@secret@x.org/a.jpg?mail=a@secret", "rtsp://***@x.org/a.jpg", "x-org-a-jpg"),
+        ("http://me:a/secret@x.org/a.mp4", "http://***@x.org/a.mp4", "x-org-a-mp4"),
+        ("rtsp://me:a?secret@x.org:8554/street", "rtsp://***@x.org:8554/street", "x-org-8554-street"),
+    ],
+)
+def test_an_address_is_a_picture_by_its_suffix_and_has_no_password_in_its_names(
+    address: str, shown: str, name: str
+) -> None:
+    (found,) = media.find_media(address)
+    assert (found.shown, found.name, found.address) == (shown, name, address)
+    assert found.is_video == ("-" in name) and media.count_frames([found]) == 1 - found.is_video
+
+
+def test_the_address_of_a_picture_is_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pixels = picture(tmp_path / "a b.PNG")
+    with serving_folder(tmp_path) as port:
+        (found,) = media.find_media(f"http://me:secret@127.0.0.1:{port}/a%20b.PNG?size=1")
+        assert np.array_equal(media.read_picture(found, Exif.apply).image, pixels)
+        monkeypatch.setattr("data.files.MAX_FETCHED", 2_000)
+        with pytest.raises(DataError, match=r"a%20b\.PNG has more than 2,000 bytes\. fix: "):
+            media.read_picture(found, Exif.apply)
+
+
+@pytest.mark.parametrize("name", ["none.png", "none.avi", "empty.png", "empty.avi", "cam%2501.avi", "street"])
+def test_an_address_that_shows_nothing_is_named_without_its_password(
+    name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for suffix in ("png", "avi"):
+        (tmp_path / f"empty.{suffix}").touch()
+    with serving_folder(tmp_path) as port:
+        scheme, number = ("rtsp", 1) if name == "street" else ("http", port)
+        for password in ("secret", "sec@ret", "sec/ret"):
+            with pytest.raises(DataError, match=rf"^{scheme}://\*\*\*@127\.0\.0\.1:{number}/{name} .*\. fix: ") as said:
+                list(batches(f"{scheme}://me:{password}@127.0.0.1:{number}/{name}?key={password}"))
+            everything = "".join([*traceback.format_exception(said.value), *capfd.readouterr()])
+            assert password not in everything and "ret@" not in everything
 
 
 def batches(
@@ -136,7 +176,7 @@ def test_many_shapes_do_not_fill_the_memory(tmp_path: Path) -> None:
 
 def test_what_cannot_be_read_stops_or_is_left_out(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     (folder / "deep" / "clip.avi").write_bytes(b"no video")
-    with pytest.raises(DataError, match=r"clip.avi is no video"):
+    with pytest.raises(DataError, match=r"clip.avi holds no frame"):
         list(batches(folder))
     (folder / "b.png").write_bytes(b"no picture")
     with pytest.raises(DataError, match=r"b.png is not an image"):
