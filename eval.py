@@ -59,11 +59,14 @@ def evaluate(config: EvalConfig) -> Outcome:
         print(f"{config.detections}: {counted(len(found), 'detection')}")
         evaluation = coco_eval.score(ground_truth_of(val_set), found)
     elif config.detections is None:
-        model = load_model(config, val_set, world).to(world.device)
+        model, classes = load_model(config, val_set, world)
+        model = model.to(world.device)
         image_size = config.evaluate.image_size
         if image_size is None:  # of Darknet weights: checkpoints have filled it in
             image_size = models.image_size_of(model.cfg)
-        evaluator = Evaluator(val_set, config.evaluate, image_size, model, config.data, world, config.timeout_seconds)
+        evaluator = Evaluator(
+            val_set, config.evaluate, image_size, model, config.data, world, config.timeout_seconds, classes=classes
+        )
         evaluation = evaluator(model, print)
     if evaluation is None:
         return Outcome({}, out)
@@ -86,27 +89,32 @@ def evaluate(config: EvalConfig) -> Outcome:
     return Outcome(evaluation.figures, out)
 
 
-def load_model(config: EvalConfig, val_set: data.Annotations, world: World) -> models.Darknet:
-    """Build the network that ``config`` names.
+def load_model(config: EvalConfig, val_set: data.Annotations, world: World) -> tuple[models.Darknet, list[int] | None]:
+    """Build the network that ``config`` names, and find the data's classes among its own.
 
-    Raises ConfigError if the checkpoint's classes are not those of the data.
+    Returns the network's number of each class of the data; None if they are the same. Raises
+    ConfigError if the data has a class that the checkpoint does not know.
     """
     if config.ckpt is None:
         assert config.model is not None  # only detections= needs no model
         built, note = network.build_model(config.model, len(val_set.names), whole=True, world=world)
         if world.is_main:
             print(note)
-        return built
+        return built, None
     opened = network.open_checkpoint(config.ckpt)
     if world.is_main:
         print(opened.note)
-    if opened.names not in (val_set.names, network.default_names(len(val_set.names))):  # converted without names
+    if opened.names in (val_set.names, network.default_names(len(val_set.names))):  # converted without names
+        return opened.model, None
+    if not set(val_set.names) <= set(opened.names):
         raise ConfigError(
             f"ckpt={config.ckpt} knows {len(opened.names)} classes ({', '.join(opened.names[:4])}), data="
-            f"{config.data.name} has {len(val_set.names)} ({', '.join(val_set.names[:4])}). fix: evaluate on data with "
-            "the checkpoint's classes, or convert weights anew with names=<the data's .json>"
+            f"{config.data.name} has {len(val_set.names)} ({', '.join(val_set.names[:4])}). fix: data.classes=[...] "
+            "with classes that both have, other data, or weights converted anew with names=<the data's .json>"
         )
-    return opened.model
+    if world.is_main:
+        print(f"scored on {len(val_set.names)} of its {len(opened.names)} classes")
+    return opened.model, [opened.names.index(name) for name in val_set.names]
 
 
 def ground_truth_of(annotations: data.Annotations) -> detections.GroundTruth:
@@ -119,7 +127,8 @@ class Evaluator:
     """Score any model of one shape on one data set; made once, called after every epoch.
 
     Batches are formed before they are dealt to the ranks, and none is padded. So each image is
-    computed once and in the same batch, whatever the number of ranks.
+    computed once and in the same batch, whatever the number of ranks. ``classes`` are the model's
+    number of each class of the data set; None: they are the same.
     """
 
     def __init__(
@@ -132,6 +141,7 @@ class Evaluator:
         world: World,
         timeout_seconds: float = 0.0,
         loss: engine.Loss | None = None,
+        classes: list[int] | None = None,
     ) -> None:
         if (nearest := model.nearest_size(image_size, image_size)[0]) != image_size:
             raise ConfigError(
@@ -148,8 +158,8 @@ class Evaluator:
         dataset = data.EvalDataset(val_set, self.images, resize)
         workers = batches.loader_workers(data_options.workers, world)
         self.loader = data.make_loader(dataset, own, workers, world.device, timeout_seconds)
-        self.postprocess = network.build_postprocess(config, model.heads)
-        self.loss = loss
+        self.classes, self.loss = classes, loss
+        self.postprocess = network.build_postprocess(config, model.heads, classes)
 
     def __call__(self, model: torch.nn.Module, log_line: Callable[[str], object]) -> coco_eval.Evaluation | None:
         """Score ``model``; None on all ranks but 0. ``log_line`` hears of unreadable images.
@@ -178,6 +188,8 @@ class Evaluator:
         if gathered is None or of_batches is None:
             return None
         found = np.concatenate(gathered)
+        if self.classes is not None:
+            found["class"] = np.argsort(self.classes)[np.searchsorted(np.sort(self.classes), found["class"])]
         found["image_id"] = self.truth.image_ids[found["image_id"]]  # in place of positions in the data set
         evaluation = coco_eval.score(self.truth, found)
         if self.loss is None:

@@ -85,6 +85,7 @@ class DataConfig:
     # of data.val, by a hash of their file names; null: use data.val
     names: Any  # class names in order, or a file that lists them; null: all classes of the json
     # (by id) or of the data.yaml
+    classes: Any  # train and score these alone, by name or number of the set, as in [person,3]; null: all
     shapes: ShapesConfig | None
     single_class: bool  # treat every object as the one class "object"
     exif: Exif  # apply: turn images upright by their EXIF tag, unless their annotated sizes are
@@ -165,7 +166,8 @@ class DataConfig:
     def line(self) -> str:
         """What is read, in a few words for a log."""
         split = f", data.split={self.split:g}" if self.split is not None else ""
-        return f"data: {self.name}, {self.format} of {self.root}{split}"
+        classes = f", data.classes={self.classes}" if self.classes is not None else ""
+        return f"data: {self.name}, {self.format} of {self.root}{split}{classes}"
 
     def check_two_sets(self) -> None:
         """Raise ``ValueError`` if training and validation read the same annotations."""

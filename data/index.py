@@ -30,7 +30,7 @@ from data import coco, headers, shapes, validate, voc, yolo
 from data.config import FORMATS, DataConfig, DataFormat, Exif, OnError
 from data.errors import DataError
 from data.files import new_folder, read_file, stamp_files
-from data.source import Files, Findings, Source, part_of
+from data.source import Files, Findings, Source, of_classes, part_of
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +107,8 @@ def open_annotations(config: DataConfig, split: str) -> Annotations:
     """
     files = locate(config, split)
     # The split is part of the key: only a training set must hold boxes.
-    options = (config.format, config.single_class, config.names, config.exif, config.on_error, config.split)
+    fields = "format", "single_class", "names", "classes", "exif", "on_error", "split"
+    options = [getattr(config, field) for field in fields]
     key = json.dumps([FORMAT_VERSION, *files.stamps, str(files.image_root), split, *options])
     folder = Path(config.index_dir).absolute() / hashlib.sha256(key.encode()).hexdigest()[:32]
     for _ in range(ATTEMPTS):
@@ -189,6 +190,8 @@ def _read(config: DataConfig, split: str, files: Files) -> tuple[dict[str, Any],
     turn = headers.rule_of(source, config.exif) if annotated else headers.TurnRule(config.exif, unclear=True)
     if config.split is not None:
         source = part_of(source, split, config.split)
+    if config.classes is not None:
+        source = of_classes(source, config.classes)
     columns = validate.check_source(source, split, config.on_error)
     names = list(source.categories.values())
     if config.single_class:

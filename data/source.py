@@ -3,14 +3,17 @@
 import hashlib
 import os
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from data.errors import DataError, printable
+from data.set_files import class_numbers
 
 REPORTED_FINDINGS = 20
 
@@ -109,12 +112,34 @@ def part_of(source: Source, split: str, share: float) -> Source:
     # Boxes of unknown images stay in both parts, for the checks to report.
     of_the_other = np.isin(source.box_image_ids, np.delete(source.image_ids, images))
     boxes = np.flatnonzero(~of_the_other | np.isin(source.box_image_ids, source.image_ids[images]))
-    name_of = source.box_name
     return replace(
-        source,
+        _with_boxes(source, boxes),
         file_names=[source.file_names[row] for row in images.tolist()],
         image_ids=source.image_ids[images],
         sizes=source.sizes[images],
+    )
+
+
+def of_classes(source: Source, chosen: Any) -> Source:
+    """A source without the boxes of other classes than those of ``data.classes``; images stay.
+
+    Raises ``DataError`` where a class is none of the set.
+    """
+    by_id = list(source.categories.items())
+    kept = dict(by_id[number] for number in class_numbers(chosen, [name for _, name in by_id], "data.classes"))
+    # An unknown id stays, for the checks to report.
+    is_other = np.isin(source.box_category_ids, list(source.categories.keys() - kept))
+    counts = Counter(source.box_category_ids[is_other].tolist()).most_common(5)
+    most = ", ".join(f"{source.categories[number]} {count}" for number, count in counts)
+    source.notes.add("boxes that data.classes leaves out", [most] * bool(most), int(is_other.sum()))
+    return replace(_with_boxes(source, np.flatnonzero(~is_other)), categories=kept)
+
+
+def _with_boxes(source: Source, boxes: NDArray[np.int64]) -> Source:
+    """A source with the boxes of these rows alone."""
+    name_of = source.box_name
+    return replace(
+        source,
         box_image_ids=source.box_image_ids[boxes],
         boxes_xywh=source.boxes_xywh[boxes],
         box_category_ids=source.box_category_ids[boxes],

@@ -42,7 +42,7 @@ def check_source(source: Source, split: str, on_error: OnError) -> dict[str, NDA
         left_out += ", all of them crowds, which teach nothing" * bool(box_used.any())
         raise DataError(
             f"{source.path} holds {int(image_used.sum())} usable images and {int(box_used.sum())} usable boxes"
-            f"{left_out}. fix: check data.{split}.annotations and data.{split}.images"
+            f"{left_out}. fix: check data.{split}.annotations, data.{split}.images and data.classes"
         )
     return _columns(source, image_used, positions, box_used)
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import eval as program
-from conf import ConfigError
+from conf import ConfigError, network
 from conf.entry import compose
 from conf.saved import complete_from_checkpoint
 from conf.schema import EvalConfig
@@ -148,6 +148,35 @@ def test_scores_depend_neither_on_batch_size_nor_workers(trained: Path) -> None:
     ways = [["evaluate.batch_size=1"], ["evaluate.batch_size=3", "data.workers=2"], ["evaluate.batch_size=64"]]
     figures = [evaluate([*of_run(trained, 96), *way]) for way in ways]
     assert all(other == figures[0] for other in figures)
+
+
+@pytest.mark.slow
+def test_a_network_is_scored_on_some_of_its_classes(trained: Path, tmp_path: Path) -> None:
+    """Each as among all, since others take no place; with the data's category ids."""
+    for name, more in (("all", []), ("some", ["data.classes=[star,0]"])):
+        evaluate([*of_run(trained, 96), *more, "evaluate.max_detections=10000", f"out={tmp_path / name}"])
+    every, some = (json.loads((tmp_path / name / "per_class.json").read_text()) for name in ("all", "some"))
+    assert list(some) == ["circle", "star"] and all(some[name]["AP"] == every[name]["AP"] for name in some)
+    assert max(row["AP"] for row in some.values()) > 0
+    rows = {name: json.loads((tmp_path / name / "detections.json").read_text()) for name in ("all", "some")}
+    assert rows["some"] == [row for row in rows["all"] if row["category_id"] in (1, 4)]
+
+
+@pytest.mark.slow
+def test_a_run_on_some_classes_is_scored_and_resumed_on_them(tmp_path: Path) -> None:
+    options = [*SHORT, "data.classes=[star,0]", "train.epochs=1", "evaluate=coco"]
+    figures = train(small_run(tmp_path / "shapes", SHAPES, tmp_path / "run", *options))
+    assert evaluate([*of_run(tmp_path, 64), f"out={tmp_path}"]) == figures
+    assert list(json.loads((tmp_path / "per_class.json").read_text())) == ["circle", "star"]
+    assert {row["category_id"] for row in json.loads((tmp_path / "detections.json").read_text())} == {1, 4}
+    log = (tmp_path / "run" / "train.log").read_text()
+    assert "data.classes" in log and "boxes that data.classes leaves out" in log
+    with pytest.raises(ConfigError, match=r"knows 2 classes \(circle, star\).* fix: data\.classes="):
+        evaluate([*of_run(tmp_path, 64), "data.classes=[circle,cross]"])
+    with pytest.raises(ConfigError, match=r"data\.classes: \['star', 0\] -> None"):
+        train([f"resume={tmp_path / 'run'}", "data.classes=null"])
+    train([f"resume={tmp_path / 'run'}", "train.epochs=2"])
+    assert network.open_checkpoint(str(tmp_path / "run")).names == ["circle", "star"]
 
 
 def test_boxes_outside_their_image_score_as_pycocotools_scores_the_json(tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ def config_of(
         val=part,
         split=None,
         names=names,
+        classes=None,
         shapes=None,
         single_class=False,
         exif=Exif.apply,
