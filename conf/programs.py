@@ -226,7 +226,7 @@ def report(error: BaseException, schema: type) -> int:
         sentence, code = f"error: {reason}", USAGE_EXIT_CODE if reason is not None else BUG_EXIT_CODE
     if launch.claim_report():
         if code == BUG_EXIT_CODE or "debug=true" in sys.argv:
-            traceback.print_exception(error)
+            print(without_login("".join(traceback.format_exception(error))), file=sys.stderr)
         if code != BUG_EXIT_CODE:
             print(without_login(sentence), file=sys.stderr, flush=True)
     return code

@@ -174,7 +174,10 @@ def test_what_does_not_fit_is_said_in_one_sentence(
             ["source=rtsp://me:secret@h/a?b=1", "ckpt=random.pt"],
             "cannot read the option source=rtsp://***@h/a?b=1. fix",
         ),
-        (["sources=rtsp://me:secret@h/a", "ckpt=random.pt"], "sources=rtsp://***@h/a is no option here. fix: source="),
+        (
+            ["sources=rtsp://me:secret@h/a", "ckpt=random.pt", "debug=true"],
+            "sources=rtsp://***@h/a is no option here. fix: source=",
+        ),
     ):
         monkeypatch.setattr(sys, "argv", ["predict.py", "device=cpu", *arguments])
         with pytest.raises(SystemExit) as ended:
