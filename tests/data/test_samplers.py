@@ -129,14 +129,14 @@ def test_all_ranks_have_one_rectangle_in_a_step_that_holds_its_images_tightly() 
     assert wasted < 0.9  # of the squares' pixels
 
 
-@pytest.mark.parametrize("aspects", [(0.4, 2.5), (1.2, 2.5), (0.9, 1.1), (1.0, 1.0)])
+@pytest.mark.parametrize("aspects", [(0.4, 2.5), (0.9, 1.1), (1.0, 1.0)])
 @pytest.mark.parametrize(("num_images", "batch_size"), [(31, 4), (31, 8), (30, 16), (30, 1)])
 @pytest.mark.parametrize("repeated", [False, True])
 def test_memory_runs_out_in_the_first_step_or_never(
     aspects: tuple[float, float], num_images: int, batch_size: int, repeated: bool
 ) -> None:
     """With rectangles, each epoch leaves out other images, so its groups differ."""
-    for seed in range(3):
+    for seed in range(2):
         generator = np.random.default_rng(seed)
         widths = 300 * generator.uniform(*aspects, num_images)
         sides = np.stack([np.full(num_images, 300), widths], axis=1).round().astype(np.int32)
@@ -146,7 +146,7 @@ def test_memory_runs_out_in_the_first_step_or_never(
             num_images, batch_size, batch_size, 1, 0, seed, sizes, image_sizes=sides, factors=factors
         )
         areas = []
-        for epoch in range(30):
+        for epoch in range(20):
             sampler.set_epoch(epoch)
             areas += [batch[0].height * batch[0].width for batch in sampler]
         assert areas[0] >= max(areas)

@@ -63,20 +63,6 @@ def read_reports(folder: Path) -> dict[int, dict[str, Any]]:
     return {int(file.stem): json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))}
 
 
-def by_hand(rank: int, world_size: int, port: int, local_rank: int | None = None) -> dict[str, str]:
-    """torch's variables set by hand, on one node unless ``local_rank`` says otherwise."""
-    local = rank if local_rank is None else local_rank
-    values = {"RANK": rank, "WORLD_SIZE": world_size, "LOCAL_RANK": local, "MASTER_PORT": port}
-    return {key: str(value) for key, value in values.items()} | {"MASTER_ADDR": "127.0.0.1"}
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The report of a single process, which every group must match."""
-    folder = tmp_path_factory.mktemp("alone")
-    return run_together("everything", folder, [{}])[0]
-
-
 def check_exchange(reports: dict[int, dict[str, Any]]) -> None:
     size = len(reports)
     for rank, report in reports.items():
@@ -101,46 +87,32 @@ def check_failure(failures: dict[int, list[Any]]) -> None:
     assert list(failures.values()) == [others] * len(failures)
 
 
-def test_one_process_needs_no_group(alone: dict[str, Any]) -> None:
-    assert (alone["launcher"], alone["place"]) == ("none", [1, 0, 1, 1])
-    check_exchange({0: alone})
+def test_one_process_needs_no_group(tmp_path: Path) -> None:
+    report = run_together("exchange", tmp_path, [{}])[0]
+    assert (report["launcher"], report["place"]) == ("none", [1, 0, 1, 1])
+    check_exchange({0: report})
 
 
 @pytest.mark.slow
-def test_everything_on_three_processes_of_two_nodes(alone: dict[str, Any], tmp_path: Path) -> None:
+def test_three_tasks_of_slurm_on_two_nodes_exchange(tmp_path: Path) -> None:
     """Nodes may share a disk: rank 0 builds there, and the other node finds it built."""
-    port = free_port()
-    reports = run_together(
-        "everything", tmp_path, [by_hand(rank, 3, port, local) for rank, local in enumerate((0, 0, 1))]
-    )
+    job = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "3"}
+    job["SLURM_STEP_NODELIST"] = "localhost"
+    tasks = [{"SLURM_PROCID": str(task), "SLURM_LOCALID": str(local)} for task, local in enumerate((0, 0, 1))]
+    reports = run_together("exchange", tmp_path, [job | task for task in tasks])
     assert list(reports) == [0, 1, 2]
     check_exchange(reports)
+    assert all(report["launcher"] == "srun" for report in reports.values())
     assert [report["place"] for report in reports.values()] == [[3, local, 2, 2] for local in (0, 0, 1)]
     begun, finished = [report["built"][0] for report in reports.values()], reports[0]["built"][1]
     assert begun[0] < finished <= begun[1] <= begun[2]
-    for report in reports.values():
-        before, after = report["weights"]
-        assert report["launcher"] == "torchrun"
-        assert before == alone["weights"][0]  # weights of rank 0, not of another seed
-        assert after == pytest.approx(alone["weights"][1], abs=1e-14)
-        assert after != before
-
-
-@pytest.mark.slow
-def test_exchange_under_slurm(tmp_path: Path) -> None:
-    job = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
-    tasks = [{"SLURM_PROCID": str(task), "SLURM_LOCALID": str(task)} for task in range(2)]
-    reports = run_together("exchange", tmp_path, [job | task | {"SLURM_STEP_NODELIST": "localhost"} for task in tasks])
-    check_exchange(reports)
-    assert [(report["launcher"], report["place"]) for report in reports.values()] == [
-        ("srun", [2, rank, 2, 1]) for rank in range(2)
-    ]
 
 
 @pytest.mark.slow
 def test_a_killed_builder_ends_all_at_once_with_one_sentence(tmp_path: Path) -> None:
-    port = free_port()
-    reports = run_together("killed_builder", tmp_path, [by_hand(rank, 3, port) for rank in range(3)])
+    group = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(3)]
+    reports = run_together("killed_builder", tmp_path, [group | rank for rank in ranks])
     assert list(reports) == [1, 2]
     for report in reports.values():
         assert report["error"].startswith("lost another rank (") and "resume=" in report["error"]

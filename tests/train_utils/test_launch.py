@@ -1,7 +1,6 @@
 """Launchers' variables, given as dictionaries."""
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,6 @@ from train_utils.launch import (
     job_folder_name,
     prefer_expandable_segments,
     read_launch,
-    requeue_file,
 )
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "node1", "MASTER_PORT": "1234"}
@@ -97,16 +95,8 @@ def test_a_run_that_is_started_again_keeps_its_folder() -> None:
     assert (allowed_restarts(elastic), allowed_restarts(TORCHRUN), allowed_restarts({})) == (3, 0, 0)
 
 
-def test_requeue_file_is_there_only_where_the_job_script_names_one() -> None:
-    assert requeue_file(SRUN) is None and requeue_file(SRUN | {"REQUEUE_FILE": ""}) is None
-    assert requeue_file(SRUN | {"REQUEUE_FILE": "/a b/x"}) == Path("/a b/x")
-
-
-@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
-def test_memory_segments_grow_unless_the_user_says_otherwise(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "environ", {})
-    prefer_expandable_segments()
-    assert os.environ == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-    monkeypatch.setattr(os, "environ", {name: "max_split_size_mb:64"})
-    prefer_expandable_segments()
-    assert os.environ == {name: "max_split_size_mb:64"}
+def test_memory_segments_grow_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    for given in ({}, {"PYTORCH_ALLOC_CONF": "a:1"}, {"PYTORCH_CUDA_ALLOC_CONF": "a:1"}):
+        monkeypatch.setattr(os, "environ", dict(given))
+        prefer_expandable_segments()
+        assert os.environ == (given or {"PYTORCH_ALLOC_CONF": "expandable_segments:True"})

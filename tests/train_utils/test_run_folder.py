@@ -108,22 +108,6 @@ A, B = "optim.lr=0.1", "optim.lr=0.2"
 Launch = Callable[..., dict[str, str]]
 
 
-def test_steps_side_by_side_have_a_folder_each_and_find_it_again_after_a_requeue(job: Job) -> None:
-    settings = [A, B, "optim.lr=0.3"]
-    names = ["slurm-41", "slurm-41-2", "slurm-41-3"]
-    assert [job.start(srun("41", step), option) for step, option in enumerate(settings)] == [
-        (name, False) for name in names
-    ]
-    job.kill()
-    again = [job.start(srun("41", step, restarts=1), option) for step, option in enumerate(settings)]
-    assert again == [(name, True) for name in names]
-    job.kill()
-    swapped = [job.start(srun("41", 2 - step, restarts=2), option) for step, option in enumerate(settings)]
-    assert swapped == [(name, True) for name in names], "each setting has its folder, whichever step it is"
-    job.kill()
-    assert job.start(srun("43", 0), A) == ("slurm-43", False)
-
-
 @pytest.mark.parametrize(
     ("launch", "base"),
     [

@@ -11,37 +11,25 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from train_utils import launch
 from train_utils.detections import make_detections
 from train_utils.distributed import (
     World,
     barrier,
-    broadcast_module,
     broadcast_text,
     gather_arrays,
     init_distributed_mode,
     sum_over_ranks,
     torch_distributed_zero_first,
-    wrap_ddp,
 )
 from train_utils.errors import DistributedError
 from train_utils.launch import claim_report, explain_lost_peer, read_launch, shutdown
-from train_utils.sync_batchnorm import convert_sync_batchnorm
-
-IMAGES, MICRO_BATCHES = 12, 2
-
-
-def everything(world: World, folder: Path) -> dict[str, Any]:
-    """Call each function once on all ranks; one group serves all, since DDP loads slowly."""
-    return {"weights": train(world)} | exchange(world, folder)
 
 
 def exchange(world: World, folder: Path) -> dict[str, Any]:
@@ -81,32 +69,6 @@ def gather(world: World) -> list[Any]:
     return [[array.tolist() for array in numbers], pairs, [array.tolist() for array in empty]]
 
 
-def train(world: World) -> list[list[float]]:
-    """Parameters before and after two steps of two micro-batches of one global batch."""
-
-    def numbers() -> list[float]:
-        return [number for parameter in model.parameters() for number in parameter.flatten().tolist()]
-
-    torch.manual_seed(world.rank)  # ranks start from different weights
-    layers = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).eval().double()
-    model = convert_sync_batchnorm(layers, world)
-    broadcast_module(model)
-    before = numbers()
-    wrapped = wrap_ddp(model, world)
-    inputs = torch.linspace(-1, 1, IMAGES * 3, dtype=torch.float64).reshape(MICRO_BATCHES, -1, 3)
-    for _ in range(2):
-        for number, micro_batch in enumerate(inputs):
-            last = number == MICRO_BATCHES - 1
-            with nullcontext() if last or wrapped is model else wrapped.no_sync():
-                wrapped(micro_batch[world.rank :: world.world_size]).square().mean().backward()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                assert parameter.grad is not None
-                parameter.sub_(0.1 * parameter.grad)
-        model.zero_grad()
-    return [before, numbers()]
-
-
 def failure(world: World) -> list[Any]:
     """How this rank sees a failing leader, and who reports it."""
     try:
@@ -138,7 +100,7 @@ def restarted(world: World, folder: Path) -> dict[str, Any]:
 
 
 SCENARIOS: dict[str, Callable[[World, Path], dict[str, Any]]] = {
-    function.__name__: function for function in (everything, exchange, killed_builder, restarted)
+    function.__name__: function for function in (exchange, killed_builder, restarted)
 }
 
 
