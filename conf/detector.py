@@ -18,7 +18,7 @@ import torch
 from conf import ConfigError, entry, network, programs
 from conf.schema import DetectConfig
 from data import DataError, Exif, OnBadFile, cut_at_edges
-from data.media import Frame, FrameBatch, FrameBatches, InputFit, Medium, find_media, pixels_of
+from data.media import Frame, FrameBatch, FrameBatches, InputFit, Medium, find_media, pixels_of, read_picture
 from data.set_files import class_numbers
 from models import Postprocess, for_detection
 from train_utils import detect, detections, distributed, draw, numerics
@@ -138,6 +138,10 @@ class Predictor:
         self.model = for_detection(self.network.model.to(device), device)
         self.fit = InputFit(self.network.image_size, self.network.model.max_stride, config.resize, config.rect)
         self.postprocess = self._suppression()
+        # torchvision and the device's kernels load here, not with the first picture.
+        blank = FrameBatch([], torch.zeros(1, 3, *[self.network.model.max_stride] * 2, dtype=torch.uint8), [])
+        every_box = replace(self.postprocess, confidence=0.0, classes=None)
+        list(detect.detect_batches(self.model, [blank], every_box, device, self.dtype))
 
     def at(self, **limits: Any) -> Self:
         """The same network with other options of its suppression, such as ``confidence``.
@@ -160,11 +164,16 @@ class Predictor:
         size = batch_size or (1 if self.device.type == "cpu" else GPU_BATCH_SIZE)
         return FrameBatches(media, self.fit, size, self.config.exif, on_error, self.config.workers)
 
-    def predict(self, batches: Iterable[FrameBatch]) -> Iterator[Prediction]:
-        """The objects on each frame of the batches, in order, without boxes in the padding."""
+    def predict(self, batches: Iterable[FrameBatch], in_turn: bool = False) -> Iterator[Prediction]:
+        """The objects on each frame of the batches, in order, without boxes in the padding.
+
+        ``in_turn`` is that of detect_batches.
+        """
         names, category_ids = self.network.names, self.network.category_ids
         tf32 = self.config.precision is EvalPrecision.tf32
-        found = detect.detect_batches(self.model, batches, self.postprocess, self.device, self.dtype, tf32)
+        found = detect.detect_batches(
+            self.model, batches, self.postprocess, self.device, self.dtype, tf32, in_turn=in_turn
+        )
         for batch, tables in found:
             for frame, letterbox, rows in zip(batch.frames, batch.letterboxes, tables, strict=True):
                 table = rows.double().numpy()
@@ -181,9 +190,10 @@ class Detector(Predictor):
         detector("street.jpg").save("out.jpg")
 
     ``ckpt`` and the keywords are the options of predict.py, under the same names; for those with a
-    dot write ``**{"model.weights": "coco"}``. A detector finds what predict.py finds. Several
-    threads may share one. Raises ConfigError, CheckpointError and the other errors of predict.py,
-    with the same messages. ``names`` are the class names, in the order of their numbers.
+    dot write ``**{"model.weights": "coco"}``. A detector finds what predict.py finds, but on a CPU
+    the last bits for a picture by itself depend on the number of threads. Several threads may share
+    a detector. Raises ConfigError, CheckpointError and the other errors of predict.py, with the
+    same messages. ``names`` are the class names, in the order of their numbers.
     """
 
     def __init__(self, ckpt: str | os.PathLike[str] | None = None, **options: Any) -> None:
@@ -224,7 +234,8 @@ class Detector(Predictor):
         one = Medium.at(text, text)
         if text and (one.is_video or not (one.address or os.path.isfile(text))):
             return self.predict(self.frames(find_media(text), self.on_error, self.batch_size))
-        return self([source])[0]
+        frame = read_picture(_picture(source, 0, self.config.exif), self.config.exif)
+        return next(self.predict([FrameBatch.of([self.fit.prepare(frame)])], in_turn=True))
 
 
 def _picture(source: Any, number: int, exif: Exif) -> Medium:
@@ -234,7 +245,7 @@ def _picture(source: Any, number: int, exif: Exif) -> Medium:
     if isinstance(source, np.ndarray):
         if source.dtype != np.uint8 or source.ndim != 3 or source.shape[2] != 3 or not source.size:
             raise DataError(f"an array is {source.dtype} {source.shape}. fix: uint8 (height, width, 3) in BGR")
-        return Medium(Path(), str(number), image=np.array(source[:, :, ::-1], order="C"))
+        return Medium(Path(), str(number), image=cv2.cvtColor(source, cv2.COLOR_BGR2RGB))
     medium = Medium.at(str(source), str(number)) if isinstance(source, str | os.PathLike) else None
     if medium is None or medium.is_video:
         raise DataError(f"{source!r} is no picture. fix: a path, address, array, Pillow image, list; call videos alone")

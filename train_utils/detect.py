@@ -61,13 +61,16 @@ def detect_batches(
     dtype: torch.dtype | None = None,
     tf32: bool = False,
     on_raw_maps: Callable[[AnyBatch, list[Tensor]], object] | None = None,
+    in_turn: bool = False,
 ) -> Iterator[tuple[AnyBatch, list[Tensor]]]:
     """Yield each batch with its detections, in order; ``model`` is on ``device``, in eval mode.
 
     On a CPU the last bits of a convolution depend on how many threads share it. So there one thread
     computes a batch, while others compute other batches: any number of cores gives the same result.
-    On a GPU a batch is finished while the next one is computed. ``dtype`` is that of autocast, if
-    any; otherwise ``tf32`` lets convolutions on a GPU round their factors.
+    With ``in_turn`` all threads share one batch after the other, which is faster for a single one,
+    but its last bits then depend on their number. On a GPU a batch is finished while the next one
+    is computed. ``dtype`` is that of autocast, if any; otherwise ``tf32`` lets convolutions on a
+    GPU round their factors.
     """
 
     # The mode is thread-local, so it is entered in each function.
@@ -92,6 +95,9 @@ def detect_batches(
 
     if device.type != "cpu":
         yield from _overlapped(forward_by_cudnn, finish, loader, device)
+        return
+    if in_turn:
+        yield from (finish(batch, forward(batch)) for batch in loader)
         return
     with one_thread_per_operator() as threads, ThreadPoolExecutor(threads, initializer=keep_to_one_thread) as pool:
         waiting: list[Future[tuple[AnyBatch, list[Tensor]]]] = []

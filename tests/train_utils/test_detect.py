@@ -83,6 +83,21 @@ def test_a_batch_is_finished_while_the_next_is_computed(monkeypatch: pytest.Monk
     assert list(detect_batches(model, [], finish, CUDA)) == []
 
 
+def test_threads_share_a_batch_only_if_batches_come_in_turn() -> None:
+    def model(images: Tensor) -> list[Tensor]:
+        assert torch.is_inference_mode_enabled()
+        return [torch.full((2, 1), torch.get_num_threads())]
+
+    batches = [Numbered(number, torch.zeros(2, 3, 4, 4, dtype=torch.uint8)) for number in range(3)]
+    torch.set_num_threads(2)
+    try:
+        for in_turn, threads in ((True, 2), (False, 1)):
+            found = detect_batches(model, batches, lambda maps: [*maps[0]], torch.device("cpu"), in_turn=in_turn)
+            assert [rows.tolist() for _, batch in found for rows in batch] == [[threads]] * 6
+    finally:
+        torch.set_num_threads(1)
+
+
 def test_a_fused_network_in_channels_last_finds_the_same_and_waits_for_nothing() -> None:
     torch.manual_seed(0)
     model = small(80).eval()
