@@ -257,15 +257,17 @@ def test_neighbours_and_places_change_nothing(spread: float) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "nms_iou", "reads", "launches"),
-    [("dense", 0.5, 3, 90), ("no box", 0.5, 3, 90), ("few classes", 0.5, 3, 90), ("few classes", 0.0, 5, 120)],
-)
+    [("dense", 0.5, 3, 90), ("no box", 0.5, 3, 90), ("few classes", 0.5, 3, 90),
+     ("chosen classes", 0.5, 3, 90), ("few classes", 0.0, 5, 120)],
+)  # fmt: skip
 def test_the_host_waits_few_times_for_a_batch(
     monkeypatch: pytest.MonkeyPatch, kind: str, nms_iou: float, reads: int, launches: int
 ) -> None:
     """The last one needs both looks at its candidates. The network adds no wait: test_detect.py."""
     on_gpu(monkeypatch)
     monkeypatch.setattr(decoding, "FIRST_CANDIDATES", 1)
-    postprocess = Postprocess(CROWDED_HEADS, confidence=0.02, nms_iou=nms_iou, max_detections=70, multi_label=True)
+    classes = [3, 7] if kind == "chosen classes" else None
+    postprocess = Postprocess(CROWDED_HEADS, 0.02, nms_iou, max_detections=70, multi_label=not classes, classes=classes)
     maps = crowded_maps(2)
     for raw in maps:
         if kind == "few classes":
