@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 from pycocotools.coco import COCO
-from torch.utils.data import DataLoader, Dataset
 
 import data.coco
 from data import (
@@ -26,9 +25,7 @@ from data import (
     image_cache_name,
     open_annotations,
 )
-from tests.data.conftest import DAMAGES, CocoSet, Damage
-
-SMALL, LARGE = 2_000, 20_000
+from tests.data.conftest import DAMAGES, Damage
 
 
 def assert_holds_what_pycocotools_reads(annotations: Annotations, path: Path) -> None:
@@ -104,45 +101,6 @@ def test_classes_of_both_splits_must_agree(coco_set) -> None:
         check_same_classes(train, coco_set.open())
 
 
-class Walk(Dataset[int]):
-    """Read an image's labels; return the process's private dirty bytes."""
-
-    def __init__(self, annotations: Annotations) -> None:
-        self.annotations = annotations
-
-    def __getitems__(self, indices: list[int]) -> list[int]:
-        for index in indices:
-            self.annotations.training_boxes(index)
-            self.annotations.file_name(index)
-        rows = Path("/proc/self/smaps_rollup").read_text().splitlines()
-        return [int(row.split()[1]) * 1024 for row in rows if row.startswith("Private_Dirty")]
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
-def test_memory_of_a_worker_does_not_grow_with_the_data_set(empty_set: CocoSet) -> None:
-    """One image under many names, eight boxes each; the larger index takes 10 MB."""
-    empty_set.add_image(np.zeros((64, 64, 3), dtype=np.uint8), [])
-    first = empty_set.root / "images" / "10.png"
-    names = [f"{number}.png" for number in range(LARGE)]
-    for name in set(names) - {first.name}:
-        (empty_set.root / "images" / name).hardlink_to(first)
-    image = empty_set.json["images"][0]
-    memory = {}
-    for count in (SMALL, LARGE):
-        empty_set.json["images"] = [image | {"id": i, "file_name": names[i]} for i in range(count)]
-        box = {"bbox": [3.0, 4.0, 20.0, 30.0], "category_id": 1, "iscrowd": 0, "area": 600.0}
-        empty_set.json["annotations"] = [box | {"id": i, "image_id": i % count} for i in range(8 * count)]
-        annotations = empty_set.open()
-        for workers in (1, 8):
-            # Every fourth image touches every page; each worker reads them all.
-            batches = [list(range(start, count, 40)) for start in range(0, 40, 4) for _ in range(workers)]
-            loader = DataLoader(Walk(annotations), batch_sampler=batches, num_workers=workers, collate_fn=max)
-            memory[count, workers] = max(list(loader)[-workers:])
-    for workers in (1, 8):
-        assert memory[LARGE, workers] - memory[SMALL, workers] < 4 << 20
-
-
 def indices(coco_set) -> list[Path]:
     return sorted((coco_set.root / "index").iterdir(), key=lambda path: path.suffix)
 
@@ -153,7 +111,11 @@ def test_opening_again_maps_the_files_and_reads_no_source(coco_set, monkeypatch:
     second = coco_set.open()
     assert len(indices(coco_set)) == 1
     assert np.array_equal(first.boxes_xywh, second.boxes_xywh)
-    assert isinstance(second.boxes_xywh.base, np.memmap) and not second.boxes_xywh.flags.writeable
+    arrays = [value for value in vars(second).values() if isinstance(value, np.ndarray)]
+    assert len(arrays) == 10, "what grows with the images is in arrays"
+    assert all(isinstance(array.base, np.memmap) and not array.flags.writeable for array in arrays), (
+        "processes share them"
+    )
 
 
 def test_a_same_size_edit_that_keeps_the_mtime_is_seen(coco_set) -> None:

@@ -7,10 +7,8 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-import torch
 
-from data import DataError, EvalDataset, Exif, ImageSource, Medium, OnBadFile, OnError, Request, Resize, media
-from data.samplers import input_shape
+from data import DataError, Exif, Medium, OnBadFile, Resize, media
 from tests.file_server import serving_folder
 
 
@@ -134,27 +132,6 @@ def batches(
 ) -> media.FrameBatches:
     fitted = media.InputFit(**{"image_size": 64, "stride": 32, "resize": Resize.letterbox, "rect": True} | fit)
     return media.FrameBatches(media.find_media(str(source)), fitted, batch_size, Exif.apply, on_error, threads=2)
-
-
-@pytest.mark.parametrize("resize", list(Resize))
-def test_a_frame_s_input_is_that_of_an_evaluation_whatever_its_batch(resize: Resize, coco_set) -> None:
-    for height, width in ((50, 90), (90, 50), (40, 80), (80, 80), (45, 90), (100, 30)):
-        coco_set.add_image(np.full((height, width, 3), height + width, np.uint8), [])
-    annotations = coco_set.open()
-    dataset = EvalDataset(annotations, ImageSource(annotations, OnError.stop), resize=resize)
-    for batch_size in (1, 3, 100):
-        seen = []
-        all_batches = batches(coco_set.root / "images", batch_size=batch_size, resize=resize)
-        for batch in all_batches:
-            assert len(batch.frames) == len(batch.images) == len(batch.letterboxes) <= batch_size
-            assert batch.images.is_contiguous(memory_format=torch.channels_last)
-            for frame, image, letterbox in zip(batch.frames, batch.images, batch.letterboxes, strict=True):
-                index = all_batches.media.index(frame.medium)
-                height, width = input_shape(frame.size, 64, 32, True, resize=resize)
-                expected = dataset[Request(index, height, width, 0)]
-                assert expected.images[0].equal(image) and list(letterbox) == expected.letterboxes[0].tolist()
-                seen.append(index)
-        assert sorted(seen) == list(range(len(annotations)))
 
 
 def test_videos_keep_their_order_among_pictures(folder: Path) -> None:

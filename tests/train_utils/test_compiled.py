@@ -1,7 +1,6 @@
-"""Compiled steps against eager ones, and that dynamo traces all parts as one graph each."""
+"""Compiled steps against eager ones, and what is traced as one graph."""
 
 import copy
-import re
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,12 +11,11 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from conf.network import build_loss
 from data import Batch
 from models import Darknet
-from models.cfg import ZOO
 from tests.models.small_network import small
 from tests.train_utils.losses import COST, LOSSES, loss_options
 from tests.train_utils.small_training import CONFIG, WORLD, mean_loss, network_with_norm, new_state, train_epoch
@@ -199,27 +197,3 @@ def test_a_compiled_loss_is_one_graph_for_all_numbers_of_boxes(options: tuple[st
             torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-6)
         with torch.compiler.set_stance("fail_on_recompile"):
             compiled(raw, TARGETS[:1], objectness_ratio=0.5, sum_over_ranks=lambda tensor: tensor, world_size=1)
-
-
-def graph(function: Any, *arguments: Any) -> None:
-    """Raise if dynamo cannot trace ``function`` as one graph."""
-    torch._dynamo.reset()
-    torch.compile(function, backend="eager", fullgraph=True, dynamic=False)(*arguments)
-
-
-def test_every_kind_of_layer_in_the_zoo_is_one_graph() -> None:
-    """The layers are called by the same loop in all networks, so each kind is traced once."""
-    kinds: dict[str, tuple[nn.Module, tuple[Tensor, ...]]] = {}
-
-    def note(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        kinds[re.sub(r"\d+", "", repr(layer))] = layer, tuple(x.detach().clone() for x in inputs)
-
-    for path in ZOO.glob("*.cfg"):
-        model = Darknet(path, num_classes=2, width=0.125)
-        for layer in model.layers:
-            layer.register_forward_pre_hook(note)
-        model(torch.rand(2, 3, 2 * model.max_stride, 2 * model.max_stride))
-    assert len(kinds) >= 10
-    for layer, inputs in kinds.values():
-        layer._forward_pre_hooks.clear()
-        graph(layer, *inputs)

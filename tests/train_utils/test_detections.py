@@ -110,11 +110,6 @@ def test_no_two_files_get_one_name(names: set[str]) -> None:
     assert set(given_names) == names and len(set(given_names.values())) == len(names)
 
 
-def test_a_file_keeps_its_stem_unless_another_has_it_too() -> None:
-    assert file_names(["a/b.jpg", "c/b.jpg"], ".txt") == {"a/b.jpg": "a/b.txt", "c/b.jpg": "c/b.txt"}
-    assert file_names(["b.jpg", "b.png"], ".txt") == {"b.jpg": "b.jpg.txt", "b.png": "b.png.txt"}
-
-
 Row = dict[str, Any]
 
 

@@ -1,7 +1,6 @@
 """The number format of float32 products on CUDA: what is set, and what a GPU makes of it."""
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from torch.nn.functional import conv2d
 
 from train_utils.config import Precision
-from train_utils.numerics import allow_tf32, keep_to_one_thread, one_thread_per_operator, prepare_numerics
+from train_utils.numerics import allow_tf32, prepare_numerics
 
 
 @pytest.fixture(autouse=True)
@@ -43,22 +42,6 @@ def test_a_training_allows_tf32_by_its_name_and_lets_cudnn_choose_where_that_hel
     prepare_numerics(section)
     torch.use_deterministic_algorithms(False)
     assert torch.backends.cudnn.benchmark == benchmark and is_allowed() == ((precision is Precision.tf32),) * 2
-
-
-def test_threads_that_detect_at_once_keep_their_operators_on_one_thread() -> None:
-    def come_and_go() -> int:
-        with one_thread_per_operator() as outside:
-            return outside
-
-    torch.set_num_threads(3)
-    try:
-        with ThreadPoolExecutor(1, initializer=keep_to_one_thread) as pool, one_thread_per_operator() as outside:
-            with ThreadPoolExecutor(1) as other:
-                assert other.submit(come_and_go).result() == outside == 3
-            assert pool.submit(torch.get_num_threads).result() == 1, "though the other restored what it found"
-        assert torch.get_num_threads() == 3
-    finally:
-        torch.set_num_threads(1)
 
 
 @pytest.mark.gpu
