@@ -140,7 +140,6 @@ class Evaluator:
         data_options: data.DataConfig,
         world: World,
         timeout_seconds: float = 0.0,
-        loss: engine.Loss | None = None,
         classes: list[int] | None = None,
     ) -> None:
         if (nearest := model.nearest_size(image_size, image_size)[0]) != image_size:
@@ -158,14 +157,12 @@ class Evaluator:
         dataset = data.EvalDataset(val_set, self.images, resize)
         workers = batches.loader_workers(data_options.workers, world)
         self.loader = data.make_loader(dataset, own, workers, world.device, timeout_seconds)
-        self.classes, self.loss = classes, loss
+        self.classes = classes
         self.postprocess = network.build_postprocess(config, model.heads, classes)
+        self.loss: engine.Loss | None = None  # set by a training
 
     def __call__(self, model: torch.nn.Module, log_line: Callable[[str], object]) -> coco_eval.Evaluation | None:
-        """Score ``model``; None on all ranks but 0. ``log_line`` hears of unreadable images.
-
-        With a loss its parts are means over the batches, each weighing as many as it has images.
-        """
+        """Score ``model``; None on all ranks but 0. ``log_line`` hears of unreadable images."""
         assert isinstance(model, models.Darknet)
         device = self.world.device
         broadcast_module(model)  # in a training without SyncBatchNorm each rank has its own statistics
@@ -195,7 +192,7 @@ class Evaluator:
         if self.loss is None:
             return evaluation
         images, *parts = np.concatenate([rows for rows in of_batches if len(rows)]).T
-        # fsum rounds once: the order of batches, and with it the number of ranks, does not matter.
+        # An image has the loss of its batch. fsum rounds once, so ranks and order do not matter.
         means = [math.fsum(images * part) / images.sum() for part in parts]
         return evaluation._replace(losses=dict(zip(LOSS_NAMES, means, strict=True)))
 

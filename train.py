@@ -67,10 +67,8 @@ def train(requested: TrainConfig) -> Outcome:  # noqa: PLR0915 - the story of a 
         dataset = batches.build_dataset(config, train_set, batches.open_images(train_set, config.data, world))
         loader = data.make_loader(dataset, sampler, config.data.workers, world.device, options.timeout_seconds)
         size = config.evaluate.image_size or options.image_size
-        evaluator = Evaluator(
-            val_set, config.evaluate, size, model, config.data, world, options.timeout_seconds,
-            network.build_loss(model.heads, config.loss),  # its own, since what a loss keeps is of inference mode there
-        )  # fmt: skip
+        evaluator = Evaluator(val_set, config.evaluate, size, model, config.data, world, options.timeout_seconds)
+        evaluator.loss = network.build_loss(model.heads, config.loss)  # another, for what it keeps is of inference mode
 
         folder = folder or stack.enter_context(opening)
         log = RunLog(folder, world.is_main)

@@ -190,9 +190,8 @@ class Loggers:
         """Log the epoch that the state has just counted, which took ``seconds``."""
         if not self._tables:
             return
-        state, figures, losses = self._state, dict[str, float](), dict[str, float]()
-        if evaluation is not None:  # this epoch
-            figures, losses = evaluation.figures, evaluation.losses
+        state = self._state
+        figures, losses = (evaluation.figures, evaluation.losses) if evaluation is not None else ({}, {})
         row = {"epoch": state.epoch, "step": state.step, "lr": result.lr, **result.losses, **figures}
         row |= {f"val_{name}": loss for name, loss in losses.items()}
         speed = {"seconds": seconds, "images_per_second": result.images_per_second, "waiting": result.waiting}

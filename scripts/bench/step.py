@@ -1,6 +1,7 @@
 """Seconds of a training step on this machine's CPU, for variants of the same meaning.
 
     python -m scripts.bench.step [model] [image size] [batch size] [rounds]
+    python -m scripts.bench.step zoo [image size] [rounds]    # size and speed of each network
 
 Each variant runs in a fresh process, since memory settings last, and all take turns.
 """
@@ -18,7 +19,8 @@ from conf.entry import compose
 from conf.network import build_loss
 from conf.schema import TrainConfig
 from data import Batch
-from models import Darknet, zoo_cfg
+from models import Darknet, count_flops, count_parameters, fuse_batch_norm, zoo_cfg
+from models.cfg import ZOO
 from train_utils import checkpoint, distributed, engine, numerics, optim, progress, stop, sync_batchnorm, train_state
 from train_utils.compiled import compile_step
 
@@ -111,6 +113,24 @@ def measure(variant: str, model: str, image_size: int, batch_size: int) -> float
     return median(seconds[WARM_UP:])
 
 
+def zoo(side: str = "640", rounds: str = "5") -> None:
+    """Print each network's size and the least CPU time of a forward pass: one image, one thread."""
+    torch.set_num_threads(1)  # then the CPU time is that on an idle core, whatever else the machine does
+    images = torch.rand(1, 3, int(side), int(side))
+    networks = {path.stem: new_network(path.stem) for path in sorted(ZOO.glob("*.cfg"))}
+    fused = {name: fuse_batch_norm(network) for name, network in networks.items()}
+
+    @torch.inference_mode()
+    def measured(name: str) -> float:
+        started = time.thread_time()
+        fused[name](images)
+        return time.thread_time() - started
+
+    for name, seconds in take_turns(measured, [*networks], int(rounds)).items():
+        parameters, flops = count_parameters(networks[name]), count_flops(networks[name], (int(side), int(side)))
+        print(f"| {name} | {parameters:,} | {flops / 1e9:.1f} | {1000 * min(seconds):.0f} |")
+
+
 def main(model: str = "yolov3-tiny", image_size: str = "320", batch_size: str = "16", rounds: str = "3") -> None:
     """Measure all variants and print their medians and ratios."""
     native = numerics.has_native_bfloat16(torch.device("cpu"))
@@ -127,4 +147,4 @@ def main(model: str = "yolov3-tiny", image_size: str = "320", batch_size: str = 
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    zoo(*sys.argv[2:]) if sys.argv[1:2] == ["zoo"] else main(*sys.argv[1:])
