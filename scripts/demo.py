@@ -62,7 +62,7 @@ def build(config: DemoConfig, folder: Path) -> Any:
             )  # fmt: skip
             jsons = gr.File(file_count="multiple", label="As COCO json", interactive=False)
         with gr.Tab("Camera"), gr.Row():
-            camera = gr.Image(sources=["webcam"], streaming=True, label="Camera")
+            camera = gr.Image(sources=["webcam"], streaming=True, label="Camera: allow it, then Record")
             shown = gr.Image(label="Detections", format="jpeg", interactive=False, buttons=["download", "fullscreen"])
         busy: dict[str, Any] = {"concurrency_id": "network", "concurrency_limit": 1}  # one pass at a time
         gr.on(

@@ -15,7 +15,7 @@ from train_utils.draw import Cell, save_sheet
 # matplotlib takes longer to import than to draw, so only the functions that draw import it.
 FOLDER = "plots"  # in the folder of the run or of the evaluation
 PLOTS = {  # titles by file name, in the order in which one looks at them
-    "curves.png": "Losses, AP and learning rate by step; the dotted line is the best epoch",
+    "curves.png": "Losses (validation dashed), AP and learning rate by step; the dotted line is the best epoch",
     "precision_recall.png": "pycocotools' precision at each recall; the area under a line is its AP",
     "confusion.png": "Labelled boxes by the class that was reported for them",
     "val_detections.jpg": "The first validation images: labels left, detections right",
