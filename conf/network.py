@@ -17,7 +17,7 @@ from models.config import ModelConfig
 from models.loss import HeadLoss
 from models.published import COCO_NAMES
 from train_utils import checkpoint, files
-from train_utils.distributed import World, max_over_ranks, torch_distributed_zero_first
+from train_utils.distributed import World, any_rank, torch_distributed_zero_first
 
 # And those of plugins.
 LOSSES: dict[str, Callable[..., HeadLoss]] = {"yolov3": models.YoloLoss, "darknet": models.DarknetLoss}
@@ -80,7 +80,7 @@ def weights_path(config: ModelConfig, world: World | None = None) -> Path | None
     """
     entry = config.published()
     # Ranks may have other weights: all enter the wait if one fetches.
-    together = world is not None and max_over_ranks([entry is not None])[0]
+    together = world is not None and any_rank(entry is not None)
     with torch_distributed_zero_first(world) if world is not None and together else nullcontext():
         if entry is not None:
             return fetch_weights(entry)

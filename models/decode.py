@@ -35,10 +35,15 @@ def cxcywh_to_xyxy(boxes_cxcywh: Tensor) -> Tensor:
     return torch.cat((centre - size / 2, centre + size / 2), dim=-1)
 
 
+def areas(sizes: Tensor) -> Tensor:
+    """Widths and heights (..., 2) to areas; the backward pass of ``prod`` would wait for zeros."""
+    return sizes[..., 0] * sizes[..., 1]
+
+
 def wh_iou(sizes1: Tensor, sizes2: Tensor) -> Tensor:
     """IoU (n, m) of sizes (n, 2) and (m, 2) around a common centre: how alike two shapes are."""
-    intersection = torch.minimum(sizes1[:, None], sizes2[None]).prod(-1)
-    union = sizes1.prod(-1)[:, None] + sizes2.prod(-1)[None] - intersection
+    intersection = areas(torch.minimum(sizes1[:, None], sizes2[None]))
+    union = areas(sizes1)[:, None] + areas(sizes2)[None] - intersection
     return intersection / union.clamp(min=EPS)
 
 
@@ -55,15 +60,15 @@ def box_iou_aligned(boxes1_xyxy: Tensor, boxes2_xyxy: Tensor, kind: IouKind) -> 
     low1, high1 = boxes1_xyxy[..., :2], boxes1_xyxy[..., 2:]
     low2, high2 = boxes2_xyxy[..., :2], boxes2_xyxy[..., 2:]
     size1, size2 = high1 - low1, high2 - low2
-    intersection = (torch.minimum(high1, high2) - torch.maximum(low1, low2)).clamp(min=0).prod(-1)
-    union = size1.prod(-1) + size2.prod(-1) - intersection
+    intersection = areas((torch.minimum(high1, high2) - torch.maximum(low1, low2)).clamp(min=0))
+    union = areas(size1) + areas(size2) - intersection
     iou = intersection / union.clamp(min=EPS)
     if kind is IouKind.iou:
         return iou
 
     enclosing = torch.maximum(high1, high2) - torch.minimum(low1, low2)
     if kind is IouKind.giou:
-        area = enclosing.prod(-1).clamp(min=EPS)
+        area = areas(enclosing).clamp(min=EPS)
         return iou - (area - union) / area
 
     distance = ((low1 + high1 - low2 - high2) / 2).square().sum(-1)

@@ -240,3 +240,16 @@ def test_on_a_real_gpu_torch_finds_no_other_wait() -> None:
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert ["synchronizing" in str(warning.message) for warning in caught].count(True) == 1, caught
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_neither_does_the_backward_pass_read_on_the_host(world: World, loss: tuple[str, ...]) -> None:
+    """By torch's profiler: autograd goes other ways under a dispatch mode."""
+    epoch, reads = epoch_on_cuda(world, small(2), loss, accumulate=2), []
+    for steps in (1, 2):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+            epoch([batch(), batch(TARGETS[:0])] * steps)
+        counts = {event.key: event.count for event in profiler.key_averages()}
+        assert counts["aten::convolution_backward"] > 0
+        reads.append({name: counts.get(name, 0) for name in (*READING, "aten::item")})
+    assert reads[0] == reads[1], "the epoch's end reads; the step's decision is a list, which the profiler does not see"

@@ -156,7 +156,7 @@ def torch_distributed_zero_first(world: World) -> Iterator[None]:
 
 def barrier() -> None:
     """Wait until every rank is here, at most for the group's time-out."""
-    max_over_ranks([0])  # on gloo, so the device's queue is left alone
+    any_rank(False)
 
 
 def sum_over_ranks(tensor: torch.Tensor) -> torch.Tensor:
@@ -168,13 +168,18 @@ def sum_over_ranks(tensor: torch.Tensor) -> torch.Tensor:
     return total
 
 
-def max_over_ranks(values: list[int]) -> list[int]:
-    """The maximum of each value over all ranks, exchanged on the CPU."""
+def max_over_ranks(values: torch.Tensor) -> torch.Tensor:
+    """The maximum of each value over all ranks, exchanged on the device of ``values``."""
     if not dist.is_initialized():
         return values
-    largest = torch.tensor(values, dtype=torch.int64)
+    largest = values.clone()
     dist.all_reduce(largest, dist.ReduceOp.MAX)
-    return list(largest.tolist())
+    return largest
+
+
+def any_rank(value: bool) -> bool:
+    """Whether ``value`` is true on any rank; exchanged on the CPU, so a GPU's queue stays full."""
+    return bool(max_over_ranks(torch.tensor(value, dtype=torch.uint8)))
 
 
 def broadcast_text(text: str | None) -> str:

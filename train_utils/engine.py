@@ -98,9 +98,11 @@ def train_one_epoch(  # noqa: PLR0915 - all that a step does
         state.scaler.unscale_(state.optimizer)
         norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         means = sums / accumulate
-        *losses, _ = numbers = torch.cat([means, norm.to(means).view(1)]).tolist()  # the step's only host read
+        numbers = torch.cat([means, norm.to(means).view(1)])
+        votes = stop.votes(skip=~numbers.isfinite().all(), save=writer.is_due(state.step + 1))
+        *losses, _, skip, save, signal = torch.cat([numbers, votes]).tolist()  # the step's only host read
         named = dict(zip(train_state.LOSS_NAMES, losses, strict=True))
-        skip, save = stop.agree(skip=not all(map(math.isfinite, numbers)), save=writer.is_due(state.step + 1))
+        stop.agree(signal)
         if skip:
             guard.skip(state, named)
         else:
@@ -152,7 +154,7 @@ def check_weights(state: train_state.TrainState) -> None:
     """Raise TrainError on all ranks if a weight, a statistic or its average is not finite."""
     values = [*state.model.state_dict().values(), *state.average.module.state_dict().values()]
     largest = torch.nn.utils.get_total_norm([value for value in values if value.is_floating_point()], math.inf)
-    if distributed.max_over_ranks([not math.isfinite(largest)])[0]:
+    if distributed.any_rank(not math.isfinite(largest)):
         raise errors.TrainError(
             f"a weight or batch-norm statistic is not finite after {state.step} step(s), and no later step could "
             f"mend it; checkpoints are of before. fix: {HELP}"
@@ -187,7 +189,7 @@ class NonFiniteGuard:
         for before, now in self._buffers:
             torch._foreach_copy_(now, before)
         check_weights(state)
-        loss_broke = distributed.max_over_ranks([not all(map(math.isfinite, losses.values()))])[0]
+        loss_broke = distributed.any_rank(not all(map(math.isfinite, losses.values())))
         scale = state.scaler.get_scale()
         state.scaler.update()
         if not loss_broke and scale > max(1.0, state.scaler.get_scale()):

@@ -1,12 +1,14 @@
 """Signals that ask for a stop, and what all ranks do about each optimiser step.
 
 A signal, a clock or a bad batch concerns one rank first. If it acted alone, its peers would wait in
-a collective. So each step ends with one small exchange, and all ranks act alike.
+a collective. So each step has one small exchange, and all ranks act alike.
 """
 
 import signal
 import threading
 from typing import Any
+
+import torch
 
 from train_utils import distributed, launch
 
@@ -50,14 +52,20 @@ class StopRequest:
             raise KeyboardInterrupt
         self.signal = self.signal or signal.Signals(number)
 
-    def agree(self, skip: bool = False, save: bool = False) -> tuple[bool, bool]:
-        """Whether any rank has to skip this step, and whether any asks for a checkpoint after it.
+    def votes(self, skip: torch.Tensor, save: bool) -> torch.Tensor:
+        """What the ranks want of this step together: float64 (3,), on the device of ``skip``.
 
-        All ranks call this together.
+        Whether any has to skip it (``skip``, a bool), whether any asks for a checkpoint after it,
+        and the number of a signal that stops them, or 0. All ranks call this together.
         """
-        any_skip, any_save, number = distributed.max_over_ranks([skip, save, self.signal or 0])
-        self.agreed = signal.Signals(number) if number else None
-        return bool(any_skip), bool(any_save)
+        # torch.tensor would copy to the device, and wait.
+        own = (torch.full_like(skip, value, dtype=torch.float64) for value in (save, self.signal or 0))
+        return distributed.max_over_ranks(torch.stack((skip.double(), *own)))
+
+    def agree(self, number: float | None = None) -> None:
+        """Set ``agreed`` from the ``number`` in the ``votes`` of all ranks, or by asking them."""
+        number = self.votes(torch.tensor(False), save=False)[2].item() if number is None else number
+        self.agreed = signal.Signals(int(number)) if number else None
 
 
 def ask_for_requeue(world: distributed.World, stopped_by: signal.Signals) -> None:

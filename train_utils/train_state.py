@@ -49,7 +49,7 @@ class TrainState:
             return f"all {options.epochs} epochs are done"
         waited = self.epoch - self.best_epoch if self.evaluated_epoch == self.epoch else 0
         # Only rank 0 has the figures.
-        if distributed.max_over_ranks([world.is_main and 0 < options.patience <= waited])[0]:
+        if distributed.any_rank(world.is_main and 0 < options.patience <= waited):
             return f"no better AP in {options.patience} epochs (train.patience)"
         return None
 
