@@ -28,7 +28,7 @@ import models
 from conf import ConfigError, batches, network
 from conf.programs import Outcome, callable_from_python
 from conf.schema import EvalConfig, EvaluateConfig
-from train_utils import coco_eval, detect, detections, engine, numerics, plots
+from train_utils import coco_eval, detect, detections, numerics, plots
 from train_utils.config import EvalPrecision
 from train_utils.distributed import World, broadcast_module, gather_arrays, init_distributed_mode
 from train_utils.progress import Progress, counted
@@ -140,6 +140,7 @@ class Evaluator:
         data_options: data.DataConfig,
         world: World,
         timeout_seconds: float = 0.0,
+        loss: models.LossSection | None = None,
         classes: list[int] | None = None,
     ) -> None:
         if (nearest := model.nearest_size(image_size, image_size)[0]) != image_size:
@@ -147,7 +148,7 @@ class Evaluator:
                 f"evaluate.image_size={image_size} is not a multiple of the network's largest stride "
                 f"{model.max_stride}. fix: evaluate.image_size={nearest}"
             )
-        self.dtype = numerics.autocast_dtype(config.precision.value, world.device, "evaluate.precision")
+        self.dtype = numerics.evaluation_dtype(config.precision, world.device, "evaluate.precision")
         self.config, self.world, self.truth = config, world, ground_truth_of(val_set)
         stride, rect, resize = model.max_stride, config.rect, config.resize
         of_all_ranks = data.eval_batches(val_set.sizes, image_size, config.batch_size, stride, rect, resize)
@@ -156,15 +157,24 @@ class Evaluator:
         self.images = batches.open_images(val_set, data_options, world)
         dataset = data.EvalDataset(val_set, self.images, resize)
         workers = batches.loader_workers(data_options.workers, world)
-        self.loader = data.make_loader(dataset, own, workers, world.device, timeout_seconds)
-        self.classes = classes
+        pixels = config.batch_size * image_size**2
+        self.loader = data.make_loader(dataset, own, workers, world.device, timeout_seconds, batch_bytes=3 * pixels)
         self.postprocess = network.build_postprocess(config, model.heads, classes)
-        self.loss: engine.Loss | None = None  # set by a training
+        self.classes = classes
+        # Not that of the training: what a loss keeps here is of inference mode.
+        self.loss = network.build_loss(model.heads, loss) if loss is not None else None
 
-    def __call__(self, model: torch.nn.Module, log_line: Callable[[str], object]) -> coco_eval.Evaluation | None:
-        """Score ``model``; None on all ranks but 0. ``log_line`` hears of unreadable images."""
+    def __call__(
+        self, model: torch.nn.Module, log_line: Callable[[str], object], training_dtype: torch.dtype | None = None
+    ) -> coco_eval.Evaluation | None:
+        """Score ``model``; None on all ranks but 0. ``log_line`` hears of unreadable images.
+
+        ``training_dtype`` is that of autocast for ``precision=auto`` (None: float32). With a loss
+        its parts are means over the batches, each weighing as many as it has images.
+        """
         assert isinstance(model, models.Darknet)
-        device = self.world.device
+        device, precision = self.world.device, self.config.precision
+        dtype = training_dtype if precision is EvalPrecision.auto else self.dtype
         broadcast_module(model)  # in a training without SyncBatchNorm each rank has its own statistics
         progress = Progress(self.num_images, "evaluate", self.world.is_main)
         losses: list[tuple[int, torch.Tensor]] = []  # of a batch: its images, and LOSS_NAMES, read at the end
@@ -176,7 +186,7 @@ class Evaluator:
 
         own = detect.detect(
             models.for_detection(model, device), self.loader, self.postprocess, self.to_original, device, progress,
-            self.dtype, self.config.precision is EvalPrecision.tf32, keep_losses,
+            dtype, precision is EvalPrecision.tf32, keep_losses,
         )  # fmt: skip
         if left_out := batches.describe_left_out(self.images, "val"):
             log_line(left_out)

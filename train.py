@@ -46,7 +46,7 @@ def train(requested: TrainConfig) -> Outcome:  # noqa: PLR0915 - the story of a 
     with StopRequest() as stop, ExitStack() as stack:
         world = distributed.init_distributed_mode(requested.train.device.value, requested.train.timeout_seconds)
         numerics.prepare_numerics(requested.train)
-        compiled.check_compiling(requested.train.compile.value, world, requested.train.rect)
+        compile_mode = compiled.choose_mode(requested.train, world)
         dtype = numerics.autocast_dtype(requested.train.precision.value, world.device)
 
         # Whatever is wrong with data and network shows before a new run folder is made. An existing
@@ -65,10 +65,10 @@ def train(requested: TrainConfig) -> Outcome:  # noqa: PLR0915 - the story of a 
         # The global batch is formed, then dealt: more ranks change the speed, not the training.
         sampler = batches.build_sampler(config, train_set, model.max_stride, world)
         dataset = batches.build_dataset(config, train_set, batches.open_images(train_set, config.data, world))
-        loader = data.make_loader(dataset, sampler, config.data.workers, world.device, options.timeout_seconds)
+        timeout = options.timeout_seconds
+        loader = data.make_loader(dataset, sampler, config.data.workers, world.device, timeout, sampler.batch_bytes)
         size = config.evaluate.image_size or options.image_size
-        evaluator = Evaluator(val_set, config.evaluate, size, model, config.data, world, options.timeout_seconds)
-        evaluator.loss = network.build_loss(model.heads, config.loss)  # another, for what it keeps is of inference mode
+        evaluator = Evaluator(val_set, config.evaluate, size, model, config.data, world, timeout, config.loss)
 
         folder = folder or stack.enter_context(opening)
         log = RunLog(folder, world.is_main)
@@ -91,8 +91,7 @@ def train(requested: TrainConfig) -> Outcome:  # noqa: PLR0915 - the story of a 
             description=auto.describe_run(config, requested, model, train_set),
             seen=model.seen,
         )
-        sizes = sampler.sizes.largest - sampler.sizes.smallest + 1
-        loss, to_input = compiled.compile_step(model, loss, data.Batch.network_input, options.compile.value, sizes)
+        loss, to_input = compiled.compile_step(model, loss, data.Batch.network_input, compile_mode, sampler.sizes.count)
         forward = engine.ForwardPass(distributed.wrap_ddp(model, world), loss, to_input, dtype, world)
         if saved is not None:
             engine.rehearse(forward, state, 2 * model.max_stride)
@@ -124,7 +123,8 @@ def train(requested: TrainConfig) -> Outcome:  # noqa: PLR0915 - the story of a 
             state.end_epoch()
             log.line(batches.describe_left_out(dataset.images, f"epoch {state.epoch}, train"))
             is_evaluated = config.evaluate.is_due(state.epoch, options.epochs)
-            evaluation = evaluator(state.average.module, log.line) if is_evaluated else None  # None off rank 0
+            is_last = state.epoch == options.epochs  # in float32, as eval.py; those before save time
+            evaluation = evaluator(state.average.module, log.line, None if is_last else dtype) if is_evaluated else None
             is_best = state.record(evaluation.figures if evaluation is not None else {})
             # The tables first: a run that ends in between repeats the epoch, and its row.
             loggers.epoch(result, evaluation, time.perf_counter() - started, is_best)
@@ -143,7 +143,7 @@ def train(requested: TrainConfig) -> Outcome:  # noqa: PLR0915 - the story of a 
             log.line(f"stopped at step {state.step} by {stop.agreed.name}; {again} continues from there")
             ask_for_requeue(world, stop.agreed)
             return Outcome(state.best_figures, folder)
-        if not is_evaluated:
+        if not is_evaluated or state.epoch < options.epochs:  # stopped early: not yet in float32
             evaluation = evaluator(state.average.module, log.line)
         if evaluation is not None:
             report.finish_run(log, loggers, folder, config, state, val_set, evaluation)

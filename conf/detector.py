@@ -134,7 +134,7 @@ class Predictor:
     def __init__(self, config: DetectConfig, device: torch.device) -> None:
         self.config, self.device = config, device
         self.network = network.open_detector(config.ckpt, config.model, config.names, config.image_size)
-        self.dtype = numerics.autocast_dtype(config.precision.value, device, "precision")
+        self.dtype = numerics.evaluation_dtype(config.precision, device, "precision")
         self.model = for_detection(self.network.model.to(device), device)
         self.fit = InputFit(self.network.image_size, self.network.model.max_stride, config.resize, config.rect)
         self.postprocess = self._suppression()

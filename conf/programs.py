@@ -78,7 +78,6 @@ def run(name: str) -> None:
 
     Returns after success. Otherwise exits: with code 2 after a user error, 1 after a bug.
     """
-    launch.prefer_expandable_segments()
     print_any_name()
     program = PROGRAMS[name]
     try:

@@ -21,7 +21,8 @@ from data.plan import Request
 # system libraries of macOS do not survive a fork.
 START_METHOD = "fork" if sys.platform == "linux" else "spawn"
 HOST = torch.device("cpu")
-PREFETCHED_BATCHES = 4  # per worker
+PREFETCHED_BATCHES = 4  # per worker, at most
+PINNED_BYTES = 2e9  # of the batches that wait in page-locked memory, which no other program can have
 PATIENCE = 0.4  # share of the time-out: the cause is reported before other ranks stop waiting
 # The fields of a batch that travel to a device. With the others, always on the host, it names
 # images and maps detections back to them.
@@ -133,26 +134,30 @@ def make_loader(
     workers: int,
     device: torch.device = HOST,
     timeout_seconds: float = 0.0,
+    batch_bytes: float = 0.0,
 ) -> BatchLoader:
     """Make a loader of ``Batch``; its ``workers`` processes (0: none) live as long as it does.
 
     Batches for a GPU, ``device``, are there already; others are on the host. Raises DataError if
-    the processes give no batch for PATIENCE times ``timeout_seconds`` (0: no limit).
+    the processes give no batch for PATIENCE times ``timeout_seconds`` (0: no limit). The largest
+    batch has ``batch_bytes``; no more than PINNED_BYTES wait for a GPU, or one for each worker.
     """
+    pinned = device.type == "cuda"
+    fitting = int(PINNED_BYTES / max(1, workers * batch_bytes)) if pinned else PREFETCHED_BATCHES
     loader = BatchLoader(
         dataset,
         batch_sampler=batch_sampler,
         num_workers=workers,
         collate_fn=torch.utils.data.default_convert,  # none: __getitems__ returns whole batches
-        pin_memory=device.type == "cuda",
+        pin_memory=pinned,
         worker_init_fn=_start_worker,
         multiprocessing_context=START_METHOD if workers else None,
         generator=torch.Generator(),  # for the workers' seed, so that the global one is not used
         persistent_workers=workers > 0,
-        prefetch_factor=PREFETCHED_BATCHES if workers else None,
+        prefetch_factor=min(max(1, fitting), PREFETCHED_BATCHES) if workers else None,
         timeout=PATIENCE * timeout_seconds if workers else 0,
     )
-    loader.copies = torch.cuda.Stream(device) if device.type == "cuda" else None
+    loader.copies = torch.cuda.Stream(device) if pinned else None
     return loader
 
 

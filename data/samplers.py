@@ -39,6 +39,7 @@ class MultiScale:
         self.seed = seed
         self.smallest = max(1, round(image_size * low / stride))  # in strides
         self.largest = max(1, round(image_size * high / stride))
+        self.count = self.largest - self.smallest + 1  # of sizes
 
     def size(self, step: int) -> int:
         """Return the side in pixels for an optimiser step, counted from 0 over the run."""
@@ -91,6 +92,7 @@ class TrainBatchSampler(torch.utils.data.Sampler[list[Request]]):
         self.images_per_rank = micro_batch_size // world_size  # in a micro-batch
         self.accumulate = batch_size // micro_batch_size  # micro-batches in one step
         self.sizes = sizes
+        self.batch_bytes = 3 * self.images_per_rank * (sizes.largest * sizes.stride) ** 2  # of the largest, as uint8
         self.epoch = 0
         self.start_micro_batch = 0
         self._num_images = num_images

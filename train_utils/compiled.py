@@ -14,15 +14,25 @@ from typing import Any
 
 import torch
 
-from train_utils import distributed, engine, errors
+from train_utils import distributed, engine, errors, launch
+from train_utils.config import TrainSection, is_installed
 
 CUDA_GRAPHS = "reduce-overhead"  # torch's name of the mode
+INPUT_ONLY = "input"  # colours are a dozen kernels; as one they save a GPU some milliseconds a batch
 TARGET_ROWS = 256  # targets are filled up to multiples of this, for few graphs of the loss
 GRAPHS_OF_A_SIZE = 16  # at most: one for each multiple
 
 
-def check_compiling(mode: str, world: distributed.World, rect: bool) -> None:
-    """Raise TrainError for options that train.compile cannot go with."""
+def choose_mode(options: TrainSection, world: distributed.World) -> str:
+    """A mode of torch.compile, "off", or INPUT_ONLY, for ``train.compile``.
+
+    Raises TrainError for options that it cannot go with.
+    """
+    mode, rect = options.compile.value, options.rect
+    if mode == "auto":
+        if world.device.type == "cpu" or not can_generate_code():
+            return "off"
+        return INPUT_ONLY if rect or options.multi_scale[0] < options.multi_scale[1] else "default"
     if mode != "off" and rect:
         raise errors.TrainError(
             "train.rect=true gives hundreds of image sizes, and train.compile needs minutes for each. "
@@ -33,6 +43,12 @@ def check_compiling(mode: str, world: distributed.World, rect: bool) -> None:
             f"train.compile={mode} is for one GPU and a process without a launcher such as torchrun. "
             "fix: train.compile=default"
         )
+    return mode
+
+
+def can_generate_code() -> bool:
+    """Whether Triton and a C++ compiler are there, of which torch.compile needs both for a GPU."""
+    return is_installed("triton") and launch.compiler() is not None
 
 
 def compile_step(
@@ -40,14 +56,15 @@ def compile_step(
 ) -> tuple[engine.Loss, Callable[[Any], torch.Tensor]]:
     """Compile ``network`` in place; return ``loss`` and ``to_input`` compiled, too.
 
-    ``mode`` is one of torch.compile, and ``sizes`` the number of image sizes. Each is compiled in
-    its first step. With ``off`` all stays.
+    ``mode`` is as chosen by ``choose_mode``, and ``sizes`` the number of image sizes. Each is
+    compiled in its first step. With ``off`` all stays.
     """
     if mode == "off":
         return loss, to_input
-    import torch._dynamo  # slow
+    if mode == INPUT_ONLY:
+        return loss, torch.compile(to_input, mode="default", dynamic=True, fullgraph=True)
+    from torch._dynamo import config as limits  # slow
 
-    limits = torch._dynamo.config
     limits.recompile_limit = max(limits.recompile_limit, sizes * GRAPHS_OF_A_SIZE)
     limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, sizes * GRAPHS_OF_A_SIZE)
     network.compile(mode=mode, dynamic=False)

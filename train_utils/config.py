@@ -17,8 +17,8 @@ SHORT_TRAINING = 2000  # steps (docs/develop/decisions.md)
 Device = StrEnum("Device", ["auto", "cpu", "cuda"])  # auto: CUDA if there is a GPU
 # Of the forward pass in training; weights, loss and evaluation are float32, and float64 with it.
 Precision = StrEnum("Precision", ["auto", "float32", "tf32", "float64", "bfloat16", "float16"])
-EvalPrecision = StrEnum("EvalPrecision", ["float32", "tf32", "bfloat16", "float16"])
-Compile = StrEnum("Compile", ["off", "default", "reduce-overhead", "max-autotune-no-cudagraphs"])
+EvalPrecision = StrEnum("EvalPrecision", ["auto", "float32", "tf32", "bfloat16", "float16"])
+Compile = StrEnum("Compile", ["auto", "off", "default", "reduce-overhead", "max-autotune-no-cudagraphs"])
 # SGD with Nesterov momentum, whose biases start at ten times the rate; the same without this; AdamW
 # (Loshchilov and Hutter 2019).
 Optimizer = StrEnum("Optimizer", ["sgd", "darknet", "adamw"])
@@ -49,10 +49,11 @@ class TrainSection:
     repeat_threshold: Share  # repeat images of classes that fewer than this share of the images show; 0: none
     seed: Seed  # of the initial weights, the order of the images and their augmentation
     device: Device  # auto: CUDA if there is a GPU
-    precision: Precision  # of the forward pass; auto: bfloat16 if the hardware has it, else float32. tf32: float32
-    # with factors of 11 bits, on GPUs that have it
-    compile: Compile  # by torch.compile, each image size once; reduce-overhead: into CUDA graphs, for small networks on
-    # one GPU; max-autotune-no-cudagraphs tries more kernels, for minutes a size
+    precision: Precision  # of the forward pass; auto: bfloat16 if the hardware has it, else float16 on GPUs with tensor
+    # cores, else float32. tf32: float32 with factors of 11 bits, on GPUs that have it
+    compile: Compile  # by torch.compile, each image size once; auto: on GPUs with Triton and a C++ compiler, if all
+    # images have one size; reduce-overhead: into CUDA graphs, for small networks on one GPU;
+    # max-autotune-no-cudagraphs tries more kernels, for minutes a size
     sync_bn: bool  # batch-norm statistics over all ranks
     deterministic: bool  # same bits in every run on as many ranks, by torch's deterministic algorithms
     save_every_steps: Whole  # also write last.pt within an epoch, after this many steps; 0: not by steps

@@ -6,11 +6,13 @@ is imported is in launch.py.
 
 import itertools
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,6 +20,7 @@ import torch.distributed as dist
 
 from train_utils import errors, launch
 
+NVIDIA_DEVICE = Path("/dev/nvidiactl")  # there if the kernel knows a GPU, whatever torch can do
 PAUSE_SECONDS = 0.1  # between looks at the store
 _groups = itertools.count()  # that this process opened
 
@@ -61,6 +64,7 @@ def init_distributed_mode(device: str, timeout_seconds: float) -> World:
                 "fix: start one process for each GPU, or train.device=cpu"
             )
         torch.cuda.set_device(chosen)
+        _grow_memory_segments(chosen)
     if place.world_size > 1:
         if not dist.is_initialized():
             _open_group(place, chosen, timeout_seconds)
@@ -79,6 +83,15 @@ def choose_device(requested: str, local_rank: int | None = None) -> torch.device
 
     ``requested``: "auto", "cpu" or "cuda". Raises DistributedError if there is none.
     """
+    if requested == "auto" and not torch.cuda.is_available() and NVIDIA_DEVICE.exists():
+        try:
+            torch.cuda.init()
+        except RuntimeError as error:
+            if "driver" in str(error):  # not if CUDA_VISIBLE_DEVICES hides all
+                raise errors.DistributedError(
+                    f"torch cannot use the GPU of this machine ({errors.first_line(error)}). fix: a newer driver, or a "
+                    "build of torch for this one; device=cpu (train.py: train.device=cpu) does without"
+                ) from error
     if requested == "cpu" or (requested == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -92,6 +105,20 @@ def choose_device(requested: str, local_rank: int | None = None) -> torch.device
     return torch.device("cuda", local_rank % torch.cuda.device_count())
 
 
+def _grow_memory_segments(device: torch.device) -> None:
+    """Let CUDA's memory segments grow, since many image sizes leave holes in fixed ones.
+
+    They stay fixed where the driver refuses growing ones, and if the user chose.
+    """
+    if sys.platform != "linux" or launch.chose_allocator():
+        return
+    torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+    try:
+        torch.empty(1, device=device)
+    except RuntimeError:
+        torch.cuda.memory._set_allocator_settings("expandable_segments:False")
+
+
 def _open_group(place: launch.Launch, device: torch.device, timeout_seconds: float) -> None:
     timeout = timedelta(seconds=timeout_seconds)
     try:
@@ -101,7 +128,11 @@ def _open_group(place: launch.Launch, device: torch.device, timeout_seconds: flo
         # torchrun's store may hold the keys of dead processes and of an earlier training here.
         store = dist.PrefixStore(f"{place.attempt}/{next(_groups)}", reached)
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+        # With its device NCCL joins its peers here, and not in the first exchange.
+        bound = device if device.type == "cuda" else None
+        dist.init_process_group(
+            backend, store=store, rank=rank, world_size=world_size, timeout=timeout, device_id=bound
+        )
     except (OSError, RuntimeError, ValueError) as error:
         raise errors.DistributedError(
             f"rank {place.rank} did not meet its peers ({errors.first_line(error)}). fix: look for the first error in "

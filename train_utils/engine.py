@@ -13,6 +13,12 @@ from train_utils.progress import Progress
 from train_utils.stop import StopRequest
 
 Loss = Callable[..., Any]  # models.YoloLoss is one: four scalars in the order of LOSS_NAMES, the first is ``total``
+# By these the CPU's allocator, CUDA, cuDNN (no room for any algorithm's workspace) and cuBLAS (none
+# for its handle) say that memory is full; torch.OutOfMemoryError is but one of their errors.
+MEMORY_IS_FULL = (
+    *("can't allocate memory", "out of memory", "unable to find an engine", "CUDNN_STATUS_ALLOC_FAILED"),
+    *("CUBLAS_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED"),
+)
 HELP = "a lower optim.lr, a longer optim.burn_in_epochs, optim.clip_norm=10, or train.precision=float32"
 
 
@@ -214,7 +220,7 @@ def explain_out_of_memory(sampler: Any, world: distributed.World) -> Iterator[No
     try:
         yield
     except RuntimeError as error:
-        if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+        if not isinstance(error, torch.OutOfMemoryError) and not any(words in str(error) for words in MEMORY_IS_FULL):
             raise
         images = sampler.images_per_rank
         lower = [size for size in range(1, images) if images * sampler.accumulate % size == 0]

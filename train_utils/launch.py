@@ -6,6 +6,7 @@ file reads the environment; tests pass dictionaries. It imports no torch.
 
 import os
 import re
+import shutil
 import sys
 import time
 from collections.abc import Mapping
@@ -94,10 +95,14 @@ def requeue_file(environment: Mapping[str, str] = os.environ) -> Path | None:
     return Path(environment["REQUEUE_FILE"]) if environment.get("REQUEUE_FILE") else None
 
 
-def prefer_expandable_segments() -> None:
-    """Let CUDA's memory segments grow: sizes leave holes in fixed ones; call before torch loads."""
-    if sys.platform == "linux" and not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & set(os.environ):
-        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+def chose_allocator(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether the user set options of CUDA's memory allocator."""
+    return not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}.isdisjoint(environment)
+
+
+def compiler(environment: Mapping[str, str] = os.environ) -> str | None:
+    """The path of the C++ compiler that torch.compile would use on Linux; None if there is none."""
+    return shutil.which(environment.get("CXX", "g++"))
 
 
 def fix_cublas_workspace() -> None:
@@ -128,9 +133,9 @@ def claim_report() -> bool:
 def is_lost_peer(error: BaseException | None) -> bool:
     """Whether torch raised this because another rank ended or hangs."""
     dist = sys.modules.get("torch.distributed")
-    # gloo raises RuntimeError that starts with a source line.
-    by_gloo = isinstance(error, RuntimeError) and "gloo/" in str(error).partition("\n")[0]
-    return by_gloo or (dist is not None and isinstance(error, dist.DistError))
+    # gloo raises a RuntimeError that starts with a source line, NCCL sometimes one that names it.
+    by_backend = isinstance(error, RuntimeError) and re.search("gloo/|NCCL", str(error).partition("\n")[0])
+    return bool(by_backend) or (dist is not None and isinstance(error, dist.DistError))
 
 
 def explain_lost_peer(error: BaseException) -> BaseException:

@@ -23,16 +23,25 @@ def autocast_dtype(precision: str, device: torch.device, key: str = "train.preci
     """The autocast dtype of the forward pass; None means the dtype of the weights.
 
     ``precision`` is the value of the option ``key``. ``auto`` means bfloat16 where the hardware
-    multiplies it natively, else float32: emulated bfloat16 is slower. Raises TrainError for float16
-    on a CPU, and for tf32 on hardware without it.
+    multiplies it natively, else float16 on GPUs with tensor cores (compute capability 7.0), else
+    float32: emulated bfloat16 is slower. Raises TrainError for float16 on a CPU, and for tf32 on
+    hardware without it.
     """
+    if precision == "auto" and device.type == "cuda":
+        capability = torch.cuda.get_device_capability(device)
+        return torch.bfloat16 if capability >= (8, 0) else torch.float16 if capability >= (7, 0) else None
     if precision == "auto":
-        return torch.bfloat16 if has_native_bfloat16(device) else None
+        return torch.bfloat16 if has_native_bfloat16() else None
     if precision == "float16" and device.type == "cpu":
         raise errors.TrainError(f"{key}=float16 needs a GPU. fix: {key}=bfloat16 or float32")
     if precision == "tf32" and not (device.type == "cuda" and torch.cuda.is_tf32_supported()):
         raise errors.TrainError(f"{key}=tf32 needs a GPU of compute capability 8.0 or later. fix: {key}=float32")
     return DTYPES.get(precision)
+
+
+def evaluation_dtype(precision: config.EvalPrecision, device: torch.device, key: str) -> torch.dtype | None:
+    """The same outside of a training, where ``auto`` means float32."""
+    return None if precision is config.EvalPrecision.auto else autocast_dtype(precision.value, device, key)
 
 
 def allow_tf32(allowed: bool) -> None:
@@ -56,10 +65,8 @@ def precision_name(precision: str, device: torch.device) -> str:
     return precision if precision == "tf32" else str(dtype).removeprefix("torch.")
 
 
-def has_native_bfloat16(device: torch.device) -> bool:
-    """Whether the hardware multiplies bfloat16 matrices natively."""
-    if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+def has_native_bfloat16() -> bool:
+    """Whether the CPU multiplies bfloat16 matrices natively."""
     # torch reports it only from 2.15 on; Linux lists the processor's flags.
     listed = CPU_INFO.read_text().split() if CPU_INFO.exists() else []
     return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(listed)

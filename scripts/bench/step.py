@@ -133,7 +133,7 @@ def zoo(side: str = "640", rounds: str = "5") -> None:
 
 def main(model: str = "yolov3-tiny", image_size: str = "320", batch_size: str = "16", rounds: str = "3") -> None:
     """Measure all variants and print their medians and ratios."""
-    native = numerics.has_native_bfloat16(torch.device("cpu"))
+    native = numerics.has_native_bfloat16()
     here = [name for name in VARIANTS if native or "bfloat16" not in name]
 
     def in_fresh_process(variant: str) -> float:  # with nothing imported and no memory in use

@@ -11,22 +11,34 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
+import train_utils.compiled
+from conf.entry import compose
 from conf.network import build_loss
+from conf.schema import TrainConfig
 from data import Batch
 from models import Darknet
 from tests.models.small_network import small
 from tests.train_utils.losses import COST, LOSSES, loss_options
 from tests.train_utils.small_training import CONFIG, WORLD, mean_loss, network_with_norm, new_state, train_epoch
-from train_utils.compiled import CUDA_GRAPHS, check_compiling, compile_step
-from train_utils.distributed import World
+from train_utils import launch
+from train_utils.compiled import CUDA_GRAPHS, INPUT_ONLY, choose_mode, compile_step
+from train_utils.config import Compile, TrainSection
+from train_utils.distributed import World, wrap_ddp
+from train_utils.engine import ForwardPass
 from train_utils.errors import TrainError
 from train_utils.optim import Schedule
 from train_utils.sync_batchnorm import convert_sync_batchnorm
 from train_utils.train_state import TrainState
 
 TARGETS = torch.tensor([[0, 1, 20, 20, 10, 12], [0, 0, 40, 12, 33, 20], [1, 1, 30, 40, 30, 22.0]])
+
+
+def training_options(compile: str = "auto", **options: Any) -> TrainSection:
+    """``train.*`` by default, but for these."""
+    return replace(compose("train", TrainConfig, ["data=shapes"]).train, compile=Compile(compile), **options)
 
 
 def batch(side: int, targets: Tensor = TARGETS) -> Batch:
@@ -152,7 +164,54 @@ def test_cuda_graphs_train_alike() -> None:
 )
 def test_what_cannot_be_compiled_is_refused(mode: str, place: dict[str, Any], rect: bool, sentence: str) -> None:
     with pytest.raises(TrainError, match=sentence.replace(".*", r".*fix: train\.compile")):
-        check_compiling(mode, replace(GPU, **place), rect)
+        choose_mode(training_options(compile=mode, rect=rect), replace(GPU, **place))
+
+
+@pytest.mark.parametrize(
+    ("world", "options", "triton", "chosen"),
+    [
+        (GPU, {}, True, "default"),
+        (replace(GPU, world_size=4), {}, True, "default"),
+        (GPU, {"multi_scale": [0.5, 1.0]}, True, INPUT_ONLY),
+        (GPU, {"rect": True}, True, INPUT_ONLY),
+        (GPU, {}, False, "off"),
+        (WORLD, {}, True, "off"),
+    ],
+)
+def test_auto_compiles_where_it_pays(
+    world: World, options: dict[str, Any], triton: bool, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train_utils.compiled, "is_installed", lambda module: triton)
+    monkeypatch.setattr(launch, "compiler", lambda: "/usr/bin/g++")
+    assert choose_mode(training_options(**options), world) == chosen
+    monkeypatch.setattr(launch, "compiler", lambda: None)
+    assert choose_mode(training_options(**options), world) == "off"
+
+
+@pytest.mark.usefixtures("traced_only")
+def test_colours_alone_are_one_graph_for_all_sizes() -> None:
+    _, to_input = compile_step(nn.Identity(), mean_loss, Batch.network_input, INPUT_ONLY, 1)
+    for side in (64, 96, 32):
+        torch.testing.assert_close(to_input(batch(side)), batch(side).network_input())
+    with torch.compiler.set_stance("fail_on_recompile"):
+        to_input(batch(48))
+
+
+@pytest.mark.usefixtures("traced_only")
+def test_ranks_break_no_graph() -> None:
+    """Neither DDP nor the loss with its exchange; in a group that no other rank has to join."""
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        world = replace(WORLD, world_size=2)
+        model = detector()
+        plain = build_loss(model.heads, loss_options(*LOSSES[0]))
+        loss, to_input = compile_step(model, plain, Batch.network_input, "default", 1)
+        torch._dynamo.utils.counters.clear()
+        forward = ForwardPass(wrap_ddp(model, world), loss, to_input, None, world)
+        forward(to_input(batch(64)), TARGETS, 0.5)
+        assert not torch._dynamo.utils.counters["graph_break"]
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 @pytest.mark.slow

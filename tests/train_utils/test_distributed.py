@@ -16,9 +16,11 @@ import torch
 
 from tests.runs.process_group import fork_context, free_port
 from tests.train_utils.worker import run_in
-from train_utils.distributed import World, init_distributed_mode
+from train_utils import distributed
+from train_utils.distributed import World, choose_device, init_distributed_mode
 from train_utils.errors import DistributedError
-from train_utils.launch import claim_report
+from train_utils.launch import claim_report, is_lost_peer
+from train_utils.numerics import autocast_dtype
 
 WORKER = Path(__file__).with_name("worker.py")
 REPOSITORY = WORKER.parents[2]
@@ -137,3 +139,65 @@ def test_cuda_asked_for_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> 
     cpu = torch.device("cpu")
     assert world == World(0, 0, 1, 1, num_nodes=1, device=cpu, launcher="none")
     assert claim_report()
+
+
+def test_a_gpu_that_torch_cannot_use_is_no_silent_run_on_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(reason: str) -> Any:
+        def init() -> None:
+            raise RuntimeError(reason)
+
+        return init
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(distributed, "NVIDIA_DEVICE", tmp_path)
+    monkeypatch.setattr(torch.cuda, "init", fails("The NVIDIA driver on your system is too old (found version 11020)"))
+    with pytest.raises(DistributedError, match=r"too old.*fix: .*device=cpu"):
+        choose_device("auto")
+    assert choose_device("cpu").type == "cpu"
+    monkeypatch.setattr(torch.cuda, "init", fails("No CUDA GPUs are available"))  # CUDA_VISIBLE_DEVICES is empty
+    assert choose_device("auto").type == "cpu"
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_memory_grows_where_the_driver_and_the_user_let_it(refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings: list[str] = []
+
+    def allocate(*_: Any, **__: Any) -> None:
+        if refused and settings[-1].endswith("True"):
+            raise RuntimeError("CUDA error: operation not supported")
+
+    monkeypatch.setattr(torch.cuda.memory, "_set_allocator_settings", settings.append)
+    monkeypatch.setattr(torch, "empty", allocate)
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    distributed._grow_memory_segments(torch.device("cuda", 0))
+    assert settings[-1] == f"expandable_segments:{not refused}"
+    settings.clear()
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
+    distributed._grow_memory_segments(torch.device("cuda", 0))
+    assert not settings
+
+
+@pytest.mark.parametrize(
+    ("capability", "chosen"),
+    [((9, 0), torch.bfloat16), ((8, 0), torch.bfloat16), ((7, 5), torch.float16), ((6, 1), None)],
+)
+def test_auto_precision_follows_the_compute_capability(
+    capability: tuple[int, int], chosen: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert autocast_dtype("auto", torch.device("cuda", 0)) is chosen
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("[/gloo/transport/tcp/pair.cc:534] Connection closed by peer"),
+        RuntimeError("NCCL communicator was aborted on rank 1."),
+        torch.distributed.DistNetworkError("Connection reset by peer"),
+    ],
+)
+def test_what_a_lost_rank_leaves_its_peers(error: Exception) -> None:
+    assert is_lost_peer(error) and not is_lost_peer(RuntimeError("size mismatch"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from train_utils.checkpoint import CheckpointWriter
 from train_utils.config import Optimizer
 from train_utils.detect import detect
 from train_utils.distributed import World, init_distributed_mode
+from train_utils.engine import explain_out_of_memory
 from train_utils.errors import TrainError
 from train_utils.numerics import DTYPES, weights_dtype
 from train_utils.optim import Schedule
@@ -275,3 +277,26 @@ def test_the_first_overflows_of_a_loss_scale_are_no_trouble() -> None:
     skipped = 20 - state.average.updates
     assert 3 < skipped < 16 and state.scaler.get_scale() == 2.0 ** (16 - skipped)
     assert len(said) == skipped and all("the scale falls" in line for line in said)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        RuntimeError("GET was unable to find an engine to execute this computation"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
+        RuntimeError("CUDA error: out of memory"),
+    ],
+)
+def test_full_memory_in_any_words_names_a_smaller_pass(error: RuntimeError) -> None:
+    sampler = SimpleNamespace(images_per_rank=8, accumulate=1)
+    with (
+        pytest.raises(TrainError, match=r"fix: train\.micro_batch_size=8,"),
+        explain_out_of_memory(sampler, replace(WORLD, world_size=2)),
+    ):
+        raise error
+    with (
+        pytest.raises(RuntimeError, match="size mismatch"),
+        explain_out_of_memory(sampler, replace(WORLD, world_size=2)),
+    ):
+        raise RuntimeError("size mismatch")

@@ -1,7 +1,5 @@
 """Launchers' variables, given as dictionaries."""
 
-import os
-
 import pytest
 
 from train_utils.errors import DistributedError
@@ -9,7 +7,6 @@ from train_utils.launch import (
     Launch,
     allowed_restarts,
     job_folder_name,
-    prefer_expandable_segments,
     read_launch,
 )
 
@@ -93,10 +90,3 @@ def test_a_run_that_is_started_again_keeps_its_folder() -> None:
     assert job_folder_name(elastic | {"TORCHELASTIC_MAX_RESTARTS": "0"}) is None, "it is not started again"
     assert job_folder_name(elastic | {"TORCHELASTIC_RUN_ID": "none"}) is None, "torchrun's word for no id"
     assert (allowed_restarts(elastic), allowed_restarts(TORCHRUN), allowed_restarts({})) == (3, 0, 0)
-
-
-def test_memory_segments_grow_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    for given in ({}, {"PYTORCH_ALLOC_CONF": "a:1"}, {"PYTORCH_CUDA_ALLOC_CONF": "a:1"}):
-        monkeypatch.setattr(os, "environ", dict(given))
-        prefer_expandable_segments()
-        assert os.environ == (given or {"PYTORCH_ALLOC_CONF": "expandable_segments:True"})
