@@ -95,6 +95,12 @@ def requeue_file(environment: Mapping[str, str] = os.environ) -> Path | None:
     return Path(environment["REQUEUE_FILE"]) if environment.get("REQUEUE_FILE") else None
 
 
+def environment_of_one(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The environment without the variables of launchers: for a process that runs alone."""
+    launchers = re.compile(r"SLURM_|MASTER_|TORCHELASTIC_|(GROUP_|LOCAL_)?RANK|(LOCAL_)?WORLD_SIZE")
+    return {name: value for name, value in environment.items() if not launchers.match(name)}
+
+
 def chose_allocator(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether the user set options of CUDA's memory allocator."""
     return not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}.isdisjoint(environment)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from tests.train_utils.worker import run_in
 from train_utils import distributed
 from train_utils.distributed import World, choose_device, init_distributed_mode
 from train_utils.errors import DistributedError
-from train_utils.launch import claim_report, is_lost_peer
+from train_utils.launch import claim_report, environment_of_one, is_lost_peer
 from train_utils.numerics import autocast_dtype
 
 WORKER = Path(__file__).with_name("worker.py")
@@ -29,9 +28,7 @@ SECONDS = 120
 
 def clean_environment(**more: str) -> dict[str, str]:
     """The environment without any launcher's variables."""
-    launchers = re.compile(r"SLURM_|MASTER_|TORCHELASTIC_|(GROUP_|LOCAL_)?RANK|(LOCAL_)?WORLD_SIZE")
-    kept = {key: value for key, value in os.environ.items() if not launchers.match(key)}
-    return kept | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"} | more
+    return environment_of_one() | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"} | more
 
 
 def run_together(scenario: str, folder: Path, environments: Sequence[dict[str, str]]) -> dict[int, dict[str, Any]]:

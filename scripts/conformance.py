@@ -1,0 +1,221 @@
+"""Check that ranks train and evaluate exactly here: what to run before a cluster is trusted.
+
+    torchrun --nproc-per-node=2 -m scripts.conformance
+    srun python -m scripts.conformance
+    torchrun --nproc-per-node=2 -m scripts.conformance kill
+
+It trains a small network on drawn shapes, on all ranks and in one process, prints a table, and
+exits with 1 if a check failed. With ``kill`` the last rank kills itself after the table: the
+launcher has to end all others soon, and not with 0. The runs stay in runs/conformance/<date_time>,
+which all nodes must see.
+"""
+
+import contextlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from conf import network
+from conf.entry import compose
+from conf.programs import options_of
+from conf.schema import TrainConfig
+from eval import evaluate
+from models import Darknet, zoo_cfg
+from train import train
+from train_utils import checkpoint, distributed, launch, sync_batchnorm
+from train_utils.distributed import World
+
+ROOT = Path(__file__).parents[1]
+EXACT = 1e-9  # largest relative difference in float64; the network multiplies rounding
+CLOSE = 0.05  # of the losses in the training's precision
+BYTES = 2**26  # of the exchange that is timed: the gradient of 16 million weights
+SECONDS = 120  # that a rank waits for the others
+
+
+class Check(NamedTuple):
+    """A row of the table."""
+
+    name: str
+    passed: bool
+    detail: str
+
+
+class Conformance:
+    """The checks of one group of ranks, which call each of them together."""
+
+    def __init__(self, world: World, folder: Path) -> None:
+        self.world, self.folder, self.checks = world, folder, list[Check]()
+        ranks = world.world_size
+        # Three steps an epoch and an image left over; an evaluation ends with a batch of one.
+        drawn = f"{{train_images: {12 * ranks + 1}, val_images: {4 * ranks + 1}, image_size: 64}}"
+        self.data = [
+            "data=shapes", f"data.root={folder}/shapes", f"data.index_dir={folder}/index", f"data.shapes={drawn}",
+            "data.workers=0",
+        ]  # fmt: skip
+        self.options = [
+            *self.data, "model=yolov3-tiny", "model.width=0.125", "train.image_size=64", "logger.pictures=false",
+            f"train.batch_size={4 * ranks}", f"train.timeout_seconds={SECONDS}", "train.epochs=2", "evaluate.every=0",
+            "logger.every_steps=1", "train.compile='off'", f"train.device={world.device.type}",
+        ]  # fmt: skip
+
+    def record(self, name: str, passed: bool, detail: str) -> None:
+        """Add a row."""
+        self.checks.append(Check(name, passed, detail))
+
+    def train(self, name: str, *more: str) -> Path:
+        """Train on all ranks; return the run folder."""
+        run = self.folder / name
+        with contextlib.redirect_stdout(io.StringIO()):
+            train(options_of("train", [*self.options, f"run_dir={run}", *more]))  # a list would end the group
+        return run
+
+    def alone(self, program: str, *options: str) -> None:
+        """Run a program in one process, from rank 0. Raises CalledProcessError if it fails."""
+        with distributed.torch_distributed_zero_first(self.world):
+            if self.world.is_main:
+                command = [sys.executable, str(ROOT / program), *options]
+                subprocess.run(command, env=launch.environment_of_one(), check=True, stdout=subprocess.DEVNULL)
+
+    def weights(self) -> None:
+        """Ranks against one process, in float64 and in the training's precision."""
+        for precision in ("float64", "auto"):
+            option = f"train.precision={precision}"
+            together, one = self.train(f"ranks_{precision}", option), self.folder / f"one_{precision}"
+            self.alone("train.py", *self.options, option, f"run_dir={one}")
+            if not self.world.is_main:
+                continue
+            states = [checkpoint.load_checkpoint(run, "last") for run in (together, one)]
+            if precision == "float64":
+                worst = largest_difference(*(state["model"] for state in states))
+                self.record("weights of one process, float64", worst <= EXACT, f"differ by {worst:.1e}")
+            else:
+                losses = [read_losses(run) for run in (together, one)]
+                worst = max(abs(ours - theirs) / theirs for ours, theirs in zip(*losses, strict=True))
+                self.record("losses of one process, train.precision=auto", worst <= CLOSE, f"differ by {worst:.1e}")
+
+    def rank_without_boxes(self) -> None:
+        """Gradients where all boxes are on the first rank, against those of the whole batch."""
+        world, config = self.world, compose("train", TrainConfig, self.options)
+        images = torch.rand(2 * world.world_size, 3, 64, 64, generator=torch.Generator().manual_seed(0)).double()
+        targets = torch.tensor([[0, 1, 20, 20, 10, 12], [1, 0, 40, 12, 33, 20.0]])
+        gradients = []
+        for size in (world.world_size, 1):
+            torch.manual_seed(0)
+            model = Darknet(zoo_cfg("yolov3-tiny"), 3, 0.125).to(world.device, torch.float64).train()
+            if size > 1:  # else each rank computes all, so that statistics of its own are those of the batch
+                model = sync_batchnorm.convert_sync_batchnorm(model, world)  # type: ignore[assignment]
+            loss = network.build_loss(model.heads, config.loss)
+            place = world if size > 1 else World(0, 0, 1, 1, 1, world.device, "none")
+            wrapped = distributed.wrap_ddp(model, place)
+            own = slice(2 * world.rank, 2 * world.rank + 2) if size > 1 else slice(None)
+            boxes = targets if world.is_main or size == 1 else targets[:0]
+            raw_maps = wrapped(images[own].to(world.device))
+            exchange = distributed.sum_over_ranks if size > 1 else lambda tensor: tensor
+            parts = loss(raw_maps, boxes.to(world.device), sum_over_ranks=exchange, world_size=size)
+            (parts.total * size).backward()
+            gradients.append(
+                {
+                    name: parameter.grad.clone()
+                    for name, parameter in model.named_parameters()
+                    if parameter.grad is not None
+                }
+            )
+        worst = largest_difference(*gradients)
+        self.record("gradients with a rank without boxes", worst <= 1e-7, f"differ by {worst:.1e}")
+
+    def evaluation(self) -> None:
+        """The figures of all ranks against those of one process, to the last bit."""
+        ckpt = f"ckpt={self.folder}/ranks_auto/checkpoints/last.pt"
+        options = [ckpt, *self.data, "evaluate.batch_size=2", f"device={self.world.device.type}"]
+        with contextlib.redirect_stdout(io.StringIO()):
+            ours = dict(evaluate(options_of("eval", options)))
+        self.alone("eval.py", *options, f"out={self.folder}/one_evaluation")
+        if self.world.is_main:
+            theirs = json.loads((self.folder / "one_evaluation" / "figures.json").read_text())
+            self.record("figures of one process, to the bit", ours == theirs, f"AP {ours['AP']:.6f}")
+
+    def resume(self) -> None:
+        """A run that a signal stopped, and continued, against one that nothing stopped."""
+        steps = self.folder / "stopped" / "steps.csv"
+
+        def stop() -> None:
+            while not steps.exists():
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+        if self.world.is_main:
+            threading.Thread(target=stop, daemon=True).start()
+        stopped = self.train("stopped", "train.precision=auto")
+        with contextlib.redirect_stdout(io.StringIO()):
+            train(options_of("train", [f"resume={stopped}"]))
+        if self.world.is_main:
+            states = [checkpoint.load_checkpoint(run, "last") for run in (self.folder / "ranks_auto", stopped)]
+            worst = largest_difference(*(state["model"] for state in states))
+            at = "stopped at" in (stopped / "train.log").read_text()
+            self.record("resume after a signal, to the bit", worst == 0 and at, f"differ by {worst:.1e}")
+
+    def exchange(self) -> None:
+        """Time the sum of a large gradient over all ranks."""
+        gradient = torch.ones(BYTES // 4, device=self.world.device)
+        for _ in range(3):  # the last time counts
+            distributed.barrier()
+            started = time.perf_counter()
+            total = float(distributed.sum_over_ranks(gradient)[0])
+            seconds = time.perf_counter() - started
+        self.record(
+            "exchange of a gradient",
+            total == self.world.world_size,
+            f"{BYTES / 2**20:.0f} MB in {1000 * seconds:.0f} ms",
+        )
+
+
+def largest_difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
+    """The largest difference of a value, relative to the largest value of its tensor."""
+    worst = 0.0
+    for name, their in theirs.items():
+        scale = float(their.double().abs().max().clamp(min=1e-12))
+        worst = max(worst, float((ours[name].double() - their.double()).abs().max()) / scale)
+    return worst
+
+
+def read_losses(run: Path) -> list[float]:
+    """The total loss of each epoch."""
+    header, *rows = ((line.split(",")) for line in (run / "metrics.csv").read_text().splitlines())
+    return [float(row[header.index("loss")]) for row in rows]
+
+
+def main(*arguments: str) -> None:
+    """Run all checks; exit with 1 if one failed."""
+    world = distributed.init_distributed_mode("auto", SECONDS)
+    folder = Path(distributed.broadcast_text(f"runs/conformance/{time.strftime('%Y-%m-%d_%H-%M-%S')}")).resolve()
+    conformance = Conformance(world, folder)
+    conformance.weights()
+    conformance.rank_without_boxes()
+    conformance.evaluation()
+    conformance.resume()
+    conformance.exchange()
+    if world.is_main:
+        print(f"{world.world_size} ranks on {world.num_nodes} node(s), {world.device.type}, torch {torch.__version__}")
+        for check in conformance.checks:
+            print(f"{'pass' if check.passed else 'FAIL'}  {check.name:45s} {check.detail}", flush=True)
+    distributed.barrier()
+    if "kill" in arguments and world.rank == world.world_size - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if "kill" in arguments:
+        distributed.barrier()  # never ends: the launcher has to
+    failed = distributed.any_rank(not all(check.passed for check in conformance.checks))
+    launch.shutdown()
+    sys.exit(int(failed))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
