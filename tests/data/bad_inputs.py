@@ -1,4 +1,4 @@
-"""Broken and unusual images; see ``bad_inputs.py``."""
+"""Broken and unusual images, labels and xml files; ``sets.py`` has what a case is."""
 
 import io
 import json

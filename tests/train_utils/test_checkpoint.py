@@ -95,21 +95,15 @@ def test_a_run_folder_stands_for_its_best_or_last(tmp_path: Path) -> None:
         load_checkpoint(tmp_path)
 
 
-def test_every_truncation_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "a.pt"
-    save_checkpoint(path, sample_state())
-    content = path.read_bytes()
-    for length in [0, 1, *range(7, len(content), len(content) // 20), len(content) - 1]:
-        path.write_bytes(content[:length])
-        with pytest.raises(CheckpointError, match=r"a\.pt is damaged.*fix: "):
-            load_checkpoint(path)
-
-
-def test_a_flipped_bit_is_refused_or_without_effect(tmp_path: Path) -> None:
+def test_a_cut_or_a_flipped_bit_is_refused_or_without_effect(tmp_path: Path) -> None:
     path, state = tmp_path / "a.pt", sample_state()
     save_checkpoint(path, state)
     content = path.read_bytes()
     refused = 0
+    for length in (0, 1, len(content) // 2, len(content) - 1):
+        path.write_bytes(content[:length])
+        with pytest.raises(CheckpointError, match=r"a\.pt is damaged.*fix: "):
+            load_checkpoint(path)
     for offset in range(0, len(content), max(1, len(content) // 400)):
         damaged = bytearray(content)
         damaged[offset] ^= 1 << offset % 8

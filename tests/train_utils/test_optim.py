@@ -115,8 +115,3 @@ def test_the_average_covers_a_share_of_the_steps_and_the_statistics_are_those_of
     for name, value in model.named_buffers():
         assert torch.equal(average.module.get_buffer(name), value), name
     assert average.updates == 5 and not average.module.training
-
-
-def test_a_share_out_of_range_is_named() -> None:
-    with pytest.raises(ValueError, match=r"optim\.flat_fraction must be auto or lie in 0\.\.1, below 1, got 1\.0"):
-        replace(CONFIG, flat_fraction=1.0)

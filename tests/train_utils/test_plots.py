@@ -146,13 +146,13 @@ def test_detections_stand_beside_the_labels_of_their_picture(tmp_path: Path) -> 
         assert tuple(sheet[LINE + 150, SIDE + 2 * GAP + 200]) == shown, "the detection"
 
 
-def test_plots_of_few_and_many_classes_nothing_found_and_nothing_labelled(tmp_path: Path) -> None:
+def test_plots_of_odd_names_nothing_found_and_nothing_labelled(tmp_path: Path) -> None:
     truth, found = draw(1)
     empty = {key: getattr(truth, key)[:0] for key in ("boxes_xywh", "classes", "crowd", "areas")}
     unlabelled = GroundTruth(truth.image_ids, truth.sizes, np.zeros_like(truth.offsets), names=truth.names, **empty)
     few = many_classes(3)
     few[0].names[:] = ["_hidden", "$x^{$", "e" * 99]  # by default matplotlib hides it, or reads a formula
-    cases = [few, many_classes(80), (truth, found[:0]), (unlabelled, found), (unlabelled, found[:0])]
+    cases = [few, (truth, found[:0]), (unlabelled, found), (unlabelled, found[:0])]
     for number, case in enumerate(cases):
         pictures, said = drawn(*case, tmp_path / str(number))
         assert set(pictures) == set(PLOTS) - OF_TRAINING and not said
