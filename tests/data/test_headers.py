@@ -135,12 +135,3 @@ def test_a_size_that_fits_neither_is_named(tmp_path: Path) -> None:
     ignoring = data.open_annotations(replace(config, exif=data.Exif.ignore), "train")
     with pytest.raises(data.DataError, match=r"8\.jpg has 64 x 40 pixels, .* for 40 x 64\. fix: data\.exif=apply"):
         data.ImageSource(ignoring, data.OnError.stop).read(7)
-
-
-def test_a_tag_that_changed_since_the_index_was_made_is_seen(tmp_path: Path) -> None:
-    config = write_set(tmp_path / "set", data.DataFormat.coco, "jpeg", True)
-    annotations = data.open_annotations(config, "train")
-    path = Path(annotations.path(5))
-    assert cv2.imwrite(str(path), np.ascontiguousarray(upright(stored_picture(), 6)[..., ::-1]))  # saved turned, no tag
-    image = data.ImageSource(annotations, data.OnError.stop).read(5)
-    assert image is not None and box_is_bright(image, annotations.training_boxes(5)[1][0])

@@ -148,7 +148,7 @@ def test_processes_that_build_at_once_share_one_index_and_cache(coco_set) -> Non
     coco_set.save()
     context = multiprocessing.get_context("fork")
     results = context.Queue()
-    for turn in range(4):
+    for turn in range(3):
         start = time.time() + 0.05
         processes = [context.Process(target=open_at, args=(coco_set.config, start, results)) for _ in range(4)]
         for process in processes:

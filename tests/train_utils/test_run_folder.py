@@ -108,16 +108,14 @@ A, B = "optim.lr=0.1", "optim.lr=0.2"
 Launch = Callable[..., dict[str, str]]
 
 
-@pytest.mark.parametrize(
-    ("launch", "base"),
-    [
-        (batch, "slurm-41"),
-        (lambda job, restarts=0: srun(job, 0, restarts), "slurm-41"),  # -m within one step
-        (lambda job, restarts=0: batch(job, restarts) | torchrun(f"random{restarts}"), "slurm-41"),
-    ],
-)
-def test_trainings_one_after_the_other_go_on_where_the_job_was_killed(launch: Launch, base: str, job: Job) -> None:
+@pytest.mark.parametrize("within", ["the job's shell", "torchrun"])
+def test_trainings_one_after_the_other_go_on_where_the_job_was_killed(within: str, job: Job) -> None:
     """Earlier tasks are over, the running one resumes, later ones start."""
+    base = "slurm-41"
+
+    def launch(name: str, restarts: int = 0) -> dict[str, str]:
+        return batch(name, restarts) | (torchrun(f"random{restarts}") if within == "torchrun" else {})
+
     assert job.start(launch("41"), A, ends=True) == (base, False)
     assert job.start(launch("41"), B, checkpoint=False) == (f"{base}-2", False)
     job.kill()
