@@ -19,6 +19,7 @@ from models.heads import Anchors, Head, HeadAnchors
 EPS = 1e-7  # keeps quotients finite for boxes without area; far below any area in pixels
 MAX_LOG_SIZE = math.log(1e3)  # at most a thousand anchors wide: exp stays finite early in training
 FIRST_CANDIDATES = 10  # candidates for each detection wanted that are tried before all others
+FEW = 48  # boxes of which a CPU compares all pairs faster than it starts a run for each class
 CHUNK = 2**16  # candidates in one suppression, which takes up to n * n / 8 bytes of a GPU: 512 MB
 REACH = 2**18  # pixels from the origin; boxes are cut there
 PER_PIXEL = 2**18  # steps of a coordinate, about float32's own at 48 pixels
@@ -284,10 +285,10 @@ def nms_in_each_group(boxes_xyxy: Tensor, scores: Tensor, groups: Tensor, iou: f
     groups: int64 (n,), one number for each pair of image and class. There is one run for each, the
     fastest way on a CPU: a single run compares all pairs (docs/results/notebook.md).
     """
+    if len(groups) <= FEW:
+        return _nms_of_few(boxes_xyxy.numpy(), groups.numpy(), iou)
     from torchvision.ops import nms
 
-    if not len(groups):
-        return groups
     sorted_groups, by_group = groups.sort(stable=True)  # best first inside each group
     sizes = sorted_groups.unique_consecutive(return_counts=True)[1].tolist()
     # Gathered once, then only cut.
@@ -295,6 +296,22 @@ def nms_in_each_group(boxes_xyxy: Tensor, scores: Tensor, groups: Tensor, iou: f
     parts = zip(by_group.split(sizes), boxes, values, strict=True)
     survivors = [positions[nms(own, best_first, iou)] for positions, own, best_first in parts]
     return torch.cat(survivors).sort().values
+
+
+def _nms_of_few(boxes_xyxy: np.ndarray, groups: np.ndarray, iou: float) -> Tensor:
+    """The same, in torchvision's arithmetic: overlaps in float32, their limit in float64."""
+    (left, top, right, bottom), area = boxes_xyxy.T, (boxes_xyxy[:, 2:] - boxes_xyxy[:, :2]).prod(axis=1)
+    one, other = (groups[:, None] == groups).nonzero()
+    better, worse = one[one < other], other[one < other]
+    width = np.minimum(right[better], right[worse]) - np.maximum(left[better], left[worse])
+    height = np.minimum(bottom[better], bottom[worse]) - np.maximum(top[better], top[worse])
+    both = width.clip(0) * height.clip(0)
+    with np.errstate(invalid="ignore"):  # boxes without area suppress none
+        close = both / (area[better] + area[worse] - both) > np.float64(iou)
+    stays = [True] * len(groups)
+    for winner, loser in zip(better[close].tolist(), worse[close].tolist(), strict=True):
+        stays[loser] = stays[loser] and not stays[winner]
+    return torch.from_numpy(np.flatnonzero(stays))
 
 
 def nms_at_once(boxes_xyxy: Tensor, images: Tensor, classes: Tensor, iou: float) -> Tensor:

@@ -104,6 +104,21 @@ def test_equals_torchvisions_nms_of_each_class(multi_label: bool, nms_iou: float
         assert result.equal(torch.cat((boxes[image, rows[kept]], values[kept, None], labels[kept, None]), 1))
 
 
+@pytest.mark.parametrize("classes", [1, 5, 80])
+@pytest.mark.parametrize("nms_iou", [0.0, 0.3, 0.5, 0.6])
+def test_few_boxes_stay_as_in_torchvision(nms_iou: float, classes: int) -> None:
+    """Also where an overlap equals the limit, which float32 rounds, and without any area."""
+    exact = 0
+    for count in range(decoding.FEW + 2):
+        low, size = torch.randint(4, (count, 2)).float(), torch.randint(6, (count, 2)).float()
+        boxes, numbers = torch.cat((low, low + size), 1), torch.randint(classes, (count,))
+        scores = torch.ones(count).cumsum(0).flip(0)
+        expected = ops.batched_nms(boxes, scores, numbers, nms_iou)  # whole numbers stay exact when classes move apart
+        assert nms_in_each_group(boxes, scores, numbers, nms_iou).equal(expected)
+        exact += int((ops.box_iou(boxes, boxes) == torch.tensor(nms_iou)).sum())
+    assert exact > 100
+
+
 def test_only_scores_above_the_threshold_are_detections() -> None:
     maps = random_maps(1)
     threshold = float(decode(maps, HEADS)[1].max())
