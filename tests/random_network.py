@@ -16,10 +16,7 @@ from train_utils.checkpoint import save_checkpoint
 def save_random_network(
     path: Path, config: TrainConfig, names: Sequence[str], category_ids: Sequence[int], seed: int, gain: float
 ) -> None:
-    """Save the network of ``config`` with scores that lie apart, by ``gain`` on its heads.
-
-    So the last bits of a convolution change nothing else.
-    """
+    """Save the network of ``config`` with scores that lie apart, by ``gain`` on its heads."""
     torch.manual_seed(seed)
     model, _ = build_model(config.model, len(names))
     with torch.no_grad():

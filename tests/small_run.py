@@ -16,9 +16,7 @@ from train_utils.errors import TrainError
 
 
 def small_run(root: Path, shapes: ShapesConfig, run_dir: Path, *more: str) -> TrainConfig:
-    """yolov3-tiny at width 0.125 on the drawn shapes in ``root``, at 64 pixels, without workers or
-    pictures.
-    """
+    """A narrow yolov3-tiny on the drawn shapes in ``root``, without workers or pictures."""
     drawn = ", ".join(f"{key}: {value}" for key, value in asdict(shapes).items())
     return compose(
         "train",

@@ -1,6 +1,4 @@
-"""Each command that README.md and docs/ show is one that its program takes; each link leads to a
-page and its heading.
-"""
+"""Programs take the commands that README.md and docs/ show; each link leads to a heading."""
 
 from __future__ import annotations
 
@@ -37,24 +35,18 @@ SBATCH_OPTIONS = {"--nodes", "--gpus-per-node", "--ntasks-per-node", "--array", 
 
 
 def commands_of(text: str) -> list[str]:
-    """The lines of code blocks, indented or fenced, that start a program, without their
-    environment.
-    """
+    """The lines of code blocks that start a program, without their environment."""
     blocks = re.findall(r"^```.*?\n(.*?)^```", text, re.M | re.S) + re.findall(r"^ {4}(.*)$", text, re.M)
     lines = [re.sub(r"^(?:[A-Z_]+=\S+ )+", "", line.strip()) for block in blocks for line in block.splitlines()]
     return [line for line in lines if line.startswith(STARTS)]
 
 
-COMMANDS = sorted(
-    {(str(page.relative_to(REPOSITORY)), command) for page in PAGES for command in commands_of(page.read_text())}
-)
+COMMANDS = sorted({command for page in PAGES for command in commands_of(page.read_text())})
 
 
 @pytest.fixture(scope="module")
 def own_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files of a user that docs/start/own-data.md has: its YAML as it stands there, and fitted
-    anchors.
-    """
+    """A user's files: the YAML of docs/start/own-data.md as it stands there, and fitted anchors."""
     folder = tmp_path_factory.mktemp("mine")
     page = (REPOSITORY / "docs" / "start" / "own-data.md").read_text()
     cats = "\n".join(
@@ -95,9 +87,7 @@ def check(command: str, own_files: Path) -> None:
 
 
 def check_options(program: str, options: list[str], own_files: Path) -> None:
-    """Compose ``options`` as ``program`` does; with a checkpoint or a run, that is not here, up to
-    its values.
-    """
+    """Compose ``options`` as ``program`` does, up to the values of a run, which is not here."""
     assert program in NAMES, f"no program {program}"
     entry = PROGRAMS[NAMES[program]]
     options = prepare_arguments(options, entry)
@@ -117,8 +107,8 @@ def check_options(program: str, options: list[str], own_files: Path) -> None:
         compose(NAMES[program], entry.schema, options, entry.complete)
 
 
-@pytest.mark.parametrize(("page", "command"), COMMANDS)
-def test_each_command_is_taken(page: str, command: str, own_files: Path) -> None:
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_is_taken(command: str, own_files: Path) -> None:
     check(command, own_files)
 
 

@@ -31,7 +31,7 @@ MISSING = object()
 WORLD = World(0, 0, 1, 1, 1, torch.device("cpu"), "none")
 
 
-@pytest.fixture(scope="module", params=["sgd", "adamw"])
+@pytest.fixture(scope="module")
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of one step, of a network of two layers."""
     folder = tmp_path_factory.mktemp(request.param)
@@ -129,12 +129,14 @@ def put(state: Any, keys: tuple[Any, ...], value: Any) -> Any:
     return state
 
 
-@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize(
+    ("run", "reader"), [*(("sgd", reader) for reader in READERS), ("adamw", "resume")], indirect=["run"]
+)
 def test_a_forged_entry_is_one_sentence_or_without_harm(reader: str, run: Path) -> None:
     path = run / "checkpoints" / ("last.pt" if reader == "resume" else "best.pt")
     state = FIRST.setdefault(str(run), checkpoint.load_checkpoint(path))
     state["scaler"] = torch.amp.GradScaler("cpu", enabled=True).state_dict()  # as with float16
-    (read, keys_read), wrong, refused = READERS[reader], list[str](), 0
+    (read, keys_read), wrong = READERS[reader], list[str]()
     read(run)
     cases = [
         (keys, forged)
@@ -151,11 +153,10 @@ def test_a_forged_entry_is_one_sentence_or_without_harm(reader: str, run: Path) 
             try:
                 read(run)
             except USER_ERRORS as error:
-                refused += 1
                 if not re.fullmatch(r"[^\n]{10,600}", str(error)):
                     wrong.append(f"{keys} {forged!r:.40}: {error}")
             except Exception as error:
                 wrong.append(f"{keys} {forged!r:.40}: {type(error).__name__} {error}")
     finally:
         checkpoint.save_checkpoint(path, state)
-    assert not wrong, "\n".join([f"{len(wrong)} wrong, {refused} refused", *wrong])
+    assert not wrong, "\n".join(wrong)

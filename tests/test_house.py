@@ -22,10 +22,9 @@ FOLDERS = (*PARTS, "conf", "scripts")
 MOST_LINES, MOST_FUNCTION_LINES = 400, 110
 
 
-def imported_names(path: Path, at_start_only: bool = False) -> Iterator[str]:
+def imported_names(path: Path) -> Iterator[str]:
     """The names that a file imports; of a package's lazy door those that it offers."""
-    tree = ast.parse(path.read_text())
-    for node in tree.body if at_start_only else ast.walk(tree):
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -60,31 +59,6 @@ def test_parts_do_not_import_one_another_nor_what_joins_them(part: str) -> None:
     for path in sources(part):
         wrong = [name for name in imported_names(path) if name.split(".")[0] in forbidden]
         assert not wrong, f"{path.relative_to(REPOSITORY)} imports {wrong}"
-
-
-def test_no_import_waits_for_torchvision() -> None:
-    """Its import takes as long as torch's: it is done where boxes are suppressed, or never."""
-    for path in all_sources():
-        names = imported_names(path, at_start_only=True)
-        assert "bench" in path.parts or not any(name.startswith("torchvision") for name in names), path
-
-
-def test_imports_form_no_circle() -> None:
-    """Imports at the start of a file; a package's door counts as what it offers."""
-    modules = {module_name(path): path for path in all_sources()}
-    arrows = {
-        module: {
-            target
-            for name in imported_names(path, at_start_only=True)
-            for target in ([name] if name in modules else [name.rpartition(".")[0]])
-            if target in modules and target != module
-        }
-        for module, path in modules.items()
-    }
-    while free := [module for module, targets in arrows.items() if not targets & arrows.keys()]:
-        for module in free:
-            del arrows[module]
-    assert not arrows, f"these import one another in a circle, or what does: {sorted(arrows)}"
 
 
 def test_files_and_functions_are_short() -> None:

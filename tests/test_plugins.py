@@ -17,8 +17,8 @@ import torch
 from conf import ConfigError
 from conf.entry import compose
 from conf.network import build_model, load_network
-from conf.saved import complete_conversion, complete_from_checkpoint, complete_training, model_or_checkpoint
-from conf.schema import ConvertConfig, EvalConfig, ExportConfig, PredictConfig, TrainConfig
+from conf.programs import options_of
+from conf.schema import TrainConfig
 from data import Annotations, ImageSource, Request, ShapesConfig, TrainDataset, open_annotations
 from eval import evaluate
 from models import ModelError, save_darknet_weights
@@ -31,9 +31,7 @@ from train_utils.errors import TrainError
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "docs" / "examples" / "plugins"
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py"))
-CFG = cfg(
-    conv(8, 3, 4, "squareplus"), section("squeeze", ratio=4), conv(16, 3, 4), head(0, 1, 2, classes=5)
-)  # fmt: skip
+CFG = cfg(conv(8, 3, 4, "squareplus"), section("squeeze", ratio=4), conv(16, 3, 4), head(0, 1, 2, classes=5))
 SHAPES = ShapesConfig(train_images=16, val_images=4, image_size=64)
 
 
@@ -70,43 +68,27 @@ def run(files: Path) -> Path:
     return files / "run"
 
 
-def resumed(run: Path, *more: str) -> TrainConfig:
-    return compose("train", TrainConfig, [f"resume={run}", *more], complete_training)
-
-
-def scored(run: Path, *more: str) -> EvalConfig:
-    return compose("eval", EvalConfig, [f"ckpt={run}", "device=cpu", *more], complete_from_checkpoint)
-
-
 def test_a_run_is_resumed_and_scored(run: Path, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch, pytest.raises(TrainError, match="power cut"):
         die_after(patch, 1)
         train(options(files, tmp_path / "cut"))
-    train(resumed(tmp_path / "cut", listed()))
+    train([f"resume={tmp_path / 'cut'}", listed()])
     whole, cut = (load_last(folder)[0] for folder in (run, tmp_path / "cut"))
     assert whole["config"]["plugins"] == [f"{name}.py" for name in NAMES]
     for part in ("model", "ema"):
         assert all(torch.equal(tensor, cut[part][name]) for name, tensor in whole[part].items())
-    assert "AP" in evaluate(scored(run, listed("squareplus_activation", "squeeze_layer")))
+    assert "AP" in evaluate([f"ckpt={run}", "device=cpu", listed("squareplus_activation", "squeeze_layer")])
     groups = [json.loads(line)["group"] for line in (run / "lines.jsonl").read_text().splitlines()]
     assert {"epoch", "val", "speed"} <= set(groups)
 
 
-@pytest.mark.parametrize("program", ["train", "eval", "predict", "export", "convert"])
-def test_what_was_trained_with_plugins_asks_for_them(program: str, run: Path) -> None:
-    with pytest.raises(ConfigError, match=r"=\S+ needs plugins=\[balanced_loss.py,.*fix: give their paths"):
-        if program == "train":
-            resumed(run)
-        elif program == "eval":
-            scored(run)
-        elif program == "convert":
-            compose("convert", ConvertConfig, [f"ckpt={run}", "out=x.weights"], complete_conversion)
-        elif program == "predict":
-            compose("predict", PredictConfig, [f"ckpt={run}", "source=x"], model_or_checkpoint)
-        else:
-            compose("export", ExportConfig, [f"ckpt={run}"], model_or_checkpoint)
+def test_what_was_trained_with_plugins_asks_for_them(run: Path) -> None:
+    for command in ("train resume=", "eval ckpt=", "predict source=x ckpt=", "convert out=x ckpt="):
+        with pytest.raises(ConfigError, match=r"=\S+ needs plugins=\[balanced_loss.py,.*fix: give their paths"):
+            program, *given = f"{command}{run}".split()
+            options_of(program, given)
     with pytest.raises(ModelError, match=r"there is no layer '.squeeze.'"):
-        evaluate(scored(run, "plugins=[]"))
+        evaluate([f"ckpt={run}", "device=cpu", "plugins=[]"])
 
 
 def test_what_another_command_of_this_process_names_is_not_in_use(tmp_path: Path) -> None:

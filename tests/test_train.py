@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -16,10 +15,9 @@ from conf.entry import compose
 from conf.network import model_from_checkpoint, open_detector
 from conf.saved import complete_from_checkpoint, complete_training
 from conf.schema import EvalConfig, TrainConfig
-from data import DataError, OnError, ShapesConfig, ensure_shapes
+from data import DataError, ShapesConfig, ensure_shapes
 from eval import evaluate
-from models import Darknet, zoo_cfg
-from models.weights import weight_tensors
+from models import Darknet, save_darknet_weights, zoo_cfg
 from tests.runs.kill_resume import differences
 from tests.small_run import die_after, rows, small_run
 from train import train
@@ -48,12 +46,6 @@ def trained(shapes: Path) -> tuple[Path, dict[str, float]]:
     """The folder and the figures of a training of one epoch."""
     run = shapes.parent / "run"
     return run, train(options(shapes, run))
-
-
-def write_darknet(model: Darknet, path: Path) -> Path:
-    values = np.concatenate([tensor.tensor.detach().numpy().ravel() for tensor in weight_tensors(model)])
-    path.write_bytes(np.array([0, 2, 5], "<i4").tobytes() + np.array([7], "<i8").tobytes() + values.tobytes())
-    return path
 
 
 def resumed(config: TrainConfig, run: Path, **more: Any) -> TrainConfig:
@@ -141,9 +133,8 @@ def test_images_that_vanish_end_a_training_and_a_damaged_one_is_counted(
     (folder,) = (tmp_path / "shapes").glob(f"*/{split}")
     damaged = sorted(folder.iterdir())[1]
     damaged.write_bytes(b"")
-    config = options(tmp_path / "shapes", tmp_path / "run", "train.epochs=3", "evaluate.confidence=0.5")
-    with pytest.raises(DataError, match=rf"{damaged} is not an image .* fix: replace .* data\.on_error=skip"):
-        train(config)
+    skip = "train.epochs=3", "evaluate.confidence=0.5", "data.on_error=skip"
+    config = options(tmp_path / "shapes", tmp_path / "run", *skip)
     end_epoch, save = TrainState.end_epoch, CheckpointWriter.save
 
     def end_and_lose_the_disk(state: TrainState) -> None:
@@ -154,7 +145,7 @@ def test_images_that_vanish_end_a_training_and_a_damaged_one_is_counted(
     monkeypatch.setattr(TrainState, "end_epoch", end_and_lose_the_disk)
     monkeypatch.setattr(CheckpointWriter, "save", lambda writer, *state: (save(writer, *state), writer.wait()))
     with pytest.raises(DataError, match=rf"{folder}, a folder of images, is gone, .* fix: restore"):
-        train(replace(config, data=replace(config.data, on_error=OnError.skip)))
+        train(config)
     epochs, total, what = (2, 18, "epoch 1, train") if split == "train" else (1, 5, "val")
     said = f"{what}: 1 of {total} images cannot be read, the last one: {damaged}. fix: "
     log = (tmp_path / "run" / "train.log").read_text()
@@ -177,7 +168,7 @@ def test_a_run_that_was_moved_goes_on_where_its_data_are_named(
     first, second = tmp_path / "first", tmp_path / "second"
     shutil.copytree(next(path.parent for path in shapes.glob("*/annotations")), first / "data")
     cfg, weights = shutil.copy(zoo_cfg("yolov3-tiny"), first / "own.cfg"), first / "start.weights"
-    write_darknet(Darknet(zoo_cfg("yolov3-tiny"), 5, 0.125), weights)
+    save_darknet_weights(Darknet(zoo_cfg("yolov3-tiny"), 5, 0.125), weights)
     given = [
         "data=coco", f"data.root={first}/data", f"data.index_dir={first}/index", "data.workers=0",
         "data.train={annotations: annotations/instances_train.json, images: train}", "name=moved",
@@ -234,8 +225,7 @@ def test_the_options_of_such_repositories_do_what_they_say(shapes: Path, tmp_pat
         shapes, tmp_path / "run", "data.single_class=true", "data.cache=ram", "model.freeze=4", "data.split=0.1",
         "train.epochs=2", "train.multi_scale=[0.5,1.5]", "train.precision=float32", "train.deterministic=true",
         "logger.pictures=true", "evaluate.every=0", "evaluate.rect=false", "loss.iou=ciou", "optim.clip_norm=10",
-        "optim.decay=linear",
-        "augment.degrees=10", "augment.shear=2", "augment.flip_vertical=0.5", "train.seed=7",
+        "optim.decay=linear", "augment.degrees=10", "augment.shear=2", "augment.flip_vertical=0.5", "train.seed=7",
     )  # fmt: skip
     seen: list[tuple[int, ...]] = []
     hook = torch.nn.modules.module.register_module_forward_pre_hook(
@@ -250,9 +240,8 @@ def test_the_options_of_such_repositories_do_what_they_say(shapes: Path, tmp_pat
     table = rows(tmp_path / "run")
     assert [row["AP"] != "" for row in table] == [False, True], "evaluated after the last epoch only"
     assert len({shape[-2:] for shape in seen}) > 1 and seen[0][-2:] == (96, 96), "largest size first"
-    assert re.search(
-        r"data\.split=0\.1 holds out [1-5] of 18 images, by name", (tmp_path / "run/train.log").read_text()
-    )
+    log = (tmp_path / "run" / "train.log").read_text()
+    assert re.search(r"data\.split=0\.1 holds out [1-5] of 18 images, by name", log)
     state = load_checkpoint(tmp_path / "run" / "checkpoints" / "best.pt")
     assert state["names"] == ["object"] and state["network"]["num_classes"] == 1
     torch.manual_seed(7)
@@ -268,22 +257,20 @@ def test_initial_weights_from_a_checkpoint_and_from_darknet(
     """Darknet's are scored without a checkpoint, too."""
     best = trained[0] / "checkpoints" / "best.pt"
     model = model_from_checkpoint(load_checkpoint(best), best)
-    darknet = write_darknet(model, tmp_path / "trained.weights")
+    darknet = tmp_path / "trained.weights"
+    save_darknet_weights(model, darknet)
     own = options(shapes, tmp_path / "own", f"model.weights={darknet}", "evaluate.image_size=64")
     of_checkpoint = compose("eval", EvalConfig, [f"ckpt={best}"], complete_from_checkpoint)
     of_darknet = replace(of_checkpoint, ckpt=None, model=own.model, data=own.data, evaluate=own.evaluate)
     assert evaluate(of_darknet) == evaluate(of_checkpoint) == trained[1]
     for source in (best, darknet):
         # Frozen layers stay as loaded; at a rate of next to nothing so do the others' kernels.
-        run, single = tmp_path / source.suffix, tmp_path / f"single{source.suffix}"
+        run = tmp_path / source.suffix
         train(options(shapes, run, f"model.weights={source}", "optim.lr=1e-12", "model.freeze=22"))
         loaded = load_last(run)[0]["ema"]
         for name, value in model.state_dict().items():
             if not name.endswith("num_batches_tracked"):  # Darknet keeps no such counter
                 torch.testing.assert_close(loaded[name], value, msg=name)
-        train(options(shapes, single, f"model.weights={source}", "data.single_class=true"))
-        log = (single / "train.log").read_text()
-        assert "its heads were left out and start fresh (for 5 classes, here 1)" in log
 
 
 def test_fitted_anchors_go_with_the_checkpoint(

@@ -54,7 +54,7 @@ def by_predict(checkpoint: Path, source: Path, out: Path, options: dict[str, Any
     "options",
     [
         {}, {"resize": "stretch", "multi_label": True}, {"rect": False, "image_size": 64, "merge_nms": True},
-        {"exif": "ignore", "precision": "bfloat16"}, {"batch_size": 3, "max_detections": 5, "nms_iou": 0.3},
+        {"exif": "ignore", "precision": "bfloat16", "batch_size": 3, "max_detections": 5, "nms_iou": 0.3},
     ],
 )  # fmt: skip
 def test_the_bits_are_those_of_predict(
@@ -258,16 +258,13 @@ def test_sources_are_answered_in_one_sentence(folder: Path, pictures: list[Path]
     for source, message in (
         (str(pictures[0])[:-5] + "9.jpg", "holds no picture or video"),
         (np.zeros((8, 8, 3)), r"an array is float64 \(8, 8, 3\)\. fix: uint8 \(height, width, 3\) in BGR"),
-        (np.zeros((8, 8), np.uint8), r"is uint8 \(8, 8\)"),
         (torch.zeros(3, 8, 8), "is no picture. fix: a path, address, array, Pillow image, list"),
         (Image.new("F", (8, 8)), "mode=F .* cannot be read .*32 bits"),
         (Image.new("La", (8, 8)), "mode=La .* cannot be read"),
         (Image.new("RGB", (8, 8)).crop((3, 3, 3, 6)), r"is uint8 \(3, 0, 3\)"),
         (Image.open(tmp_path / "cut.png"), "PngImageFile .* cannot be read .*fix: "),
-        ([[pictures[0]]], "is no picture"),
         ([0], "0 is no picture"),
         ([pictures[0], tmp_path / "film.avi"], "film.avi'\\) is no picture"),
-        (tmp_path / "empty.jpg", "empty.jpg is not an image"),
         ([pictures[0], tmp_path / "empty.jpg"], "empty.jpg is not an image"),  # a list of another length would mislead
     ):
         with pytest.raises(DataError, match=message):

@@ -3,18 +3,17 @@
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import is_dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
 from conf import CONF_DIR, ConfigError
-from conf.entry import check_limits, compose, defaults, from_dictionary, to_dictionary, to_plain, to_yaml
+from conf.entry import compose, defaults, from_dictionary, to_dictionary, to_plain, to_yaml
 from conf.messages import kinds_of
-from conf.programs import PROGRAMS, prepare_arguments, run
+from conf.programs import PROGRAMS, run
 from conf.schema import TrainConfig
 
 Program = Callable[..., str]
@@ -22,9 +21,7 @@ Program = Callable[..., str]
 
 @pytest.fixture
 def error_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Program:
-    """What ``train.py <arguments>`` says on stderr; it must be one sentence, and nothing may be
-    left behind.
-    """
+    """What ``train.py <arguments>`` says: it must be one sentence, and leave nothing behind."""
     monkeypatch.chdir(tmp_path)
 
     def called(*arguments: str, program: str = "train") -> str:
@@ -56,6 +53,10 @@ SHAPES = [
         ("logger=[csv,tensorbord]", "no choice logger=tensorbord; did you mean logger=tensorboard? there are: csv, "),
         ("train.epochs=null", "train.epochs: "),
         ("train.epochs='99999999999999999'", "train.epochs: 99999999999999999 is not finite, or too large. fix"),
+        ("train.epochs=0", "train.epochs must be >= 1, got 0"),
+        ("optim.lr=0", "optim.lr must be > 0, got 0"),
+        ("evaluate.nms_iou=1.1", "evaluate.nms_iou must be >= 0 and <= 1, got 1.1"),
+        ("loss.anchor_iou=1", "loss.anchor_iou must be >= 0 and < 1, got 1"),
         ("loss.iou=riou", "loss.iou"),
         ("train.multi_scale=[2,1]", "train.multi_scale must be [low, high]"),
         ("data=coco data.shapes.image_size=64", "data.shapes.image_size=64: a section is null here"),
@@ -77,31 +78,6 @@ def test_what_does_not_fit_is_named_before_a_run_folder_is_made(
     assert sentence in error_of(*([] if words[0].startswith("data=") else SHAPES), *words)
 
 
-def limited(section: Any) -> Iterator[tuple[Any, str, str]]:
-    """The fields below ``section`` that have limits."""
-    for name, kind in get_type_hints(type(section), include_extras=True).items():
-        if is_dataclass(getattr(section, name)):
-            yield from limited(getattr(section, name))
-        for part in (kind, *get_args(kind)):
-            if get_origin(part) is Annotated:
-                yield section, name, part.__metadata__[0]
-
-
-def test_numbers_beyond_their_limits_are_refused() -> None:
-    config, count = compose("train", TrainConfig, ["data=shapes"]), 0
-    beyond = {"<": 0.0, "<=": 1.0, ">": 0.0, ">=": -1.0}
-    for section, name, limits in limited(config):
-        before = getattr(section, name)
-        for sign, limit in re.findall(r"(<=?|>=?) ([\d.]+)", limits):
-            setattr(section, name, value := float(limit) + beyond[sign])
-            with pytest.raises(ConfigError, match=rf"{name} must be {limits}.*, got {value}"):
-                check_limits(config)
-            count += 1
-        setattr(section, name, before)
-    check_limits(config)
-    assert count > 40
-
-
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_no_option_takes_nan_or_infinity(name: str) -> None:
     """Every float, list of floats and option of any type; other types refuse them by themselves."""
@@ -109,7 +85,7 @@ def test_no_option_takes_nan_or_infinity(name: str) -> None:
     kinds = kinds_of(schema)
     values = defaults(name, schema, ["data=shapes"] if "data.root" in kinds else [])
     for key in [key for key, kind in kinds.items() if kind is Any or "float" in str(kind)]:
-        for value in (math.nan, math.inf, -math.inf, [1.0, math.inf], [[math.nan, 1.0]], 4e38):
+        for value in (math.nan, [[1.0, -math.inf]], 4e38):
             tree = OmegaConf.create(values)
             OmegaConf.update(tree, key, value)
             with pytest.raises(ConfigError, match=rf"^{re.escape(key)}: -?(nan|inf|4e\+38) is not finite"):
@@ -142,14 +118,3 @@ def test_the_saved_configuration_says_every_key_and_reads_back() -> None:
     for key in kinds_of(TrainConfig):  # those of all choices
         assert f"{key.split('.')[-1]}:" in text, key
     assert from_dictionary(to_dictionary(config), TrainConfig) == config
-
-
-def test_a_data_set_of_ones_own_is_one_file_outside_the_repository(tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "mine.yaml").write_text(
-        "defaults: [coco]\nname: mine\nroot: /my/pictures\ntrain: {annotations: a.json, images: a}\n"
-    )
-    arguments = prepare_arguments(["--config-dir", str(tmp_path), "data=mine"], PROGRAMS["train"])
-    config = compose("train", TrainConfig, arguments)
-    assert (config.data.name, config.data.root, config.data.train.images) == ("mine", "/my/pictures", "a")
-    assert config.name == "mine"

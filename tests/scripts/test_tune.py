@@ -2,14 +2,13 @@
 
 import math
 import shlex
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from conf.entry import compose
-from conf.programs import PROGRAMS, prepare_arguments, run
+from conf.programs import PROGRAMS, prepare_arguments
 from conf.schema import TrainConfig, TuneConfig
 from scripts import tune
 
@@ -106,22 +105,3 @@ def test_failed_trials_are_named(configured: Callable[..., TuneConfig], capsys: 
     output = capsys.readouterr().out
     assert "trial 1: AP nan, its output is in runs/x/trial-0001/terminal.txt" in output and "best" not in output
     assert "the loss is not finite" in Path("runs/x/trial-0001/terminal.txt").read_text()
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ("-- optim.rl=1,2", "optim.rl is no option here"),
-        ("-- optim.lr=interval(-1,1)", "optim.lr must be > 0"),
-        ("-- data=bcd optim.lr=1,2", "no choice data=bcd"),
-        ("-- data=bccd optim.lr=1", "nothing to search"),
-    ],
-)
-def test_what_no_training_would_take_is_refused_at_once(
-    given: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["tune", *given.split()])
-    with pytest.raises(SystemExit, match="2"):
-        run("tune")
-    assert said in capsys.readouterr().err
