@@ -23,8 +23,7 @@ from tests.runs.kill_resume import OPTIONS
 from tests.runs.process_group import fork_context, free_port, take_place
 from tests.train_utils.test_distributed import clean_environment
 
-TIMEOUT = 8
-MORE = ("train.epochs=1", "evaluate.every=1", "evaluate.batch_size=1", f"train.timeout_seconds={TIMEOUT}")
+MORE = ("train.epochs=1", "evaluate.every=1", "evaluate.batch_size=1", "train.timeout_seconds=8")
 
 
 def run_rank(event: str) -> None:
@@ -38,15 +37,12 @@ def run_rank(event: str) -> None:
     def failing(self: Darknet, images: torch.Tensor) -> Any:
         calls.append(self.training)
         if calls[-2:] == ([False] * 2 if event == "killed in an evaluation" else [True] * 2):
-            Path("event").touch()
             if event == "fails":
                 raise ModelError("the second pass fails. fix: nothing")
             os.kill(os.getpid(), signal.SIGSTOP if event == "stops in an epoch" else signal.SIGKILL)
         return forward(self, images)
 
-    if "comes" in event:
-        Path("event").touch()
-    elif read_launch().rank == 1:
+    if read_launch().rank == 1:
         setattr(Darknet, "forward", failing)  # noqa: B010
     sys.argv[1:] = [*OPTIONS, *MORE]
     try:
@@ -109,10 +105,8 @@ def test_a_rank_that_fails_says_it_once_and_ends_all(tmp_path: Path) -> None:
             [*torchrun, __file__, "fails"],
             cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=240,
         )  # fmt: skip
-        seconds = time.time() - (tmp_path / "event").stat().st_mtime
     assert errors_in(done.stderr) == ["error: the second pass fails. fix: "]
     assert re.search(r"exitcode *: 2\b", done.stderr) and done.returncode != 0, done.stderr
-    assert seconds < 30, f"all ended {seconds:.0f} s after the error"
 
 
 @pytest.mark.slow
@@ -136,10 +130,7 @@ def test_ranks_without_a_launcher_end_by_themselves(tmp_path: Path) -> None:
                 started.append(fork_context().Process(target=run_by_hand, args=(folder, event, rank, port)))
                 started[-1].start()
         for event, (ranks, sentence) in cases.items():
-            exits = [folders[event] / f"exit 2 of {rank}" for rank in ranks]
-            wait_for(*exits)
-            seconds = max(path.stat().st_mtime for path in exits) - (folders[event] / "event").stat().st_mtime
-            assert seconds < 2 * TIMEOUT, event
+            wait_for(*(folders[event] / f"exit 2 of {rank}" for rank in ranks))
             printed = (folders[event] / "output").read_text()
             assert len(errors_in(printed)) == 1 and f"error: {sentence}" in printed, printed
             assert sentence[:4] == "lost" or len(printed) < 600, f"torch printed its stack: {printed}"
