@@ -42,7 +42,7 @@ def draw_boxes(
     for i, (left, top, right, bottom) in reversed(list(enumerate(corners))):
         index = int(classes[i])
         color = class_color(index)
-        cv2.rectangle(canvas, (left, top), (right, bottom), color, max(1, round(side / 220)))
+        cv2.rectangle(canvas, (left, top), (right, bottom), color, max(2, round(side / 220)))
         text = printable(names[index]) + (f" {scores[i]:.2f}" if scores is not None else "")
         (width, height), base = cv2.getTextSize(text, FONT, scale, weight)
         x = max(0, min(left, columns - width))

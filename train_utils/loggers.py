@@ -21,8 +21,7 @@ from train_utils.config import LoggerConfig
 from train_utils.log import EPOCH_COLUMNS, MetricsCsv, RunLog, epoch_row
 from train_utils.train_state import LOSS_NAMES, TrainState
 
-TABLES = {
-    # Equal in every repetition of a run.
+TABLES = {  # metrics is equal in every repetition of a run
     "metrics": ("epoch", "step", "lr", *LOSS_NAMES, *coco_eval.FIGURES, *(f"val_{name}" for name in LOSS_NAMES)),
     "times": ("epoch", "seconds", "images_per_second", "waiting"),
     "steps": ("step", "lr", *LOSS_NAMES),

@@ -2,6 +2,7 @@
 
 import csv
 import logging
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -58,9 +59,12 @@ def _draw(out: Path, draw: Callable[[Path], None], warn: Warn) -> None:
         out.unlink(missing_ok=True)
         # hotcoco asks for bolder letters than its fonts have, which is nobody's news.
         logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
-        # A "$" in a class name starts no formula.
-        with style(paper_mode=True), matplotlib.rc_context({"text.parse_math": False}):
-            draw(out)
+        with style(paper_mode=True), warnings.catch_warnings(record=True) as caught:
+            fonts = [*matplotlib.rcParams["font.family"], "Noto Sans CJK SC", "WenQuanYi Zen Hei", "PingFang SC"]
+            with matplotlib.rc_context({"text.parse_math": False, "font.family": fonts}):  # a "$" starts no formula
+                draw(out)
+        if caught:  # mostly letters that no font has
+            warn(f"warning: {out} was drawn with {len(caught)} warning(s), the first: {caught[0].message}")
     except Exception as error:
         warn(f"warning: {out} was not drawn ({type(error).__name__}: {error})")
 
@@ -92,8 +96,7 @@ def draw_curves(metrics_csv: Path, out: Path) -> None:
             for name, line in ((column, "-"), (f"val_{column}", "--")):
                 points = max((_points(table, name) for table in tables), key=len)
                 if len(points):
-                    marker = "." if len(points) < 60 else ""
-                    axis.plot(*points.T, label=name, linestyle=line, color=f"C{number}", marker=marker)
+                    axis.plot(*points.T, line, label=name, color=f"C{number}", marker="." if len(points) < 60 else "")
         if best is not None:
             text = f"best: epoch {best['epoch']}, AP {float(best['AP']):.3f}"
             axis.axvline(int(best["step"]), color="black", linestyle=":", label=text)
@@ -192,11 +195,11 @@ def draw_detections(evaluation: Evaluation, read: Read, name_of: NameOf, confide
         if (image := read(i)) is None:
             continue
         labels = np.flatnonzero((truth.image_of_box == i) & ~truth.crowd.astype(bool))
-        title = f"{name_of(i)}: {len(labels)} labels"
+        title = f"{name_of(i)}, labels: {len(labels)}"
         cells.append(Cell(image, to_xyxy(truth.boxes_xywh[labels]), truth.classes[labels], truth.names, None, title))
         of_image = found[(found["image_id"] == truth.image_ids[i]) & (found["score"] >= confidence)]
         shown = of_image[np.argsort(-of_image["score"], kind="stable")][:MOST_DRAWN]
-        title = f"{len(shown)} detections, score from {confidence:.2g}"
+        title = f"detections: {len(shown)}, score from {confidence:.2g}"
         cells.append(Cell(image, to_xyxy(shown["box_xywh"]), shown["class"], truth.names, shown["score"], title))
     if cells:
         save_sheet(cells, 4, out)
