@@ -11,6 +11,7 @@ which all nodes must see.
 """
 
 import contextlib
+import csv
 import io
 import json
 import os
@@ -20,7 +21,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -31,8 +31,9 @@ from conf.schema import TrainConfig
 from eval import evaluate
 from models import Darknet, zoo_cfg
 from train import train
-from train_utils import checkpoint, distributed, launch, sync_batchnorm
+from train_utils import checkpoint, distributed, engine, launch
 from train_utils.distributed import World
+from train_utils.sync_batchnorm import convert_sync_batchnorm
 
 ROOT = Path(__file__).parents[1]
 EXACT = 1e-9  # largest relative difference in float64; the network multiplies rounding
@@ -41,19 +42,11 @@ BYTES = 2**26  # of the exchange that is timed: the gradient of 16 million weigh
 SECONDS = 120  # that a rank waits for the others
 
 
-class Check(NamedTuple):
-    """A row of the table."""
-
-    name: str
-    passed: bool
-    detail: str
-
-
 class Conformance:
     """The checks of one group of ranks, which call each of them together."""
 
     def __init__(self, world: World, folder: Path) -> None:
-        self.world, self.folder, self.checks = world, folder, list[Check]()
+        self.world, self.folder, self.checks = world, folder, list[tuple[str, bool, str]]()
         ranks = world.world_size
         # Three steps an epoch and an image left over; an evaluation ends with a batch of one.
         drawn = f"{{train_images: {12 * ranks + 1}, val_images: {4 * ranks + 1}, image_size: 64}}"
@@ -69,7 +62,7 @@ class Conformance:
 
     def record(self, name: str, passed: bool, detail: str) -> None:
         """Add a row."""
-        self.checks.append(Check(name, passed, detail))
+        self.checks.append((name, passed, detail))
 
     def train(self, name: str, *more: str) -> Path:
         """Train on all ranks; return the run folder."""
@@ -98,39 +91,28 @@ class Conformance:
                 worst = largest_difference(*(state["model"] for state in states))
                 self.record("weights of one process, float64", worst <= EXACT, f"differ by {worst:.1e}")
             else:
-                losses = [read_losses(run) for run in (together, one)]
-                worst = max(abs(ours - theirs) / theirs for ours, theirs in zip(*losses, strict=True))
+                tables = [csv.DictReader((run / "metrics.csv").open()) for run in (together, one)]
+                losses = [[float(row["loss"]) for row in table] for table in tables]
+                worst = max(abs(ours / theirs - 1) for ours, theirs in zip(*losses, strict=True))
                 self.record("losses of one process, train.precision=auto", worst <= CLOSE, f"differ by {worst:.1e}")
 
     def rank_without_boxes(self) -> None:
-        """Gradients where all boxes are on the first rank, against those of the whole batch."""
+        """Gradients if all boxes are on one rank, and if each rank has the whole batch."""
         world, config = self.world, compose("train", TrainConfig, self.options)
         images = torch.rand(2 * world.world_size, 3, 64, 64, generator=torch.Generator().manual_seed(0)).double()
         targets = torch.tensor([[0, 1, 20, 20, 10, 12], [1, 0, 40, 12, 33, 20.0]])
+        own = images[2 * world.rank :][:2], targets if world.is_main else targets[:0]
         gradients = []
-        for size in (world.world_size, 1):
+        for pictures, boxes in (own, (images, targets)):
             torch.manual_seed(0)
             model = Darknet(zoo_cfg("yolov3-tiny"), 3, 0.125).to(world.device, torch.float64).train()
-            if size > 1:  # else each rank computes all, so that statistics of its own are those of the batch
-                model = sync_batchnorm.convert_sync_batchnorm(model, world)  # type: ignore[assignment]
+            convert_sync_batchnorm(model, world)
             loss = network.build_loss(model.heads, config.loss)
-            place = world if size > 1 else World(0, 0, 1, 1, 1, world.device, "none")
-            wrapped = distributed.wrap_ddp(model, place)
-            own = slice(2 * world.rank, 2 * world.rank + 2) if size > 1 else slice(None)
-            boxes = targets if world.is_main or size == 1 else targets[:0]
-            raw_maps = wrapped(images[own].to(world.device))
-            exchange = distributed.sum_over_ranks if size > 1 else lambda tensor: tensor
-            parts = loss(raw_maps, boxes.to(world.device), sum_over_ranks=exchange, world_size=size)
-            (parts.total * size).backward()
-            gradients.append(
-                {
-                    name: parameter.grad.clone()
-                    for name, parameter in model.named_parameters()
-                    if parameter.grad is not None
-                }
-            )
+            forward = engine.ForwardPass(distributed.wrap_ddp(model, world), loss, torch.clone, None, world)
+            (forward(pictures.to(world.device), boxes.to(world.device), 1.0).total * world.world_size).backward()
+            gradients.append({name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None})
         worst = largest_difference(*gradients)
-        self.record("gradients with a rank without boxes", worst <= 1e-7, f"differ by {worst:.1e}")
+        self.record("gradients with ranks without boxes", worst <= EXACT, f"differ by {worst:.1e}")
 
     def evaluation(self) -> None:
         """The figures of all ranks against those of one process, to the last bit."""
@@ -171,11 +153,8 @@ class Conformance:
             started = time.perf_counter()
             total = float(distributed.sum_over_ranks(gradient)[0])
             seconds = time.perf_counter() - started
-        self.record(
-            "exchange of a gradient",
-            total == self.world.world_size,
-            f"{BYTES / 2**20:.0f} MB in {1000 * seconds:.0f} ms",
-        )
+        figure = f"{BYTES / 2**20:.0f} MB in {1000 * seconds:.0f} ms"
+        self.record("exchange of a gradient", total == self.world.world_size, figure)
 
 
 def largest_difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
@@ -185,12 +164,6 @@ def largest_difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Te
         scale = float(their.double().abs().max().clamp(min=1e-12))
         worst = max(worst, float((ours[name].double() - their.double()).abs().max()) / scale)
     return worst
-
-
-def read_losses(run: Path) -> list[float]:
-    """The total loss of each epoch."""
-    header, *rows = ((line.split(",")) for line in (run / "metrics.csv").read_text().splitlines())
-    return [float(row[header.index("loss")]) for row in rows]
 
 
 def main(*arguments: str) -> None:
@@ -205,14 +178,14 @@ def main(*arguments: str) -> None:
     conformance.exchange()
     if world.is_main:
         print(f"{world.world_size} ranks on {world.num_nodes} node(s), {world.device.type}, torch {torch.__version__}")
-        for check in conformance.checks:
-            print(f"{'pass' if check.passed else 'FAIL'}  {check.name:45s} {check.detail}", flush=True)
+        for name, passed, detail in conformance.checks:
+            print(f"{'pass' if passed else 'FAIL'}  {name:45s} {detail}", flush=True)
     distributed.barrier()
     if "kill" in arguments and world.rank == world.world_size - 1:
         os.kill(os.getpid(), signal.SIGKILL)
     if "kill" in arguments:
         distributed.barrier()  # never ends: the launcher has to
-    failed = distributed.any_rank(not all(check.passed for check in conformance.checks))
+    failed = distributed.any_rank(not all(passed for _, passed, _ in conformance.checks))
     launch.shutdown()
     sys.exit(int(failed))
 
