@@ -45,7 +45,6 @@ def spoilt(content: bytes, position: int) -> bytes:
 
 WHOLE = Image.fromarray(PICTURE)
 JPEG = encoded(WHOLE, "JPEG", quality=95)
-PROGRESSIVE = encoded(WHOLE, "JPEG", quality=95, progressive=True)
 PNG, TIFF, BMP = encoded(WHOLE, "PNG"), encoded(WHOLE, "TIFF", compression="tiff_lzw"), encoded(WHOLE, "BMP")
 PALETTE = WHOLE.quantize(64)
 THUMBNAIL = exif(1, encoded(WHOLE.resize((12, 8)), "JPEG"))
@@ -58,7 +57,6 @@ def images() -> dict[str, Case]:
 def good_images() -> dict[str, Case]:
     good = {
         "jpeg": ("b.jpg", JPEG),
-        "progressive jpeg": ("b.jpg", PROGRESSIVE),
         "jpeg with data after its end": ("b.jpg", JPEG + bytes(5000) + b"trailer"),
         "jpeg with a thumbnail": ("b.jpg", with_segment(JPEG, THUMBNAIL)),
         "jpeg behind 70 kB of profiles": ("b.jpg", with_segment(with_segment(JPEG, bytes(50000)), bytes(20000))),
@@ -84,12 +82,10 @@ def bad_images() -> dict[str, Case]:
         "truncated jpeg": ("b.jpg", JPEG[: len(JPEG) * 6 // 10], r"/b\.jpg is cut short"),
         "jpeg cut in its header": ("b.jpg", JPEG[:100], unknown),
         "empty file": ("b.jpg", b"", unknown),
-        "text named jpg": ("b.jpg", b"not a picture\n" * 50, unknown),
         "noise that starts as a jpeg": ("b.jpg", b"\xff\xd8\xff" + np.random.default_rng(1).bytes(5000), unknown),
         "truncated png": ("b.png", PNG[: len(PNG) // 2], undecodable.format("PNG")),
         "png with a wrong byte": ("b.png", spoilt(PNG, len(PNG) // 2), undecodable.format("PNG")),
         "truncated webp": ("b.webp", webp[: len(webp) // 2], unknown),
-        "truncated tiff": ("b.tif", TIFF[: len(TIFF) // 2], f"{unknown}|{undecodable.format('TIFF')}"),
         "30,000 x 30,000 pixels": ("b.png", png_header(30000, 30000), r"b\.png (has more than|is 0 x 0) .*pixels"),
     }
     return {name: Case(image_set(file, content), error, left=(1, 1)) for name, (file, content, error) in bad.items()}
@@ -100,7 +96,6 @@ def paths_without_image() -> dict[str, Case]:
         "folder named jpg": Path.mkdir,
         "pipe named jpg": os.mkfifo,
         "link to nothing": lambda path: path.symlink_to("nowhere.jpg"),
-        "link to itself": lambda path: path.symlink_to("b.jpg"),
         "missing image": lambda path: None,
     }
     error = r"/(set\.json|list\.txt): (.*/)?b\.jpg is not in"
@@ -173,8 +168,6 @@ def labels() -> dict[str, Case]:
         "a class without name": (b"\n2 0.5 0.5 0.5 0.5", r"/b\.txt:2 .*: class 2, but there are names for 2 classes"),
         "a class by name": (b"cat 0.5 0.5 0.5 0.5", r"/b\.txt:1 .*: could not convert string to float: 'cat'"),
         "missing columns": (b"0 0.5 0.5 0.5", r"/b\.txt:1 .*: 4 columns instead of 5"),
-        "an extra column": (b"0 0.5 0.5 0.5 0.5 0.9", r"/b\.txt:1 .*: 6 columns instead of 5"),
-        "commas": (b"0,0.5,0.5,0.5,0.5", r"/b\.txt:1 .*: could not convert"),
         "noise": (b"\x89PNG" + np.random.default_rng(1).bytes(500), r"/b\.txt cannot be read \('utf-8' codec"),
     }
     cases |= {f"label with {name}": Case(yolo_set(label), error, (2, 1)) for name, (label, error) in bad.items()}
@@ -233,7 +226,6 @@ def xmls() -> dict[str, Case]:
     plain = voc_text().encode()
     cases |= {
         "xml": Case(voc_set(plain), boxes=GOOD_BOXES),
-        "xml with a byte order mark": Case(voc_set(b"\xef\xbb\xbf" + plain), boxes=GOOD_BOXES),
         "xml in utf-16": Case(voc_set(utf16), boxes=GOOD_BOXES),
         "xml without objects": Case(voc_set(voc_text().replace("object", "thing").encode()), boxes=[]),
         "xml of another file's name": Case(voc_set(plain.replace(b"b.png", b"a")), boxes=GOOD_BOXES),

@@ -77,25 +77,18 @@ def write_set(
 ) -> DataConfig:
     """Pictures 1 to 8, each with the tag of its number, annotated upright or as stored."""
     suffix, write = WRITERS[kind]
-    folder = {DataFormat.voc: "JPEGImages"}.get(form, "images")
-    for name in (folder, "labels", "Annotations"):
+    for name in ("images", "labels"):
         (root / name).mkdir(parents=True, exist_ok=True)
     content: dict[str, list[dict[str, object]]] = {"images": [], "annotations": []}
     content["categories"] = [{"id": 1, "name": "cat"}]
     for tag in range(1, 9):
-        (root / folder / f"{tag}{suffix}").write_bytes(write(stored_picture(*size), tag))
+        (root / "images" / f"{tag}{suffix}").write_bytes(write(stored_picture(*size), tag))
         x, y, w, h = upright_box(tag, *size) if annotated_upright else BOX
         height, width = size[::-1] if annotated_upright and tag > 4 else size
         content["images"].append({"id": tag, "file_name": f"{tag}{suffix}", "height": height, "width": width})
         content["annotations"].append({"id": tag, "image_id": tag, "category_id": 1, "bbox": [x, y, w, h]})
-        corners = f"<xmin>{x}</xmin><ymin>{y}</ymin><xmax>{x + w}</xmax><ymax>{y + h}</ymax>"
-        (root / "Annotations" / f"{tag}.xml").write_text(
-            f"<annotation><filename>{tag}{suffix}</filename><size><width>{width}</width><height>{height}</height></size>"
-            f"<object><name>cat</name><bndbox>{corners}</bndbox></object></annotation>"
-        )
         row = ((x + w / 2) / width, (y + h / 2) / height, w / width, h / height)
         (root / "labels" / f"{tag}.txt").write_text(f"0 {' '.join(map(repr, row))}\n")
-    (root / "list.txt").write_text("".join(f"{tag}\n" for tag in range(1, 9)))
     (root / "set.json").write_text(json.dumps(content))
-    annotations = {DataFormat.coco: "set.json", DataFormat.voc: "list.txt", DataFormat.yolo: "images"}[form]
+    annotations = "set.json" if form == DataFormat.coco else "images"
     return config_of(root, form, annotations, "images" if form == DataFormat.coco else ".", ["cat"])

@@ -19,7 +19,7 @@ from tests.data.tagged import BRIGHT, HEIGHT, WIDTH, WRITERS, stored_picture, up
 NETWORK = (64, np.array([[10.0, 10.0]]), 0.2)
 DECODED = [(kind, "opencv", data.DataFormat.coco) for kind in WRITERS]
 DECODED += [(kind, "simplejpeg", data.DataFormat.coco) for kind in WRITERS if "jpeg" in kind]
-DECODED += [("png", "opencv", form) for form in (data.DataFormat.voc, data.DataFormat.yolo)]
+DECODED.append(("png", "opencv", data.DataFormat.yolo))
 NOISE = 12  # of a JPEG beside an edge
 
 
