@@ -36,8 +36,7 @@ def detect(
     ``postprocess`` turns raw maps into one (n, 6) tensor per image, on the CPU: x1, y1, x2, y2,
     score, class, at network scale. ``to_original(batch, i, boxes_xyxy)`` maps float64 boxes of the
     batch's i-th image to its original pixels. The result's image ids are positions in the data set.
-    ``on_raw_maps`` gets each batch, as loaded, and its raw maps.
-    An image's detections do not depend on the number of ranks or threads.
+    ``on_raw_maps`` gets each batch and its raw maps. Detections do not depend on ranks or threads.
     """
     was_training = model.training
     model.eval()
