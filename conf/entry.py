@@ -122,7 +122,7 @@ def from_dictionary(options: dict[str, Any], schema: type[Config]) -> Config:
     for section, choices in CHOICES.items():
         if section in options:
             name = options[section].get("name")
-            if name not in choices:
+            if name not in tuple(choices):  # a list has no hash
                 raise ConfigError(
                     f"{section}.name={name} is none of {', '.join(choices)}. fix: one of them, or plugins=[<its file>]"
                 )

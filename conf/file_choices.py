@@ -24,7 +24,7 @@ from omegaconf import OmegaConf
 from conf import CONF_DIR, ConfigError
 from conf.messages import is_path
 from data.config import DataConfig
-from data.errors import DataError
+from data.errors import DataError, shown
 from data.set_files import YAML_SUFFIXES, load_yaml, recognise
 
 OURS = {"defaults", "format"}  # keys of a data set's options, which no data.yaml has
@@ -106,15 +106,14 @@ def _of_data(path: Path) -> dict[str, Any]:
     return content
 
 
-def check_values(values: Any, source: str) -> None:
-    """Raise ConfigError if what a file holds refers to something, as ``${oc.env:HOME}`` does."""
-    if isinstance(values, dict | list | tuple):
+def check_values(values: Any, source: str, depth: int = 100) -> None:
+    """Raise ConfigError for a value that is not plain, such as the reference ``${oc.env:HOME}``."""
+    if isinstance(values, dict | list) and depth > 0:
         for value in [*values, *values.values()] if isinstance(values, dict) else values:
-            check_values(value, source)
-    elif isinstance(values, str) and "${" in values:
-        raise ConfigError(
-            f"{source} holds {values!r}, and only a command line may refer to values. fix: the value itself"
-        )
+            check_values(value, source, depth - 1)
+    elif type(values) not in (str, int, float, bool, type(None)) or (type(values) is str and "${" in values):
+        fix = "fix: the value itself"
+        raise ConfigError(f"{source} holds {shown(values)}, and only a command line may refer to values. {fix}")
 
 
 def _in_group(entry: Any, group: str) -> Any:

@@ -96,7 +96,7 @@ def own_checkpoint(path: Path) -> dict[str, Any] | None:
     content = models.read_tensor_file(path)
     if not (isinstance(content, dict) and content.get("format") == checkpoint.FORMAT):
         return None
-    return checkpoint.check_network(checkpoint.load_checkpoint(path), path)  # which also verifies its digest
+    return checkpoint.check_entries(checkpoint.load_checkpoint(path), path)  # which also verifies its digest
 
 
 def describe_network(model: models.Darknet, config: ModelConfig) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def model_from_checkpoint(state: dict[str, Any], path: object) -> models.Darknet
 
     Raises CheckpointError or ModelError if the content of the file is not what training wrote.
     """
-    checkpoint.check_network(state, path)
+    checkpoint.check_entries(state, path)
     model = models.network_of_checkpoint(state["network"], path, state["ema"])
     model.seen = state["seen"]
     major, minor, revision = state["weights_version"]

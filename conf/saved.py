@@ -26,13 +26,11 @@ from train_utils.options import MAY_CHANGE, OF_THE_MACHINE, changed_values, is_c
 
 def complete_from_checkpoint(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
     """The options of eval.py; the checkpoint fills in what YAML and command line leave open."""
-    alone = ConfigError("detections= are scored as they are. fix: leave out ckpt and model")
-    if options.get("detections") is not None and options.get("ckpt") is not None:
-        raise alone  # before the checkpoint is read, which may be any file
+    is_scored = options.get("detections") is not None
+    if is_scored and (options.get("ckpt") is not None or "cfg" in options.get("model", {})):
+        raise ConfigError("detections= are scored as they are. fix: leave out ckpt and model")
     options = model_or_checkpoint(options, named)
-    if options.get("detections") is not None:
-        if options["model"] is not None:
-            raise alone
+    if is_scored:
         if "data" not in options:
             raise ConfigError("detections= are scored against data. fix: add data=...")
         return options
@@ -276,26 +274,12 @@ def weights_folder(environment: Mapping[str, str] = os.environ) -> Path:
 def fetch_weights(entry: Published) -> Path:
     """The file of published weights, fetched unless it is there, and verified in any case.
 
-    Raises the DataError of ``download``, which says where to put the file by hand, and ConfigError
-    where the file is not the user's.
+    Raises the DataError of ``download``, which says where to put the file by hand.
     """
     from data.files import download  # imports numpy
 
     path = weights_folder() / entry.file_name
-    if not is_here(entry):
+    if not path.is_file():
         print(f"{entry.url} ({entry.size / 1e6:.0f} MB) -> {path}", flush=True)
     download(entry.url, path, f"sha1:{entry.sha1}" if entry.sha1 else None, entry.size)
     return path
-
-
-def is_here(entry: Published) -> bool:
-    """Whether there is a file, right or wrong. Raises ConfigError if the user may not read it."""
-    path = weights_folder() / entry.file_name
-    try:
-        with path.open("rb"):
-            return True
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError as error:
-        fix = "fix: its permissions, or YOLO_HOME=<another folder>"
-        raise ConfigError(f"cannot read {path} ({error.strerror}). {fix}") from error

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from data.errors import DataError, shown
-from data.set_files import choose_classes
+from data.set_files import choose_classes, read_file
 from data.source import Findings, Source
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -60,7 +60,7 @@ def read_coco(
     """
     try:
         if content is None:
-            text = path.read_bytes().removeprefix(BYTE_ORDER_MARK)
+            text = read_file(path).removeprefix(BYTE_ORDER_MARK)
             instances = msgspec.json.decode(text, type=_Instances, strict=False)  # 12 may be written as "12" or 12.0
         else:
             instances = msgspec.convert(content, type=_Instances, strict=False)

@@ -55,22 +55,6 @@ def usable_cores() -> set[int]:
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
-def read_file(path: str | os.PathLike[str], limit: int = sys.maxsize) -> bytes:
-    """Read at most ``limit`` bytes of a file. Raises ``OSError``.
-
-    Python's file objects make twice as many system calls, which costs as much as parsing a header.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # do not wait for a pipe
-    try:
-        size = min(os.fstat(descriptor).st_size, limit)
-        data = os.read(descriptor, size)
-        while len(data) < size and (more := os.read(descriptor, size - len(data))):
-            data += more
-    finally:
-        os.close(descriptor)
-    return data
-
-
 def files_below(folder: Path, suffixes: Collection[str]) -> list[str]:
     """Sorted files below a folder, by suffix; no hidden ones, links count. Raises ``OSError``."""
 

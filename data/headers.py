@@ -16,8 +16,9 @@ import numpy as np
 import PIL.Image
 
 from data.config import Exif
-from data.files import in_chunks, read_file
+from data.files import in_chunks
 from data.geometry import Image, Size
+from data.set_files import read_file
 from data.source import Source
 
 KINDS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "JPEG2000", "AVIF")  # as Pillow calls them

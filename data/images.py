@@ -2,14 +2,12 @@
 
 import hashlib
 import logging
-import os
 import shutil
 import struct
 import uuid
 import zlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 
 import cv2
@@ -18,10 +16,11 @@ import torch
 
 from data.config import ImageCache, OnError
 from data.errors import DataError
-from data.files import counted, read_file, stamp_files, usable_cores
+from data.files import counted, stamp_files, usable_cores
 from data.geometry import Image
 from data.headers import KNOWN_TYPES, MAX_PIXELS, Header, TooLargeError, read_header, read_segments, turn_decoded
 from data.index import Annotations
+from data.set_files import read_file
 
 try:
     import simplejpeg
@@ -133,7 +132,7 @@ class ImageSource:
 
         Only the first frame of an animation is read; rows beyond the first ``rows`` may be missing.
         An unreadable image raises ``DataError`` or, with ``on_error=skip``, is ``None`` and once in
-        the log. Too many of them, or an empty folder, raise ``DataError`` in any case.
+        the log. Too many of them raise ``DataError`` in any case.
         """
         try:
             image = self._cached(index) if self.cache is not None else None
@@ -177,9 +176,6 @@ class ImageSource:
 
     def _leave_out(self, index: int, error: DataError) -> None:
         """Count an unreadable image. Raises ``DataError`` where it may not be left out."""
-        folder = os.path.dirname(self.annotations.path(index))
-        if self.cache is None and _is_empty(folder):
-            raise DataError(f"{folder}, a folder of images, is gone, empty or closed. fix: restore it") from error
         if self.on_error != OnError.skip:
             raise error
         flags = self._left_out.numpy()
@@ -243,7 +239,7 @@ def build_image_cache(images: ImageSource, path: Path, kind: ImageCache) -> None
     path.parent.mkdir(parents=True, exist_ok=True)
     starts, free = _starts(images.annotations), shutil.disk_usage(path.parent).free
     if path.exists():
-        table = np.fromfile(path, np.int64, starts[0] // 8) if path.is_file() else np.zeros(1, np.int64)
+        table = np.fromfile(path, np.int64, starts[0] // 8) if path.is_file() else np.ones(1, np.int64)
         if path.stat().st_size == starts[-1] and zlib.crc32(table[:-1].data) == table[-1]:
             return
         logger.warning("the image cache %s is damaged and is made anew", path)
@@ -277,13 +273,6 @@ def build_image_cache(images: ImageSource, path: Path, kind: ImageCache) -> None
         temporary.rename(path)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def _is_empty(folder: str) -> bool:
-    """Whether a folder is gone, may not be read, or holds nothing."""
-    with suppress(OSError), os.scandir(folder) as entries:
-        return next(entries, None) is None
-    return True
 
 
 def _starts(annotations: Annotations) -> np.typing.NDArray[np.int64]:

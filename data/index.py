@@ -29,7 +29,8 @@ from numpy.typing import NDArray
 from data import coco, headers, shapes, validate, voc, yolo
 from data.config import FORMATS, DataConfig, DataFormat, Exif, OnError
 from data.errors import DataError
-from data.files import new_folder, read_file, stamp_files
+from data.files import new_folder, stamp_files
+from data.set_files import read_file
 from data.source import Files, Findings, Source, of_classes, part_of
 
 logger = logging.getLogger(__name__)

@@ -156,7 +156,7 @@ def _image_of(item: _Listed, file_name: str, present: dict[str, frozenset[str]])
 def _parse(xml: str) -> _Annotation | str:
     """Return the content of an xml file, or a sentence on why it is unusable."""
     try:
-        root = ElementTree.fromstring(files.read_file(xml))  # expat limits what entities expand to
+        root = ElementTree.fromstring(set_files.read_file(xml))  # expat limits what entities expand to
         size = (int(root.findtext("size/height", "")), int(root.findtext("size/width", "")))
     except OSError as error:
         return f"{xml} cannot be read ({error.strerror})"

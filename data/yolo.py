@@ -157,7 +157,7 @@ def _read_chunk(listed: Sequence[_Listed], num_classes: int, exif: Exif) -> list
 def read_label_file(path: str, num_classes: int) -> tuple[list[list[float]], list[tuple[str, str]]]:
     """Rows of line, class, cx, cy, w, h; and kind and sentence of each unusable row."""
     try:
-        text = files.read_file(path).decode("utf-8-sig")
+        text = set_files.read_file(path).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         return [], [("label files that cannot be read", f"{path} cannot be read ({error})")]
     rows, problems = [], []

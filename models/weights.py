@@ -144,12 +144,11 @@ def load_darknet_weights(model: Darknet, path: str | Path) -> WeightsReport:
         start += count
         if leave_out and layer in heads:
             continue
-        if not np.isfinite(stored).all():
-            raise ModelError(f"{path} is damaged: values for {name} are not finite. fix: download it again")
+        _check_finite(path, [(name, torch.from_numpy(stored.copy()))])  # the memory map is read-only
         loads.append((tensor, stored))
     with torch.no_grad():
         for tensor, stored in loads:
-            tensor.copy_(torch.from_numpy(stored.copy()).view_as(tensor))  # the memory map is read-only
+            tensor.copy_(torch.from_numpy(stored.copy()).view_as(tensor))
     model.seen, model.weights_version = seen, version
     return _report(model, path, num_classes, leave_out, cut)
 
@@ -216,8 +215,7 @@ def save_darknet_weights(model: Darknet, path: str | Path, up_to_layer: int | No
                 f"Darknet's files have no place for the weights of layer {index}, a [{model.cfg.layers[index].kind}]. "
                 f"fix: up_to_layer={index}, or keep the checkpoint"
             )
-    if wrong := [own.name for own in tensors if not own.tensor.isfinite().all()]:
-        raise ModelError(f"{wrong[0]} has values that are not finite, so {path} is not written. fix: train anew")
+    _check_finite(path, ((own.name, own.tensor) for own in tensors))
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.tmp")
     with temporary.open("wb") as file:

@@ -13,7 +13,7 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
     run("get_weights")
     raise SystemExit
 
-from conf.saved import fetch_weights, is_here, weights_folder
+from conf.saved import fetch_weights, weights_folder
 from conf.schema import GetWeightsConfig
 from models.published import LICENCE, PUBLISHED
 
@@ -25,7 +25,7 @@ def get_weights(config: GetWeightsConfig) -> None:
     for entry in PUBLISHED:
         use = f"model={' or '.join(entry.networks)} model.weights={entry.kind}"
         if config.name == "list":
-            here = "here" if is_here(entry) else ""
+            here = "here" if (weights_folder() / entry.file_name).is_file() else ""
             print(f"  {entry.name:<20}{entry.size / 1e6:>5.0f} MB  {here:<6}{use}")
         elif config.name == entry.name:
             print(f"{fetch_weights(entry)} is here: {use}")

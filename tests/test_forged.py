@@ -87,7 +87,7 @@ def resume(run: Path) -> None:
     checkpoint.to_plain(state.to_plain())
 
 
-NETWORK = {key.partition(".")[0] for key in checkpoint.NETWORK}
+NETWORK = set(checkpoint.NETWORK)
 READERS: dict[str, tuple[Callable[[Path], object], set[str]]] = {  # and the entries that it reads
     "options of eval": (read_options("eval", EvalConfig, complete_from_checkpoint), {"config"}),
     "options of convert": (read_options("convert", ConvertConfig, complete_conversion), {"config"}),

@@ -7,12 +7,15 @@ Files are only read with ``weights_only=True``, so none can run code.
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import torch
+from msgspec import Meta
 
 from train_utils import errors, files
 
@@ -20,34 +23,24 @@ FORMAT = "hydra-yolov3-spp checkpoint"
 VERSION = 1
 PREVIOUS = "last.previous"  # stem of the file that the newest last.pt replaced
 
-
-def is_whole(value: Any) -> bool:
-    """Whether it is a count: a whole number that Darknet's header can hold."""
-    return type(value) is int and 0 <= value < 2**64
-
-
-def _are(kind: type, values: Any) -> bool:
-    return isinstance(values, list) and all(type(value) is kind for value in values)
-
-
-def _is_plain(value: Any, depth: int = 6) -> bool:
-    if isinstance(value, dict | list) and depth > 0:
-        return all(_is_plain(entry, depth - 1) for entry in (value.values() if isinstance(value, dict) else value))
-    return value is None or type(value) in (bool, int, float, str)
-
-
+WHOLE, NAMED, TENSORS = Annotated[int, Meta(ge=0, le=2**63 - 1)], dict[str, Any], dict[str, torch.Tensor]
+LINE, WIDTH = Annotated[str, Meta(pattern=r"^[^\n\r]*\Z")], Annotated[float, Meta(gt=0, le=8)]
+SHAPE = [("cfg", str), ("source", LINE), ("num_classes", Annotated[int, Meta(ge=1, lt=2**31)]), ("width", WIDTH)]
 # What a state needs to be used as a network. Anyone can make a right digest of wrong content.
-NETWORK: dict[str, Callable[[Any], bool]] = {
-    "config": lambda value: isinstance(value, dict) and _is_plain(value),  # conf knows what is in it
-    "network.cfg": lambda value: type(value) is str,
-    "network.source": lambda value: type(value) is str and len(value.splitlines()) <= 1,
-    "network.num_classes": lambda value: is_whole(value) and value > 0,
-    "network.width": lambda value: type(value) in (int, float) and 0 < value <= 8,
-    "names": lambda value: _are(str, value),
-    "category_ids": lambda value: _are(int, value) and all(abs(number) < 2**63 for number in value),
-    "weights_version": lambda value: _are(int, value) and len(value) == 3 and min(value) >= 0 and max(value) < 1000,
-    **dict.fromkeys(("epoch", "step", "seen"), is_whole),
-    "ema": lambda value: isinstance(value, dict) and all(map(torch.is_tensor, value.values())),
+NETWORK = {
+    "config": NAMED,  # conf knows what is in it
+    "network": msgspec.defstruct("Shape", SHAPE),
+    "names": list[str],
+    "category_ids": list[Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]],
+    "weights_version": Annotated[list[Annotated[int, Meta(ge=0, lt=1000)]], Meta(min_length=3, max_length=3)],
+    **dict.fromkeys(("epoch", "step", "seen"), WHOLE),
+    "ema": TENSORS,
+}
+# And to go on with a training, beside the parts of torch, which check theirs.
+TRAINING = NETWORK | {
+    **dict.fromkeys(("best_epoch", "evaluated_epoch", "loss_steps", "ema_updates", "world_size"), WHOLE),
+    **{"best": float, "figures": dict[str, float], "data": NAMED, "model": TENSORS, "optimizer": NAMED},
+    "scaler": dict[str, Annotated[float, Meta(ge=0, le=2**32)]],
 }
 
 
@@ -78,37 +71,30 @@ def load_checkpoint(path: Path, which: str = "best") -> dict[str, Any]:
     file = files.find_checkpoint(path, which)
     content = _content(file)
     state: dict[str, Any] = content["state"]
+    with suppress(RuntimeError, TypeError, ValueError):  # lists without end, tensors without values, endless numbers
+        if digest_of(state) == content.get("digest"):
+            return state
+    raise errors.CheckpointError(f"{file} is damaged: its content does not match its digest. fix: use another one")
+
+
+def check_entries(state: dict[str, Any], source: object, kinds: dict[str, Any] = NETWORK) -> dict[str, Any]:
+    """The ``state`` of a file. Raises CheckpointError for the first entry of another kind."""
     try:
-        is_intact = digest_of(state) == content.get("digest")
-    except (RuntimeError, TypeError, ValueError):  # lists without end, tensors without values, endless numbers
-        is_intact = False
-    if not is_intact:
-        raise errors.CheckpointError(f"{file} is damaged: its content does not match its digest. fix: use another one")
-    return state
-
-
-def check_network(state: dict[str, Any], source: object) -> dict[str, Any]:
-    """The ``state`` of a file. Raises CheckpointError if it does not describe a network."""
-    count = check_entries(state, source, NETWORK)["network"]["num_classes"]
-    return check_entries(state, source, dict.fromkeys(("names", "category_ids"), lambda values: len(values) == count))
-
-
-def check_entries(state: dict[str, Any], source: object, checks: Mapping[str, Callable[[Any], bool]]) -> dict[str, Any]:
-    """The ``state``. CheckpointError at the first entry, by keys with dots, that is not right."""
-    for key, is_right in checks.items():
-        value: Any = state
-        for name in key.split("."):
-            value = value.get(name) if isinstance(value, dict) else None
-        if not is_right(value):
-            shown = f"{value!r:.30}" if type(value) in (int, float) else f"a {type(value).__name__}"
-            raise errors.CheckpointError(f"{source} is damaged: its {key} is wrong ({shown}). fix: use another one")
+        msgspec.convert(state, msgspec.defstruct("State", list(kinds.items())))
+        if (
+            "names" in kinds
+            and not len(state["names"]) == len(state["category_ids"]) == state["network"]["num_classes"]
+        ):
+            raise msgspec.ValidationError("its names and category_ids are not those of its classes")
+    except msgspec.ValidationError as error:
+        raise errors.CheckpointError(f"{source} is damaged ({error}). fix: use another one") from error
     return state
 
 
 def peek_config(path: Path) -> dict[str, Any]:
     """Read only the configuration of the checkpoint that ``load_checkpoint`` would read."""
     state: dict[str, Any] = _content(files.find_checkpoint(path, "best"), mapped=True)["state"]
-    config: dict[str, Any] = check_entries(state, path, {"config": NETWORK["config"]})["config"]
+    config: dict[str, Any] = check_entries(state, path, {"config": NAMED})["config"]
     return config
 
 
@@ -128,9 +114,8 @@ def load_last(run_dir: Path) -> tuple[dict[str, Any], str | None]:
         except errors.CheckpointError as error:
             damaged.append(str(error).partition(". fix:")[0])
             continue
-        if file == last:
-            return state, None
-        return state, f"resuming from {file}, because {'; '.join(damaged) or f'there is no {last}'}"
+        why = "; ".join(damaged) or f"there is no {last}"
+        return state, None if file == last else f"resuming from {file}, because {why}"
     raise errors.CheckpointError(f"no checkpoint of {run_dir} can be read: {'; '.join(damaged)}. fix: start a new run")
 
 
@@ -151,8 +136,7 @@ def continue_from(resume: str | None) -> tuple[dict[str, Any] | None, str | None
             f"resume={folder}: its checkpoint holds converted weights, no training to resume."
             " fix: start a new run with model.weights=<the .pt file>"
         )
-    check_entries(state, f"resume={folder}", {"model": NETWORK["ema"], "data": lambda value: isinstance(value, dict)})
-    return check_network(state, f"resume={folder}"), message
+    return check_entries(state, f"resume={folder}", TRAINING), message
 
 
 def _content(file: Path, mapped: bool = False) -> dict[str, Any]:
@@ -166,14 +150,13 @@ def _content(file: Path, mapped: bool = False) -> dict[str, Any]:
         raise errors.CheckpointError(
             f"{file} is damaged, or not a checkpoint of this project ({type(error).__name__}). fix: use another one"
         ) from error
-    if not isinstance(content, dict) or (content.get("format"), content.get("version")) != (FORMAT, VERSION):
+    about = [content.get(key) for key in ("format", "version", "state")] if isinstance(content, dict) else []
+    if about[:2] != [FORMAT, VERSION] or not isinstance(about[2], dict):
         raise errors.CheckpointError(
             f"{file} is not a checkpoint of this project and version. fix: give one that train.py wrote; Darknet "
             ".weights go to model.weights"
         )
-    if not isinstance(content.get("state"), dict):
-        raise errors.CheckpointError(f"{file} is damaged: it holds no state. fix: use another one")
-    return content
+    return dict(content)
 
 
 def to_plain(value: Any, key: str = "state", copied: bool = False) -> Any:

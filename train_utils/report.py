@@ -46,11 +46,9 @@ def read_best(folder: Path) -> coco_eval.Evaluation:
         if not all(np.isin(found, all_of).all() for found, all_of in known) or len(truth.image_of_box) != boxes[0]:
             raise ValueError("objects of no class or image")
         scores = json.loads(str(text))
-        rows = (
-            (scores["figures"][name] for name in coco_eval.FIGURES),
-            *((row[key] for key in (*coco_eval.PER_CLASS, "images", "boxes")) for row in scores["per_class"].values()),
-        )
-        sum(abs(figure) for row in rows for figure in row)  # TypeError if one is no number
+        columns = (*coco_eval.PER_CLASS, "images", "boxes")
+        rows = [(scores["figures"], coco_eval.FIGURES), *((row, columns) for row in scores["per_class"].values())]
+        sum(abs(row[key]) for row, keys in rows for key in keys)  # TypeError if one is no number
         return coco_eval.Evaluation(**scores, truth=truth, detections=reported, losses={})
     except (OSError, AttributeError, ValueError, KeyError, TypeError, EOFError, BadZipFile) as error:
         raise errors.TrainError(f"{path} is damaged ({error}). {again}") from error

@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from train_utils import checkpoint, coco_eval, config, distributed, errors, optim
+from train_utils import coco_eval, config, distributed, errors, optim
 from train_utils.options import changed_values
 
 LOSS_NAMES = ("loss", "loss_box", "loss_objectness", "loss_classification")
 COUNTERS = ("epoch", "step", "seen", "best", "best_epoch", "evaluated_epoch", "loss_steps")  # saved as they are
-WHOLE = (*(name for name in COUNTERS if name != "best"), "ema_updates", "world_size")
 
 
 @dataclass
@@ -109,7 +108,6 @@ class TrainState:
         The same number of ranks continues the run exactly, another number up to rounding. Raises
         CheckpointError if the training set is another one, or an entry does not fit this training.
         """
-        checkpoint.check_entries(state, f"resume={folder}", dict.fromkeys(WHOLE, checkpoint.is_whole))
         for key in ("names", "data"):
             if state[key] != self.description[key]:
                 raise errors.CheckpointError(
@@ -136,18 +134,14 @@ class TrainState:
         self.model.load_state_dict(state["model"])
         self.average.load(state["ema"], state["ema_updates"])
         optim.restore_optimizer(self.optimizer, state["optimizer"])
-        own, scaler = self.scaler.state_dict(), state["scaler"]
-        if own and scaler:  # empty if the precision was another one
-            if any(type(scaler[key]) is not type(own[key]) or abs(scaler[key]) > 2**32 for key in own):
-                raise ValueError(f"the scaler of its losses is {scaler}")
-            self.scaler.load_state_dict(scaler)
+        if scaler := state["scaler"]:  # empty if the precision was another one
+            self.scaler.load_state_dict({key: type(own)(scaler[key]) for key, own in self.scaler.state_dict().items()})
         for name in COUNTERS:
             setattr(self, name, state[name])
-        self.best = float(self.best)
         steps = self.average.schedule.steps_per_epoch
         if not 0 <= self.step - self.epoch * steps <= steps:
             raise ValueError(f"step {self.step} is not in epoch {self.epoch + 1} of {steps} steps each")
-        self.best_figures = {name: float(value) for name, value in state["figures"].items()}
+        self.best_figures = dict(state["figures"])
         same_ranks, sums = state["world_size"] == world.world_size, state["loss_sums"]
         self.loss_sums.copy_(sums[world.rank] if same_ranks else sums.mean(0))
         if same_ranks:
