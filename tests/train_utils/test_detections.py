@@ -22,7 +22,6 @@ from train_utils.detections import (
     DETECTION,
     GroundTruth,
     ImageResult,
-    canonical_order,
     coco_files,
     file_names,
     image_ids,
@@ -32,22 +31,6 @@ from train_utils.detections import (
     write_yolo,
 )
 from train_utils.errors import TrainError
-
-
-@pytest.mark.parametrize("image_ids", [None, [7], [0, 2**40], [-5, 3]])
-def test_canonical_order_is_that_of_the_columns(image_ids: list[int] | None) -> None:
-    rng = np.random.default_rng(3)
-    found = np.concatenate([draw(seed)[1] for seed in range(3)])
-    found["score"][::7] = rng.normal(0, 1, len(found[::7]))  # also negative ones
-    found["score"][::11] = np.where(rng.random(len(found[::11])) < 0.5, -0.0, 0.0)
-    found = rng.permutation(np.concatenate([found, found[::5]]))  # identical rows
-    if image_ids is not None:
-        found["image_id"] = rng.choice(image_ids, len(found))
-    before = found.copy()
-    ordered = [(image_id, -value, index, *box) for image_id, index, value, box in canonical_order(found).tolist()]
-    assert ordered == sorted((image_id, -value, index, *box) for image_id, index, value, box in found.tolist())
-    assert np.array_equal(found, before), "its argument was changed"
-
 
 NAMES, IDS = ["cat", "dog", "bird"], [17, 18, 16]
 
