@@ -13,7 +13,6 @@ from data.anchors import (
     GAIN,
     choose_anchors,
     describe_set,
-    kmeans_anchors,
     match_anchors,
     network_sizes,
     recall,
@@ -40,14 +39,6 @@ def test_overlaps_are_those_of_the_loss() -> None:
     np.testing.assert_allclose(overlaps, reference.max(1).values, rtol=1e-9)
     assert (nearest == reference.argmax(1).numpy()).all()
     assert recall(sizes, anchors, 0.5) == pytest.approx(float((reference.max(1).values > 0.5).double().mean()))
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_kmeans_finds_planted_sizes(seed: int) -> None:
-    generator = np.random.default_rng(seed)
-    found = kmeans_anchors(clusters(generator), 4, generator)
-    expected = PLANTED[np.argsort(PLANTED.prod(1))]
-    np.testing.assert_allclose(found, expected, rtol=0.02)
 
 
 def test_refinement_never_loses_and_recovers_from_a_bad_start() -> None:

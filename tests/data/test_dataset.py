@@ -91,14 +91,6 @@ def test_eval_batch(resize: data.Resize, coco_set) -> None:
     assert batch.indices.tolist() == [0, 3]
 
 
-def test_no_boxes_at_all(coco_set) -> None:
-    coco_set.json["annotations"] = []
-    annotations = coco_set.open("val")
-    source = data.ImageSource(annotations, data.OnError.stop)
-    for dataset in (data.TrainDataset(annotations, EVERY_AUGMENT, 0, 1, source), data.EvalDataset(annotations, source)):
-        assert dataset.__getitems__(requests([0, 1])).targets.shape == (0, 6)
-
-
 def test_an_unreadable_image_is_grey(coco_set) -> None:
     annotations = coco_set.open()
     (coco_set.root / "images" / "13.png").write_bytes(b"no image")
