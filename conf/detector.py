@@ -245,7 +245,7 @@ def _picture(source: Any, number: int, exif: Exif) -> Medium:
     if isinstance(source, np.ndarray):
         if source.dtype != np.uint8 or source.ndim != 3 or source.shape[2] != 3 or not source.size:
             raise DataError(f"an array is {source.dtype} {source.shape}. fix: uint8 (height, width, 3) in BGR")
-        return Medium(Path(), str(number), image=cv2.cvtColor(source, cv2.COLOR_BGR2RGB))
+        return Medium(Path(), str(number), image=np.asarray(cv2.cvtColor(source, cv2.COLOR_BGR2RGB), dtype=np.uint8))
     medium = Medium.at(str(source), str(number)) if isinstance(source, str | os.PathLike) else None
     if medium is None or medium.is_video:
         raise DataError(f"{source!r} is no picture. fix: a path, address, array, Pillow image, list; call videos alone")
