@@ -1,4 +1,4 @@
-"""Overlap and recall of anchors against plain formulas; searches find planted sizes."""
+"""Overlap and recall of anchors against plain formulas; a fit finds planted sizes."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -16,19 +16,13 @@ from data.anchors import (
     match_anchors,
     network_sizes,
     recall,
-    refine_anchors,
 )
 from models.decode import wh_iou
 from tests.data.conftest import CocoSet
 
-PLANTED = np.array([[10.0, 12.0], [40.0, 20.0], [30.0, 90.0], [200.0, 150.0]])
 SIDE = 100
 BOX_SIZES = np.array([[6.0, 8.0], [12.0, 30.0], [60.0, 50.0]])
 FAR = np.array([[200.0, 10.0], [10.0, 300.0], [400.0, 400.0], [2.0, 90.0]])
-
-
-def clusters(generator: np.random.Generator, each: int = 300) -> np.ndarray:
-    return np.concatenate([size * np.exp(generator.normal(0, 0.05, (each, 2))) for size in PLANTED])
 
 
 def test_overlaps_are_those_of_the_loss() -> None:
@@ -39,15 +33,6 @@ def test_overlaps_are_those_of_the_loss() -> None:
     np.testing.assert_allclose(overlaps, reference.max(1).values, rtol=1e-9)
     assert (nearest == reference.argmax(1).numpy()).all()
     assert recall(sizes, anchors, 0.5) == pytest.approx(float((reference.max(1).values > 0.5).double().mean()))
-
-
-def test_refinement_never_loses_and_recovers_from_a_bad_start() -> None:
-    generator = np.random.default_rng(1)
-    sizes = clusters(generator)
-    start = PLANTED * [[1.5, 0.7]]
-    found = refine_anchors(sizes, start, 600, generator)
-    assert match_anchors(sizes, found)[0].mean() > 0.92 > match_anchors(sizes, start)[0].mean()
-    assert (np.diff(found.prod(1)) >= 0).all()
 
 
 def test_sizes_are_those_of_the_letterboxed_images(coco_set: CocoSet) -> None:

@@ -5,9 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pytest
 
-from data import DataError, ShapesConfig, ensure_shapes
+from data import ShapesConfig, ensure_shapes
 from data.shapes import CLASSES, draw_image, visible_box
 
 SMALL = ShapesConfig(train_images=6, val_images=3, image_size=128)
@@ -48,9 +47,3 @@ def test_same_settings_give_the_same_bytes(tmp_path: Path) -> None:
     more = ensure_shapes(tmp_path / "a", replace(SMALL, train_images=7))
     assert (more / "train" / "000003.jpg").read_bytes() == (first / "train" / "000003.jpg").read_bytes()
     assert (more / "train" / "000001.jpg").read_bytes() != (more / "val" / "000001.jpg").read_bytes()
-
-
-def test_a_root_that_cannot_be_written(tmp_path: Path) -> None:
-    (tmp_path / "blocked").touch()
-    with pytest.raises(DataError, match=r"cannot write the drawn data set to .*data.root"):
-        ensure_shapes(tmp_path / "blocked" / "shapes", SMALL)
