@@ -19,7 +19,7 @@ from conf.entry import compose
 from conf.network import build_loss
 from conf.schema import TrainConfig
 from data import Batch
-from models import Darknet, count_flops, count_parameters, fuse_batch_norm, zoo_cfg
+from models import Darknet, count_flops, count_parameters, for_detection, zoo_cfg
 from models.cfg import ZOO
 from train_utils import checkpoint, distributed, engine, numerics, optim, progress, stop, sync_batchnorm, train_state
 from train_utils.compiled import compile_step
@@ -114,19 +114,19 @@ def measure(variant: str, model: str, image_size: int, batch_size: int) -> float
 
 
 def zoo(side: str = "640", rounds: str = "5") -> None:
-    """Print each network's size and the least CPU time of a forward pass: one image, one thread."""
+    """Print each network's size and the least CPU time of its forward pass in predict.py."""
     torch.set_num_threads(1)  # then the CPU time is that on an idle core, whatever else the machine does
-    images = torch.rand(1, 3, int(side), int(side))
-    networks = {path.stem: new_network(path.stem) for path in sorted(ZOO.glob("*.cfg"))}
-    fused = {name: fuse_batch_norm(network) for name, network in networks.items()}
+    cpu, names = torch.device("cpu"), sorted(path.stem for path in ZOO.glob("*.cfg"))
+    images = torch.rand(1, 3, int(side), int(side)).contiguous(memory_format=torch.channels_last)
+    networks = {name: for_detection(new_network(name).eval(), cpu) for name in names}
 
     @torch.inference_mode()
     def measured(name: str) -> float:
         started = time.thread_time()
-        fused[name](images)
+        networks[name](images)
         return time.thread_time() - started
 
-    for name, seconds in take_turns(measured, [*networks], int(rounds)).items():
+    for name, seconds in take_turns(measured, names, int(rounds)).items():
         parameters, flops = count_parameters(networks[name]), count_flops(networks[name], (int(side), int(side)))
         print(f"| {name} | {parameters:,} | {flops / 1e9:.1f} | {1000 * min(seconds):.0f} |")
 
