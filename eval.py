@@ -12,8 +12,7 @@ The figures are the same to the last bit on any number of ranks.
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
     from conf.programs import run
 
-    run("eval")
-    raise SystemExit
+    raise SystemExit(run("eval"))
 
 import math
 from collections.abc import Callable

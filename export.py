@@ -11,8 +11,7 @@ Everything runs on the CPU.
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
     from conf.programs import run
 
-    run("export")
-    raise SystemExit
+    raise SystemExit(run("export"))
 
 import importlib.util
 import json

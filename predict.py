@@ -13,8 +13,7 @@ labels/*.txt. Ctrl-C ends a prediction, with what was found so far in whole file
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
     from conf.programs import run
 
-    run("predict")
-    raise SystemExit
+    raise SystemExit(run("predict"))
 
 import sys
 import time

@@ -10,8 +10,7 @@ What a run leaves is in runs/<name>/<date_time>/.
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
     from conf.programs import run
 
-    run("train")
-    raise SystemExit
+    raise SystemExit(run("train"))
 
 import time
 from contextlib import ExitStack

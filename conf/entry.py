@@ -1,24 +1,33 @@
-"""From Hydra to plain options: YAML and overrides are composed, checked and become dataclasses."""
+"""From Hydra to plain options: YAML and overrides are composed, checked and become dataclasses.
+
+A choice of the groups ``data`` and ``experiment`` may be a path, as in ``data=/x/cats.yaml``. Bare
+words are names of a group, whatever lies in the current folder. An experiment that a user names is
+the user's own words, with all that Hydra can do. A data set often comes from others: its file sets
+``data.*`` and nothing else, and refers to nothing.
+"""
 
 import operator
-import os
 import re
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigResult, ConfigSource
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 
 from conf import CONF_DIR, ConfigError, messages
-from conf.file_choices import register_file_choices
 from conf.schema import CHOICES
-from data.errors import DataError
+from data import DataConfig, set_files
+from data.errors import DataError, shown
 from train_utils.options import flat
 
 Config = TypeVar("Config")
@@ -31,8 +40,6 @@ _COMPOSING = threading.Lock()  # Hydra composes in one place of the process, and
 
 def compose(name: str, schema: type[Config], overrides: Sequence[str], complete: Complete | None = None) -> Config:
     """The options of ``python <name>.py <overrides>``. Raises ConfigError for wrong ones."""
-    if missing := next((word for word in overrides if word.endswith("=???")), None):
-        raise ConfigError(f"{missing} is no value. fix: give one, or leave it out")
     try:
         cfg = _composed(name, schema, overrides)
     except messages.NOT_COMPOSED as error:
@@ -59,8 +66,9 @@ def defaults(name: str, schema: type, overrides: Sequence[str] = ()) -> dict[str
 
 
 def keys_of(overrides: Sequence[str]) -> list[str]:
-    """The keys and groups that overrides name."""
-    return [override.partition("=")[0].lstrip("+~") for override in overrides]
+    """The keys and groups that overrides name; not Hydra's own, nor its flags."""
+    keys = [word.partition("=")[0].lstrip("+~") for word in overrides if "=" in word or word[:1] == "~"]
+    return [key for key in keys if not key.startswith(("hydra", "-"))]
 
 
 def to_plain(
@@ -83,7 +91,7 @@ def to_plain(
             import_plugins(plugins)
         completed = complete(options, named) if complete is not None else options
         if "plugins" in completed:  # a file is imported because a user names it, never because another file does
-            completed = {**completed, "plugins": list(map(os.path.basename, plugins))}
+            completed = {**completed, "plugins": [Path(file).name for file in plugins]}
         return from_dictionary(completed, schema)
     except messages.NOT_COMPOSED as error:
         raise ConfigError(messages.explain(error, schema)) from error
@@ -153,7 +161,8 @@ def plain(tree: Any) -> dict[str, Any]:
 @cache  # Hydra copies what it loads
 def register(name: str, schema: type) -> None:
     """Register the dataclasses under the names that the YAML files use, and paths as choices."""
-    register_file_choices()
+    Plugins.instance().register(_FileChoices)
+    Plugins.instance().register(_OurPath)
     store = ConfigStore.instance()
     store.store(name=f"{name}_schema", node=_with_sections(schema))
     for section, choices in CHOICES.items():
@@ -191,3 +200,77 @@ def _drop_missing(tree: dict[str, Any]) -> dict[str, Any]:
         if content != "???" and (content != {} or value == {}):
             full[key] = content
     return full
+
+
+class _FileChoices(ConfigSource):
+    """The first source that Hydra asks for a choice: it has those that are paths."""
+
+    @staticmethod
+    def scheme() -> str:
+        return "choice"
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        group, _, word = config_path.partition("/")
+        path, package = Path(word).expanduser(), None
+        if group == "data":
+            content = _data_options(path)
+        else:
+            package = self._get_header_dict(path.read_text(encoding="utf-8"))["package"] or "_global_"
+            content = set_files.load_yaml(path)
+        # Hydra looks for plain names beside the file; they are those of the group.
+        content["defaults"] = [
+            f"/{group}/{name}@_here_" if isinstance(name, str) and name[:1] != "/" and name != "_self_" else name
+            for name in content.get("defaults", [])
+        ]
+        options = OmegaConf.create(content)
+        return ConfigResult(provider=self.provider, path=config_path, config=options, header={"package": package})
+
+    def is_config(self, config_path: str) -> bool:
+        group, _, word = config_path.partition("/")
+        path = Path(word).expanduser()
+        if group == "experiment":
+            return path.suffix.lower() in set_files.YAML_SUFFIXES and path.is_file()
+        return group == "data" and messages.is_path(word) and path.exists()
+
+    def is_group(self, config_path: str) -> bool:
+        return False
+
+    def available(self) -> bool:
+        return True
+
+    def list(self, config_path: str, results_filter: Any) -> list[str]:
+        return []  # all files are choices: too many to propose
+
+
+class _OurPath(SearchPathPlugin):
+    """Puts _FileChoices into each search path."""
+
+    def manipulate_search_path(self, search_path: Any) -> None:
+        search_path.prepend("paths", "choice://")
+
+
+def _data_options(path: Path) -> dict[str, Any]:
+    """The options ``data.*`` of a data set's place. Raises DataError for a file with others."""
+    is_yaml = path.is_file() and path.suffix.lower() in set_files.YAML_SUFFIXES
+    content = set_files.load_yaml(path) if is_yaml else {}
+    if {"defaults", "format"} & content.keys():  # which no data.yaml of another program has
+        keys, chosen = {"defaults", *(field.name for field in fields(DataConfig))}, content.get("defaults", [])
+        if other := next((key for key in content if key not in keys), None):
+            raise DataError(f"{path} has the key {other}, which is no option of data. fix: leave it out")
+        if not isinstance(chosen, list) or not all(re.fullmatch(r"[\w-]+", str(one)) for one in chosen):
+            raise DataError(f"{path} has other defaults than names of data sets. fix: defaults: [coco], or none")
+    else:
+        recognised = set_files.recognise(path)
+        content = {**set_files.load_yaml(CONF_DIR / "data" / f"{recognised['format']}.yaml"), **recognised}
+    check_values(content, str(path))
+    return content
+
+
+def check_values(values: Any, source: str, depth: int = 100) -> None:
+    """Raise ConfigError for a value that is not plain, such as the reference ``${oc.env:HOME}``."""
+    if isinstance(values, dict | list) and depth > 0:
+        for value in [*values, *values.values()] if isinstance(values, dict) else values:
+            check_values(value, source, depth - 1)
+    elif type(values) not in (str, int, float, bool, type(None)) or (type(values) is str and "${" in values):
+        fix = "fix: the value itself"
+        raise ConfigError(f"{source} holds {shown(values)}, and only a command line may refer to values. {fix}")

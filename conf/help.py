@@ -15,17 +15,13 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
-from enum import Enum
 from importlib.metadata import version
-from importlib.util import find_spec
-from pathlib import Path
-from types import UnionType
-from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, get_args, get_type_hints
 
-from conf import CONF_DIR, REPOSITORY
-from conf.entry import defaults
+from conf import REPOSITORY, entry, messages
 from conf.schema import CHOICES
 
+KINDS = {str: "text", int: "integer", float: "number", bool: "true or false", Any: "any", type(None): "null"}
 PACKAGES = ("torch", "torchvision", "hydra-core", "numpy", "opencv-python-headless", "hotcoco")
 
 
@@ -48,16 +44,12 @@ def help_page(name: str, command: str, schema: type, arguments: Sequence[str]) -
     def row(left: str, right: str) -> str:
         return textwrap.fill(right, width, initial_indent=f"  {left:<30}  ", subsequent_indent=" " * 34)
 
-    spec = find_spec(command.removesuffix(".py"))
-    assert spec is not None and spec.origin is not None
-    parts = [ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))) or ""]
+    file = REPOSITORY / f"{command.removesuffix('.py').replace('.', '/')}.py"
+    parts = [ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""]
     groups = [*get_type_hints(schema), *(["experiment"] if name == "train" else [])]
-    choices = {group: sorted(file.stem for file in (CONF_DIR / group).glob("*.yaml")) for group in groups}
-    parts += ["\nGroups, typed as group=choice; data and experiment take paths, too"] * any(choices.values())
-    parts += [
-        row(group, ", ".join(stem for stem in stems if stem != "base")) for group, stems in choices.items() if stems
-    ]
-    values = defaults(name, schema, [word for word in arguments if "=" in word])
+    rows = [row(group, ", ".join(choices)) for group in groups if (choices := messages.choices_of(group))]
+    parts += ["\nGroups, typed as group=choice; data and experiment take paths, too", *rows] if rows else []
+    values = entry.defaults(name, schema, [word for word in arguments if "=" in word])
     for section, options in sections(schema, values):
         parts.append(f"\n{' '.join((section.__doc__ or '').partition(chr(10) * 2)[0].split())}")
         parts += [row(f"{option.key}={option.value}", f"{option.meaning} ({option.kind})") for option in options]
@@ -127,14 +119,11 @@ def meanings_of(schema: type) -> dict[str, str]:
 
 def kind_in_words(kind: Any) -> str:
     """A type hint in words: ``number or null``, ``auto, cpu, cuda``."""
-    if get_origin(kind) in (Union, UnionType):
-        return " or ".join("null" if part is type(None) else kind_in_words(part) for part in get_args(kind))
-    if get_origin(kind) is list:
-        return f"list of {kind_in_words(get_args(kind)[0])}"
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return ", ".join(member.name for member in kind)
-    name: str = kind.__name__
-    return {"str": "text", "int": "integer", "float": "number", "bool": "true or false", "Any": "any"}.get(name, name)
+    if parts := get_args(kind):
+        return f"{'list of ' if len(parts) == 1 else ''}{' or '.join(map(kind_in_words, parts))}"
+    if members := getattr(kind, "__members__", None):
+        return ", ".join(members)
+    return KINDS.get(kind, kind.__name__)
 
 
 def shown(value: Any) -> str:

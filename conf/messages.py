@@ -7,11 +7,10 @@ letters only are found without it.
 import os
 import re
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
-from difflib import SequenceMatcher, get_close_matches
-from itertools import takewhile, zip_longest
-from pathlib import Path
+from difflib import get_close_matches
+from itertools import takewhile
 from typing import Any, get_args, get_origin, get_type_hints
 
 import yaml
@@ -32,7 +31,7 @@ HYDRA_FLAGS = VALUED_FLAGS | set(
     "--help -h --hydra-help --version --resolve --run -r --multirun -m --shell-completion -sc".split()
 )
 
-NAMES: dict[str, str] = yaml.safe_load(Path(__file__).with_name("names.yaml").read_text(encoding="utf-8"))
+NAMES: dict[str, str] = yaml.safe_load((CONF_DIR / "names.yaml").read_text(encoding="utf-8"))
 KEYS = {
     name: [keys] if keys.startswith("(") else keys.split() for names, keys in NAMES.items() for name in names.split()
 }
@@ -72,17 +71,10 @@ def explain(error: Exception, schema: Any) -> str:
     if unknown := re.search(r"Could not override '([^']+)'|^Key '([^']+)' not in", text):
         key = str(getattr(error, "full_key", None) or unknown[1] or unknown[2])
         return _answer([(key, key, None)], kinds_of(schema))
-    if choice := re.search(r"Could not find '((?:hydra/)?[^/]+)/(.+)'$", text, flags=re.MULTILINE):
+    if choice := re.search(r"Could not (?:find|load) '((?:hydra/)?[^/]+)/(.+)'\.?$", text, flags=re.MULTILINE):
         group, name = choice.groups()
-        return _explain_choice(group, name, re.findall(r"^\t(?!base$)(\S+)$", text, flags=re.MULTILINE), schema)
-    if missing := re.search(r"Could not load '(\w+)/([^'/]+)'", text):  # one of a list
-        group, name = missing.groups()
-        choices = sorted(file.stem for file in (CONF_DIR / group).glob("*.yaml") if file.stem != "base")
-        return _explain_choice(group, name, choices, schema)
-    if several := re.match(r"Ambiguous value for argument '([^=]+)=(.*?)'", text):
-        key, values = several.groups()
-        as_list = shlex.quote(f"{key}=[{values}]")
-        return f"{key} takes one value, got {values}. fix: {as_list} for a list, or -m for a run with each"
+        listed = re.findall(r"^\t(?!base$)(\S+)$", text, flags=re.MULTILINE)  # unless it is one of several
+        return _explain_choice(group, name, listed or choices_of(group), schema)
     details = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
     full_key = getattr(details, "full_key", None)
     if not full_key:
@@ -90,8 +82,8 @@ def explain(error: Exception, schema: Any) -> str:
     first_line = str(details).partition("\n")[0]
     if "missing mandatory value" in first_line.lower():
         return f"{full_key} has no value. fix: give {full_key}=... on the command line or in a YAML file"
-    listed = re.search(r"Invalid value '(.*)', expected one of \[(.*)\]", first_line)
-    near = get_close_matches(_our_value(full_key, listed[1]), listed[2].split(", "), n=1) if listed else []
+    enum = re.search(r"Invalid value '(.*)', expected one of \[(.*)\]", first_line)
+    near = get_close_matches(enum[1], enum[2].split(", "), n=1) if enum else []
     return f"{full_key}: {first_line}" + (f"; did you mean {full_key}={near[0]}?" if near else "")
 
 
@@ -102,13 +94,14 @@ def _explain_choice(group: str, name: str, choices: Sequence[str], schema: Any) 
     if group in ("data", "experiment") and is_path(name):
         kinds = KINDS if group == "data" else "a YAML file"
         return f"{group}={name}: there is no {os.path.expanduser(name)}. fix: one of the names, or the path of {kinds}"
-    # A name with another number is another network or set.
-    spelt = os.path.splitext(name)[0].lower().replace("_", "-")
-    digits = set(re.findall(r"\d", spelt))
-    alike = [choice for choice in choices if not digits or set(re.findall(r"\d", choice)) <= digits]
-    near = get_close_matches(spelt, alike, n=1)
+    near = get_close_matches(os.path.splitext(name)[0].lower().replace("_", "-"), choices, n=1)
     hint = f"did you mean {group}={near[0]}? " if near else ""
     return f"no choice {group}={name}; {hint}there are: {', '.join(choices)}"
+
+
+def choices_of(group: str) -> list[str]:
+    """The choices of a group of conf/; none if it is no group."""
+    return sorted(file.stem for file in (CONF_DIR / group).glob("*.yaml") if file.stem != "base")
 
 
 def is_path(word: str) -> bool:
@@ -190,7 +183,7 @@ def _answer(wrong: Sequence[tuple[str, str, str | None]], kinds: Mapping[str, An
             options.append(f"devices={count}" if count > 1 and "devices" in kinds else f"{keys[0]}=cuda")
             notes[f"the environment variable CUDA_VISIBLE_DEVICES={gpus[1]} chooses the GPUs"] = []
         else:
-            options.append(" or ".join(_format_option(key, value, kinds) + _choices_with(key) for key in keys))
+            options.append(" or ".join(_format_option(key, value, kinds) for key in keys))
     if unknown and (options or notes):
         notes[f"nothing here is like {', '.join(unknown)}"] = []
     explained = "; ".join(
@@ -233,23 +226,13 @@ def near_keys(name: str, value: str | None, kinds: Mapping[str, Any]) -> list[st
         here = [key for key in keys if key[0] == "(" or ((fits or "=" not in key) and key.partition("=")[0] in options)]
         if here or other == word:
             by_word[other] = here
-    near = f"{word}={typed}" if f"{word}={typed}" in KEYS else _nearest(word, by_word)
+    # Short words are seldom misspelt.
+    spelt = get_close_matches(word, by_word, n=1, cutoff=0.8) if len(word) > 3 else [word]
+    near = f"{word}={typed}" if f"{word}={typed}" in KEYS else next(iter(spelt), word)
     keys = by_word.get(near, [])
     inside = [key for key in keys if key.rpartition(".")[0] == section and section]
     outermost = [key for key in keys if key.count(".") == keys[0].count(".")]
     return inside or (keys[:1] if near in KEYS else outermost)
-
-
-def _nearest(word: str, names: Collection[str]) -> str:
-    """The name that ``word`` misspells in each part between ``_``, or itself; it is, if short."""
-    if len(word) < 4:
-        return word
-    parts = word.split("_")
-    for name in get_close_matches(word, names, n=5, cutoff=0.7):
-        alike = [SequenceMatcher(None, *pair).ratio() for pair in zip_longest(parts, name.split("_"), fillvalue="")]
-        if min(alike) > 0.75 or name.replace("_", "") == "".join(parts):
-            return name
-    return word
 
 
 def _format_option(key: str, value: str | None, kinds: Mapping[str, Any]) -> str:
@@ -294,14 +277,6 @@ def darknet_options(path: str, key: str = "model.weights") -> str:
     zoo = os.path.basename(stem)
     in_zoo = (CONF_DIR / "model" / f"{zoo}.yaml").exists()
     return f"{option('model.cfg', zoo if in_zoo else f'{stem}.cfg')} {option(key, f'{stem}.weights')}"
-
-
-def _choices_with(key: str) -> str:
-    """The choices of the key's section that have it, unless all do."""
-    section, _, name = key.rpartition(".")
-    choices = CHOICES.get(section, {})
-    having = [f"{section}={choice}" for choice, kind in choices.items() if name in get_type_hints(kind)]
-    return "" if len(having) == len(choices) else f" (of {' or '.join(having)})"
 
 
 def _our_value(key: str, value: str) -> str:

@@ -7,7 +7,6 @@ with exit code 2; anything else is a bug and keeps its traceback.
 
 import errno
 import functools
-import io
 import os
 import pkgutil
 import signal
@@ -19,20 +18,17 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import hydra
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
 
 from conf import CONF_DIR, REPOSITORY, ConfigError, entry, help, messages, saved, schema
 from data.errors import DataError, without_login
 from models.errors import ModelError
-from train_utils import launch
-from train_utils.errors import CheckpointError, DistributedError, TrainError
+from train_utils import errors, launch
 from train_utils.options import quoted
 
 Config = TypeVar("Config")
 Result = TypeVar("Result")
 
-USER_ERRORS = (ConfigError, DataError, ModelError, CheckpointError, DistributedError, TrainError)
+USER_ERRORS = ConfigError, DataError, ModelError, errors.CheckpointError, errors.DistributedError, errors.TrainError
 # Another OSError is a bug until some check names it.
 UNUSABLE = (
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG, errno.ELOOP, errno.EISDIR,
@@ -73,10 +69,10 @@ PROGRAMS = {  # by the name of their YAML file in conf/
 }
 
 
-def run(name: str) -> None:
+def run(name: str) -> int:
     """Run the program ``name`` of PROGRAMS with the options of the command line.
 
-    Returns after success. Otherwise exits: with code 2 after a user error, 1 after a bug.
+    Returns 0 after success. Otherwise exits: with code 2 after a user error, 1 after a bug.
     """
     print_any_name()
     program = PROGRAMS[name]
@@ -98,11 +94,12 @@ def run(name: str) -> None:
     except (Exception, KeyboardInterrupt) as error:
         sys.exit(report(error, program.schema))
     launch.shutdown()
+    return 0
 
 
 def print_any_name() -> None:
     """Escape names of files and classes that are no Unicode, or not in the terminal's encoding."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
+    if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
@@ -111,10 +108,9 @@ def run_by_hydra(name: str, program: Program, arguments: list[str]) -> None:
     reported: list[tuple[Exception, int]] = []  # with exit codes
 
     @hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name=name)
-    def job(cfg: DictConfig) -> None:
+    def job(cfg: Any) -> None:
         try:
-            named = entry.keys_of(HydraConfig.get().overrides.task)
-            config: Any = entry.to_plain(cfg, program.schema, program.complete, named)
+            config: Any = entry.to_plain(cfg, program.schema, program.complete, entry.keys_of(arguments))
             if ranks_to_start(config) > 1:
                 raise ConfigError(f"devices={config.devices} is for one setting. fix: start each without -m")
             pkgutil.resolve_name(program.function)(config)

@@ -12,12 +12,10 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from conf import ConfigError
-from conf.entry import from_dictionary, plain, to_dictionary
-from conf.file_choices import check_values
+from conf.entry import check_values, from_dictionary, plain, to_dictionary
 from conf.messages import darknet_options, explain
 from conf.schema import TrainConfig
-from data import set_files
-from data.errors import DataError
+from data import DataError, set_files
 from models.published import BACKBONE, COCO, Published
 from train_utils import files, launch
 from train_utils.errors import CheckpointError

@@ -10,17 +10,14 @@ and after.
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
     from conf.programs import run
 
-    run("anchors")
-    raise SystemExit
+    raise SystemExit(run("anchors"))
 
 import shlex
 from pathlib import Path
 
 import numpy as np
 
-from conf import ConfigError
-from conf.network import load_network
-from conf.schema import AnchorsConfig
+from conf import ConfigError, network, schema
 from data import open_annotations
 from data.anchors import SEED, Sizes, kmeans_anchors, match_anchors, network_sizes, recall, refine_anchors
 from models import Darknet
@@ -29,13 +26,13 @@ from train_utils.options import option
 MOST_BOXES = 50_000  # that the search uses; the figures are for all boxes
 
 
-def find_anchors(config: AnchorsConfig) -> Sizes:
+def find_anchors(config: schema.AnchorsConfig) -> Sizes:
     """Find, print and return anchors (k, 2) in pixels, as many as the model has.
 
     With ``out`` it also writes the override file. Raises ConfigError if the data set has too few
     boxes.
     """
-    current = np.array(Darknet(load_network(config.model)).heads[0].all_anchors)
+    current = np.array(Darknet(network.load_network(config.model)).heads[0].all_anchors)
     annotations = open_annotations(config.data, "train")
     sizes, searched = (network_sizes(annotations, config.image_size, most) for most in (None, MOST_BOXES))
     generator = np.random.default_rng(SEED)
@@ -54,17 +51,10 @@ def find_anchors(config: AnchorsConfig) -> Sizes:
     if config.out is not None:
         path = Path(config.out)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(override(refined, config), encoding="utf-8")
+        cfg, pairs = Path(config.model.cfg), ", ".join(f"[{width:g}, {height:g}]" for width, height in refined)
+        base = f"base\n  - _self_\ncfg: {cfg.absolute()}" if cfg.suffix == ".cfg" else f"{cfg}\n  - _self_"
+        about = f"# Anchors for data={config.data.name} at {config.image_size} pixels, found by scripts/anchors.py."
+        path.write_text(f"{about}\ndefaults:\n  - {base}\nanchors: [{pairs}]\n", encoding="utf-8")
         folder = shlex.quote(str(path.absolute().parent.parent))
         print(f"wrote {path}: train.py --config-dir {folder} {option('model', path.stem)}")
     return refined
-
-
-def override(anchors: Sizes, config: AnchorsConfig) -> str:
-    """The text of a YAML file for the group ``model``: the configured model with these anchors."""
-    chosen = Path(config.model.cfg)
-    base = "base" if chosen.suffix == ".cfg" else config.model.cfg
-    cfg = f"cfg: {chosen.absolute()}\n" if chosen.suffix == ".cfg" else ""
-    pairs = ", ".join(f"[{width:g}, {height:g}]" for width, height in anchors)
-    about = f"# Anchors for data={config.data.name} at {config.image_size} pixels, found by scripts/anchors.py.\n"
-    return f"{about}defaults:\n  - {base}\n  - _self_\n{cfg}anchors: [{pairs}]\n"

@@ -12,8 +12,7 @@ such data set or option.
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
     from conf.programs import run
 
-    run("check_data")
-    raise SystemExit
+    raise SystemExit(run("check_data"))
 
 import hashlib
 import time
@@ -24,8 +23,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from conf.network import load_network
-from conf.schema import CheckDataConfig
+from conf import network, schema
 from data import Annotations, DataConfig, DataError, ImageSource, OnError, check_same_classes, files, validate
 from data.anchors import LOW_RECALL, Sizes, fix_of_anchors, network_sizes, objects_per_image, recall
 from data.index import read_annotations
@@ -54,16 +52,16 @@ class CheckedSet:
         return sum(sum(findings.counts.values()) for findings in self.problems.values())
 
 
-def main(config: CheckDataConfig) -> None:
+def main(config: schema.CheckDataConfig) -> None:
     """Check the data set; exit with code 1 if there are problems."""
     if check(config).num_problems:
         raise SystemExit(1)
 
 
-def check(config: CheckDataConfig) -> CheckedSet:
+def check(config: schema.CheckDataConfig) -> CheckedSet:
     """Check the set, print the report and write it with the sheet."""
     with torch.device("meta"):  # neither memory nor random numbers
-        model = Darknet(load_network(config.model), width=config.model.width)
+        model = Darknet(network.load_network(config.model), width=config.model.width)
     anchors = np.array(sorted({anchor for head in model.heads for anchor in head.anchors}))  # some .cfg have more
     name = f"{config.data.name}_{time.strftime('%Y-%m-%d_%H-%M-%S')}"
     out = Path(config.out) if config.out is not None else Path("runs", "check_data", name)

@@ -10,8 +10,7 @@ Runs that differ in train.seed only are one setting; the others are compared wit
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
     from conf.programs import run
 
-    run("compare")
-    raise SystemExit
+    raise SystemExit(run("compare"))
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,11 +19,9 @@ from typing import Any, NamedTuple
 import hotcoco
 import numpy as np
 
+from conf import saved, schema
 from conf.report import report_run
-from conf.saved import read_config
-from conf.schema import CompareConfig
-from train_utils import coco_eval, files, progress, report
-from train_utils.errors import TrainError
+from train_utils import coco_eval, errors, files, progress, report
 from train_utils.options import MAY_CHANGE, flat, is_covered
 
 FIGURES = ("AP", "AP50", "AP75")
@@ -35,7 +32,7 @@ COUNTS = {"data.train", "data.val", "evaluate.every", "train.epochs", "train.pat
 IGNORED = ("train.seed", "name", *(option for option in MAY_CHANGE if option not in COUNTS))
 
 
-def compare(config: CompareConfig) -> "list[Gain]":
+def compare(config: schema.CompareConfig) -> "list[Gain]":
     """Print the comparison; return the gain of each setting over the first.
 
     Of one run write the report. Raises TrainError if runs cannot be read or compared.
@@ -101,10 +98,10 @@ def read_groups(folders: Sequence[Path]) -> list[Group]:
     groups: dict[str, Group] = {}
     truth = None
     for folder in folders:
-        options, best = flat(read_config(folder, "")), report.read_best(folder)
+        options, best = flat(saved.read_config(folder, "")), report.read_best(folder)
         truth = truth or best.truth
         if not all(map(np.array_equal, vars(truth).values(), vars(best.truth).values())):
-            raise TrainError(
+            raise errors.TrainError(
                 f"{folder} was scored on another validation set than {folders[0]}. fix: score it on the same: "
                 "python eval.py ckpt=... data=... out=<its folder>"
             )

@@ -15,22 +15,18 @@ be a .pt file with the state dict of another system. `up_to_layer`, which counts
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
     from conf.programs import run
 
-    run("convert")
-    raise SystemExit
+    raise SystemExit(run("convert"))
 
 import os
 from dataclasses import replace
 from pathlib import Path
 
-from conf import ConfigError
-from conf.entry import to_dictionary
-from conf.network import TrainedNetwork, build_model, describe_network, open_checkpoint, open_detector
-from conf.schema import ConvertConfig
+from conf import ConfigError, entry, network, schema
 from models import fitted_cfg, save_darknet_weights
 from train_utils.checkpoint import save_checkpoint
 
 
-def convert(config: ConvertConfig) -> None:
+def convert(config: schema.ConvertConfig) -> None:
     """Convert as configured and print what was written.
 
     Raises ConfigError if the options make no conversion, and the errors of the parts.
@@ -49,16 +45,26 @@ def convert(config: ConvertConfig) -> None:
             f" Darknet's file. fix: out={out.with_suffix('.weights' if to_checkpoint else '.pt')}"
         )
     if to_checkpoint:
-        detector = open_detector(None, source, config.names, config.image_size)
+        detector = network.open_detector(None, source, config.names, config.image_size)
         print(detector.note)
-        save_checkpoint(out, checkpoint_of(config, detector))
+        options = {
+            "model": entry.to_dictionary(replace(config.model, weights=None)),
+            "evaluate": {"image_size": detector.image_size},
+        }
+        state = {  # of no training and no data set
+            "network": network.describe_network(detector.model, config.model),
+            "names": detector.names, "category_ids": detector.category_ids, "config": options,
+            "weights_version": list(detector.model.weights_version), "epoch": 0, "step": 0,
+            "seen": detector.model.seen, "ema": detector.model.state_dict(),
+        }  # fmt: skip
+        save_checkpoint(out, state)
         print(f"wrote {out}: {len(detector.names)} classes, {detector.image_size} pixels")
         return
     if config.ckpt is not None:
-        detector = open_checkpoint(config.ckpt)
+        detector = network.open_checkpoint(config.ckpt)
         model, note = detector.model, detector.note
     else:
-        model, report = build_model(source, None, whole=True)
+        model, report = network.build_model(source, None, whole=True)
         note = str(report)
     print(note)
     if config.up_to_layer is not None:
@@ -71,21 +77,3 @@ def convert(config: ConvertConfig) -> None:
     print(
         f"its .cfg is {config.cfg}" if config.cfg else "its .cfg: add cfg=<file>, if classes, width or anchors changed"
     )
-
-
-def checkpoint_of(config: ConvertConfig, detector: TrainedNetwork) -> dict[str, object]:
-    """The state of a checkpoint with a network and its weights, but no training and no data set."""
-    return {
-        "network": describe_network(detector.model, config.model),
-        "names": detector.names,
-        "category_ids": detector.category_ids,
-        "config": {
-            "model": to_dictionary(replace(config.model, weights=None)),
-            "evaluate": {"image_size": detector.image_size},
-        },
-        "weights_version": list(detector.model.weights_version),
-        "epoch": 0,
-        "step": 0,
-        "seen": detector.model.seen,
-        "ema": detector.model.state_dict(),
-    }

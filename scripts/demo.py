@@ -10,8 +10,7 @@ Ctrl-C ends it.
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
     from conf.programs import run
 
-    run("demo")
-    raise SystemExit
+    raise SystemExit(run("demo"))
 
 import tempfile
 from collections.abc import Iterator
@@ -20,9 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from conf import ConfigError
+from conf import ConfigError, schema
 from conf.detector import Prediction, Predictor, format_counts
-from conf.schema import DemoConfig
 from data import Medium, OnBadFile
 from predict import ResultWriter
 from train_utils.distributed import choose_device
@@ -31,7 +29,7 @@ from train_utils.errors import install_command
 SECONDS_BETWEEN_FRAMES = 0.2  # of the camera
 
 
-def main(config: DemoConfig) -> None:
+def main(config: schema.DemoConfig) -> None:
     """Serve the page until Ctrl-C. Raises ConfigError without gradio."""
     with tempfile.TemporaryDirectory(prefix="demo-") as folder:
         page = build(config, Path(folder))
@@ -39,7 +37,7 @@ def main(config: DemoConfig) -> None:
         page.block_thread()
 
 
-def build(config: DemoConfig, folder: Path) -> Any:
+def build(config: schema.DemoConfig, folder: Path) -> Any:
     """The page, as gradio Blocks; results are written below ``folder``."""
     try:
         import gradio as gr
@@ -76,7 +74,7 @@ def build(config: DemoConfig, folder: Path) -> Any:
     return page
 
 
-def launch(page: Any, config: DemoConfig) -> str:
+def launch(page: Any, config: schema.DemoConfig) -> str:
     """Start to serve the page and return its address."""
     import gradio as gr
 

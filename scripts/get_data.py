@@ -9,14 +9,12 @@ Archives are checked and unpacked once.
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
     from conf.programs import run
 
-    run("get_data")
-    raise SystemExit
+    raise SystemExit(run("get_data"))
 
 import shutil
 from pathlib import Path
 
-from conf import ConfigError
-from conf.schema import GetDataConfig
+from conf import ConfigError, schema
 from data.files import download
 
 _COCO, _VOC = "http://images.cocodataset.org", "http://host.robots.ox.ac.uk/pascal/VOC"
@@ -44,7 +42,7 @@ SETS = {
 }
 
 
-def get_data(config: GetDataConfig) -> Path:
+def get_data(config: schema.GetDataConfig) -> Path:
     """Fetch and unpack the archives of ``config.name``; return their folder.
 
     Raises ConfigError for an unknown name, DataError where an archive cannot be fetched.

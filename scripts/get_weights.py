@@ -10,8 +10,7 @@ nodes have no network. Files are in YOLO_HOME, by default ~/.cache/hydra-yolov3-
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
     from conf.programs import run
 
-    run("get_weights")
-    raise SystemExit
+    raise SystemExit(run("get_weights"))
 
 from conf.saved import fetch_weights, weights_folder
 from conf.schema import GetWeightsConfig

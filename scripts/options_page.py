@@ -7,8 +7,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-from conf.entry import defaults
-from conf.help import sections
+from conf import entry, help
 from conf.programs import PROGRAMS
 
 HEAD = """# Options
@@ -23,7 +22,7 @@ def page() -> str:
     """The whole page as Markdown: each section stands at the first program that has it."""
     parts, described = [HEAD], set[type]()
     for name, program in PROGRAMS.items():
-        for section, options in sections(program.schema, defaults(name, program.schema)):
+        for section, options in help.sections(program.schema, entry.defaults(name, program.schema)):
             if section in described:
                 continue
             described.add(section)

@@ -11,8 +11,7 @@ a stop, and several of them at once, each with its own CUDA_VISIBLE_DEVICES, sha
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
     from conf.programs import run
 
-    run("tune")
-    raise SystemExit
+    raise SystemExit(run("tune"))
 
 import csv
 import shlex
@@ -25,9 +24,7 @@ from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from conf import ConfigError, saved
-from conf.entry import compose
-from conf.schema import TrainConfig, TuneConfig
+from conf import ConfigError, entry, saved, schema
 from train_utils.errors import install_command
 from train_utils.options import quoted
 
@@ -37,7 +34,7 @@ FAILED = float("nan")  # for Optuna a trial without a result
 SECONDS_BETWEEN_LOOKS = 1.0  # at metrics.csv of a trial
 
 
-def tune(config: TuneConfig) -> None:
+def tune(config: schema.TuneConfig) -> None:
     """Train the trials that are missing. Raises ConfigError for options that train.py refuses."""
     parsed = OverridesParser.create().parse_overrides(config.options)
     fixed = [str(each.input_line) for each in parsed if not each.is_sweep_override()]
@@ -49,9 +46,8 @@ def tune(config: TuneConfig) -> None:
     if not space:
         raise ConfigError("nothing to search. fix: an option with several values or an interval behind --, see --help")
     first = {key: values[0] if isinstance(values, list) else values.start for key, values in space.items()}
-    compose(
-        "train", TrainConfig, [*fixed, *written(first)], lambda options, _: saved.with_full_names(options, once=False)
-    )
+    checked = [*fixed, *written(first)]
+    entry.compose("train", schema.TrainConfig, checked, lambda options, _: saved.with_full_names(options, once=False))
     try:
         import optuna
     except ImportError as error:

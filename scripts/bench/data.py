@@ -21,10 +21,9 @@ import torch
 
 import data
 from conf import batches
-from conf.entry import compose
 from conf.schema import TrainConfig
 from data import images, loader
-from scripts.bench.step import take_turns
+from scripts.bench.step import configured, take_turns
 from tests.data.reference_path import reference_sample
 from train_utils import distributed, numerics
 
@@ -118,7 +117,7 @@ def main(overrides: list[str]) -> None:
     cv2.setNumThreads(0)
     torch.set_num_threads(1)
     numerics.keep_freed_memory()  # as training does
-    config = compose("train", TrainConfig, ["data=coco", *overrides])
+    config = configured("data=coco", *overrides)
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
         bench = Bench(config, Path(folder) / "cache")
         print(f"{len(bench.listed)} images of {config.data.root}, {config.train.image_size} px")

@@ -15,9 +15,8 @@ from statistics import median
 
 import torch
 
-from conf.entry import compose
+from conf import entry, schema
 from conf.network import build_loss
-from conf.schema import TrainConfig
 from data import Batch
 from models import Darknet, count_flops, count_parameters, for_detection, zoo_cfg
 from models.cfg import ZOO
@@ -38,9 +37,9 @@ def new_network(name: str, width: float = 1.0) -> Darknet:
     return network
 
 
-def configured(*options: str) -> TrainConfig:
+def configured(*options: str) -> schema.TrainConfig:
     """The default options of a training, and these."""
-    return compose("train", TrainConfig, ["data=shapes", *options])
+    return entry.compose("train", schema.TrainConfig, ["data=shapes", *options])
 
 
 def new_step(

@@ -84,7 +84,6 @@ def test_options_of_other_programs_are_answered_with_those_of_this_one(program: 
         ("train -d 8", "-d is no option: options are key=value here. fix: devices=8"),
         ("train batch=-1", "batch=-1 is no option here. fix: give a number of images, because no batch is fitted"),
         ("train resume=true", "resume=true is no option here. fix: resume=auto"),
-        ("train optim.lr=1,2", "optim.lr takes one value, got 1,2. fix: 'optim.lr=[1,2]' for a list, or -m for a run"),
         ("predict best.pt dog.jpg", "best.pt, dog.jpg are no options: options are key=value here. fix: ckpt=best.pt s"),
         ("compare a b resample=20", "resample=20 is no option here. fix: resamples=20"),
     ],

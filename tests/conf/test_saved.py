@@ -122,7 +122,8 @@ def test_resume_takes_the_run_s_options_then_those_named(tmp_path: Path) -> None
     for file in ("last.pt", "best.pt"):
         (tmp_path / "checkpoints" / file).touch()
     for name in (tmp_path, tmp_path / "checkpoints" / "last.pt"):
-        config = compose_training(f"resume={name}", "train.epochs=7", "++data.workers=1")
+        searched = f"hydra.searchpath=[file://{tmp_path}]"  # as --config-dir does
+        config = compose_training(f"resume={name}", "train.epochs=7", "++data.workers=1", searched)
         assert config.optim.lr == 0.5 and config.train.batch_size == 8 and config.name == "quickstart", "not the run's"
         assert config.train.epochs == 7 and config.data.workers == 1, "not those named"
         assert config.resume == str(tmp_path) and config.run_dir is None
