@@ -139,6 +139,8 @@ class Predictor:
         self.fit = InputFit(self.network.image_size, self.network.model.max_stride, config.resize, config.rect)
         self.postprocess = self._suppression()
         # torchvision and the device's kernels load here, not with the first picture.
+        import torchvision  # noqa: F401 - a blank image has too few boxes to need it
+
         blank = FrameBatch([], torch.zeros(1, 3, *[self.network.model.max_stride] * 2, dtype=torch.uint8), [])
         every_box = replace(self.postprocess, confidence=0.0, classes=None)
         list(detect.detect_batches(self.model, [blank], every_box, device, self.dtype))
