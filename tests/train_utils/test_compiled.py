@@ -1,6 +1,7 @@
 """Compiled steps against eager ones, and what is traced as one graph."""
 
 import copy
+import re
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ from conf.network import build_loss
 from conf.schema import TrainConfig
 from data import Batch
 from models import Darknet
+from models.cfg import ZOO
 from tests.models.small_network import small
 from tests.train_utils.losses import COST, LOSSES, loss_options
 from tests.train_utils.small_training import CONFIG, WORLD, mean_loss, network_with_norm, new_state, train_epoch
@@ -256,3 +258,22 @@ def test_a_compiled_loss_is_one_graph_for_all_numbers_of_boxes(options: tuple[st
             torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-6)
         with torch.compiler.set_stance("fail_on_recompile"):
             compiled(raw, TARGETS[:1], objectness_ratio=0.5, sum_over_ranks=lambda tensor: tensor, world_size=1)
+
+
+def test_every_kind_of_layer_in_the_zoo_is_one_graph() -> None:
+    """The same loop calls the layers of all networks, so each kind is traced once."""
+    kinds: dict[str, tuple[nn.Module, tuple[Tensor, ...]]] = {}
+
+    def note(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        kinds[re.sub(r"\d+", "", repr(layer))] = layer, tuple(x.detach().clone() for x in inputs)
+
+    for path in ZOO.glob("*.cfg"):
+        model = Darknet(path, num_classes=2, width=0.125)
+        for layer in model.layers:
+            layer.register_forward_pre_hook(note)
+        model(torch.rand(2, 3, 2 * model.max_stride, 2 * model.max_stride))
+    assert len(kinds) >= 10
+    for layer, inputs in kinds.values():
+        layer._forward_pre_hooks.clear()
+        torch._dynamo.reset()
+        torch.compile(layer, backend="eager", fullgraph=True, dynamic=False)(*inputs)
