@@ -53,16 +53,20 @@ def predict(config: PredictConfig) -> Path:
     writer = ResultWriter(media, predictor, out, config.draw, config.save_json, config.save_txt)
     print(f"{predictor.network.note}; {predictor.network.image_size} pixels on {world.device.type}", flush=True)
 
-    started = time.perf_counter()
+    clock = {0: time.perf_counter()}  # by the number of images that are done
     with StopRequest() as stop:
         with Progress(count_frames(media), "predict", enabled=True) as progress, writer.drawn:
             for prediction in predictor.predict(frames):
                 writer.add(prediction)
+                if writer.num_images == frames.batch_size:
+                    clock[frames.batch_size] = time.perf_counter()
                 progress.at(writer.num_images, lambda: {"found": str(writer.counts.total())})
                 if stop.signal is not None:
                     break
         writer.close()
-        milliseconds = 1000 * (time.perf_counter() - started) / max(1, writer.num_images)
+        # Without the first batch, which finds neither memory nor files ready, if there are others.
+        first = frames.batch_size if writer.num_images > frames.batch_size else 0
+        milliseconds = 1000 * (time.perf_counter() - clock[first]) / max(1, writer.num_images - first)
         left_out = f", {counted(len(frames.skipped), 'file')} left out" if frames.skipped else ""
         left_out += f", stopped by {stop.signal.name}" if stop.signal is not None else ""
         print(format_counts(writer.counts) or "nothing found")

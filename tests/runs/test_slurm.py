@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -127,3 +129,64 @@ def test_scancel_ends_every_process_and_nothing_is_requeued(folder: Path) -> Non
     until(lambda: not job.processes(), lambda: f"left behind: {job.processes()}", 30)
     assert job.end() == "CANCELLED" and job.fact("Restarts") == "0"
     assert "stopped at step" in job.output and load_last(run_of(job))[0]["step"] > 0
+
+
+@LONG
+def test_a_lost_node_ends_the_job_on_all_nodes_and_it_is_requeued(folder: Path) -> None:
+    """The test kills its slurmd, which SLURM notices after SlurmdTimeout.
+
+    Checkpoints are periodic ones: no signal reaches the training in time to save another. The
+    torchrun of node2, out of SLURM's reach, may outlast the training: if its own processes heard
+    from their peers in time and ended well, torch waits up to 300 s for the other torchrun.
+    """
+
+    def training() -> list[str]:
+        return [arguments for arguments in job.processes().values() if "torch.distributed.run" not in arguments]
+
+    pattern = "slurmd -N node2"
+    job = submit("train.sbatch", folder, TWO_BY_TWO, options(folder, "train.epochs=500", "train.save_every_steps=5"))
+    try:
+        job.wait_for_steps()
+        answer("pkill", "-KILL", "-f", pattern)
+        until(lambda: job.fact("JobState") != "RUNNING", lambda: f"still running: {job.output}", 120)
+        until(lambda: not training(), lambda: f"left behind: {training()}", 60)
+        until(lambda: job.fact("JobState") == "PENDING", lambda: f"it is {job.fact('JobState')}", 120)
+        assert job.fact("Restarts") == "1"
+        assert "DUE TO NODE FAILURE" in job.output, job.output
+        assert load_last(run_of(job))[0]["step"] >= 5
+    finally:
+        answer("scancel", job.number)
+        subprocess.run(["pkill", "-KILL", "-f", f"rdzv-id={job.number} "])  # of node2, where it still waits
+        answer(*pattern.split())
+        until(lambda: "idle" in answer("sinfo", "-h", "-n", "node2", "-o", "%t"), lambda: "node2 is away", 60)
+
+
+def assert_failed(job: Job, sentence: str) -> None:
+    """Assert that the job ended with one error of a rank, and is not requeued."""
+    assert job.end() == "FAILED" and job.fact("ExitCode") != "0:0" and job.fact("Restarts") == "0"
+    errors = re.findall(r"(?<!: )error: .*", job.output)  # but for SLURM's own; half a line may stand before it
+    assert len(errors) == 1 and sentence in errors[0] and "fix:" in errors[0], job.output
+
+
+@LONG
+def test_a_rank_that_fails_ends_the_job_and_says_it_once(folder: Path) -> None:
+    """A picture that only one rank reads breaks after the index was built."""
+    broken = sorted((folder / "shapes").rglob("train/*.jpg"))[100]
+    good = broken.read_bytes()
+    try:
+        broken.write_bytes(b"no picture")
+        job = submit("train_srun.sbatch", folder, TWO_BY_TWO, options(folder, "augment=none"))
+        assert_failed(job, broken.name)
+    finally:
+        broken.write_bytes(good)
+
+
+@LONG
+def test_a_rank_that_hangs_ends_the_job_after_the_time_out(folder: Path) -> None:
+    """The last of four stops in mid-epoch and ignores all but SIGKILL."""
+    more = ["data.workers=0", "train.epochs=500", "train.timeout_seconds=12"]
+    job = submit("train_srun.sbatch", folder, TWO_BY_TWO, options(folder, *more))
+    job.wait_for_steps()
+    (last,) = [path for path in job.processes() if b"\0SLURM_PROCID=3\0" in (path / "environ").read_bytes()]
+    os.kill(int(last.name), signal.SIGSTOP)
+    assert_failed(job, "lost another rank (Timed out waiting 12000ms")
