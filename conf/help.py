@@ -14,7 +14,7 @@ import textwrap
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from importlib.metadata import version
 from typing import Any, NamedTuple, get_args, get_type_hints
 
@@ -78,7 +78,7 @@ def own_version() -> str:
 def sections(schema: type, values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[type, list[Option]]]:
     """Each section with its options; of a section with choices, those of the chosen."""
     kinds, meanings = get_type_hints(schema), meanings_of(schema)
-    parts = {field.name: _dataclass_in(kinds[field.name]) for field in fields(schema)}
+    parts = {field.name: messages.section_of(kinds[field.name]) for field in fields(schema)}
     yield (
         schema,
         [
@@ -95,10 +95,6 @@ def sections(schema: type, values: Mapping[str, Any], prefix: str = "") -> Itera
             inner: Mapping[str, Any] = there if isinstance(there, Mapping) else {}  # null or ???: nothing chosen
             chosen = CHOICES.get(name, {}).get(inner.get("name", ""), part)
             yield from sections(chosen, inner, f"{prefix}{name}.")
-
-
-def _dataclass_in(kind: Any) -> type | None:
-    return next((part for part in (kind, *get_args(kind)) if isinstance(part, type) and is_dataclass(part)), None)
 
 
 def meanings_of(schema: type) -> dict[str, str]:
@@ -123,7 +119,7 @@ def kind_in_words(kind: Any) -> str:
         return f"{'list of ' if len(parts) == 1 else ''}{' or '.join(map(kind_in_words, parts))}"
     if members := getattr(kind, "__members__", None):
         return ", ".join(members)
-    return KINDS.get(kind, kind.__name__)
+    return KINDS.get(kind) or str(kind.__name__)
 
 
 def shown(value: Any) -> str:

@@ -158,13 +158,14 @@ def _wrong_words(
 def _may_be(key: str, value: str, kinds: Mapping[str, Any]) -> bool:
     """Whether Hydra has to say if ``key=value`` is right."""
     if key in kinds:
-        return _is_section(key, kinds) or _our_value(key, value) == value
+        return section_of(kinds[key]) is not None or _our_value(key, value) == value
     parent = key.rpartition(".")[0]  # a list has its positions as keys
-    return key == "experiment" or key.startswith("hydra.") or (parent in kinds and not _is_section(parent, kinds))
+    return key == "experiment" or key.startswith("hydra.") or (parent in kinds and not section_of(kinds[parent]))
 
 
-def _is_section(key: str, kinds: Mapping[str, Any]) -> bool:
-    return any(is_dataclass(part) for part in (kinds[key], *get_args(kinds[key])))
+def section_of(kind: Any) -> type | None:
+    """The dataclass in a type hint, such as that of ``DataConfig | None``; None of an option."""
+    return next((part for part in (kind, *get_args(kind)) if isinstance(part, type) and is_dataclass(part)), None)
 
 
 def _answer(wrong: Sequence[tuple[str, str, str | None]], kinds: Mapping[str, Any], form: str = " here") -> str:
@@ -200,9 +201,8 @@ def kinds_of(schema: Any, prefix: str = "") -> dict[str, Any]:
     kinds: dict[str, Any] = {}
     for name, kind in get_type_hints(schema).items():
         kinds.setdefault(prefix + name, kind)
-        for part in CHOICES.get(prefix + name, {}).values() or (kind, *get_args(kind)):
-            if is_dataclass(part):
-                kinds = kinds_of(part, f"{prefix}{name}.") | kinds
+        for part in CHOICES.get(prefix + name, {}).values() or filter(None, [section_of(kind)]):
+            kinds = kinds_of(part, f"{prefix}{name}.") | kinds
     return kinds
 
 
@@ -213,7 +213,7 @@ def near_keys(name: str, value: str | None, kinds: Mapping[str, Any]) -> list[st
     of it. Those in the section of ``name`` are preferred, then those in the fewest sections. A text
     in parentheses says what to do about a name that no key has.
     """
-    options = {key for key in kinds if not _is_section(key, kinds) or (CONF_DIR / key).is_dir()}
+    options = {key for key, kind in kinds.items() if not section_of(kind) or (CONF_DIR / key).is_dir()}
     if name in options:
         return [name]
     section, _, word = name.lower().replace("-", "_").rpartition(".")

@@ -11,12 +11,9 @@ import torch
 
 import data
 import models
-from conf import entry, help, programs, saved
-from conf.auto import min_iou_of
+from conf import auto, entry, help, programs, saved
 from conf.schema import TrainConfig
-from train_utils import coco_eval, draw, files, numerics, plots, progress, report
-from train_utils.distributed import World
-from train_utils.errors import TrainError
+from train_utils import coco_eval, distributed, draw, errors, files, numerics, plots, progress, report
 from train_utils.log import RunLog
 from train_utils.loggers import Loggers
 from train_utils.options import flat, option
@@ -27,7 +24,7 @@ def announce(
     log: RunLog,
     folder: Path,
     config: TrainConfig,
-    world: World,
+    world: distributed.World,
     train_set: data.Annotations,
     val_set: data.Annotations,
     sampler: data.TrainBatchSampler,
@@ -38,7 +35,7 @@ def announce(
     anchors = np.array(sorted({anchor for head in model.heads for anchor in head.anchors}))
     log.line(config.data.line())
     for split, part in (("train", train_set), ("val", val_set)):
-        about, warning = data.describe_set(part, size, anchors, min_iou_of(config))
+        about, warning = data.describe_set(part, size, anchors, auto.min_iou_of(config))
         log.line(f"{split}: {about}")
         log.line(warning if split == "train" else None)
         for note in (*part.skipped, *part.notes):
@@ -103,7 +100,7 @@ def save_config(folder: Path, config: TrainConfig) -> None:
         with files.whole_file(path) as file:
             file.write(text)
     except OSError as error:
-        raise TrainError(f"cannot write {path} ({error.strerror}). fix: free some space there") from error
+        raise errors.TrainError(f"cannot write {path} ({error.strerror}). fix: free some space there") from error
 
 
 def finish_run(
@@ -121,7 +118,7 @@ def finish_run(
     """
     shown, of_epoch = evaluation, state.epoch
     if state.best_epoch != state.epoch:
-        with contextlib.suppress(TrainError):  # they may not have been written, as to a full disk
+        with contextlib.suppress(errors.TrainError):  # they may not have been written, as to a full disk
             shown, of_epoch = report.read_best(folder), state.best_epoch
     log.line(f"figures of epoch {of_epoch}:")
     log.line(coco_eval.format_table(shown))

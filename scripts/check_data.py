@@ -63,8 +63,7 @@ def check(config: schema.CheckDataConfig) -> CheckedSet:
     with torch.device("meta"):  # neither memory nor random numbers
         model = Darknet(network.load_network(config.model), width=config.model.width)
     anchors = np.array(sorted({anchor for head in model.heads for anchor in head.anchors}))  # some .cfg have more
-    name = f"{config.data.name}_{time.strftime('%Y-%m-%d_%H-%M-%S')}"
-    out = Path(config.out) if config.out is not None else Path("runs", "check_data", name)
+    out = Path(config.out or f"runs/check_data/{config.data.name}_{time.strftime('%Y-%m-%d_%H-%M-%S')}")
     out.mkdir(parents=True, exist_ok=True)  # before anything is read
     checked = check_dataset(config.data, config.image_size, anchors, config.min_iou)
     cells = [
