@@ -24,7 +24,7 @@ import torch
 
 import data
 import models
-from conf import ConfigError, batches, network
+from conf import ConfigError, build
 from conf.programs import Outcome, callable_from_python
 from conf.schema import EvalConfig, EvaluateConfig
 from train_utils import coco_eval, detect, detections, numerics, plots
@@ -46,7 +46,7 @@ def evaluate(config: EvalConfig) -> Outcome:
     """
     world = init_distributed_mode(config.device.value, config.timeout_seconds)
     out = open_out(world, config.out, "eval") if config.plots or config.out is not None else None
-    val_set = batches.open_split(config.data, "val", world)
+    val_set = build.open_split(config.data, "val", world)
     if world.is_main:
         print(config.data.line(), flush=True)
         for note in (*val_set.skipped, *val_set.notes):
@@ -96,14 +96,14 @@ def load_model(config: EvalConfig, val_set: data.Annotations, world: World) -> t
     """
     if config.ckpt is None:
         assert config.model is not None  # only detections= needs no model
-        built, note = network.build_model(config.model, len(val_set.names), whole=True, world=world)
+        built, note = build.build_model(config.model, len(val_set.names), whole=True, world=world)
         if world.is_main:
             print(note)
         return built, None
-    opened = network.open_checkpoint(config.ckpt)
+    opened = build.open_checkpoint(config.ckpt)
     if world.is_main:
         print(opened.note)
-    if opened.names in (val_set.names, network.default_names(len(val_set.names))):  # converted without names
+    if opened.names in (val_set.names, build.default_names(len(val_set.names))):  # converted without names
         return opened.model, None
     if not set(val_set.names) <= set(opened.names):
         raise ConfigError(
@@ -153,15 +153,15 @@ class Evaluator:
         of_all_ranks = data.eval_batches(val_set.sizes, image_size, config.batch_size, stride, rect, resize)
         own = of_all_ranks[world.rank :: world.world_size]
         self.num_images = sum(map(len, own))
-        self.images = batches.open_images(val_set, data_options, world)
+        self.images = build.open_images(val_set, data_options, world)
         dataset = data.EvalDataset(val_set, self.images, resize)
-        workers = batches.loader_workers(data_options.workers, world)
+        workers = build.loader_workers(data_options.workers, world)
         pixels = config.batch_size * image_size**2
         self.loader = data.make_loader(dataset, own, workers, world.device, timeout_seconds, batch_bytes=3 * pixels)
-        self.postprocess = network.build_postprocess(config, model.heads, classes)
+        self.postprocess = build.build_postprocess(config, model.heads, classes)
         self.classes = classes
         # Not that of the training: what a loss keeps here is of inference mode.
-        self.loss = network.build_loss(model.heads, loss) if loss is not None else None
+        self.loss = build.build_loss(model.heads, loss) if loss is not None else None
 
     def __call__(
         self, model: torch.nn.Module, log_line: Callable[[str], object], training_dtype: torch.dtype | None = None
@@ -187,7 +187,7 @@ class Evaluator:
             models.for_detection(model, device), self.loader, self.postprocess, self.to_original, device, progress,
             dtype, precision is EvalPrecision.tf32, keep_losses,
         )  # fmt: skip
-        if left_out := batches.describe_left_out(self.images, "val"):
+        if left_out := build.describe_left_out(self.images, "val"):
             log_line(left_out)
         gathered = gather_arrays(own)
         of_batches = gather_arrays(np.array([(images, *parts.tolist()) for images, parts in losses]))

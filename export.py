@@ -24,7 +24,7 @@ import cv2
 import numpy as np
 import torch
 
-from conf import ConfigError, help, network
+from conf import ConfigError, build, help
 from conf.programs import callable_from_python
 from conf.schema import ExportConfig, ExportFormat
 from data.errors import printable
@@ -51,7 +51,7 @@ def export(config: ExportConfig) -> Path:
     out = output_path(config, ".onnx" if is_onnx else ".pt2")
     size = config.image_size
     longest = max(size) if isinstance(size, list) else size
-    detector = network.open_detector(config.ckpt, config.model, config.names, longest)
+    detector = build.open_detector(config.ckpt, config.model, config.names, longest)
     model = detector.model
     size = size or detector.image_size
     height, width = size if isinstance(size, list) else (size, size)
@@ -121,7 +121,7 @@ def output_path(config: ExportConfig, suffix: str) -> Path:
 
 
 def metadata(
-    config: ExportConfig, detector: network.TrainedNetwork, size: tuple[int, int], open_axes: list[str]
+    config: ExportConfig, detector: build.TrainedNetwork, size: tuple[int, int], open_axes: list[str]
 ) -> dict[str, str]:
     """What the file says about itself, as JSON."""
     facts = {

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from conf import ConfigError
-from conf.network import LOSSES
+from conf.build import LOSSES
 from conf.schema import CHOICES
 from data.config import FORMATS
 from data.dataset import AUGMENTATIONS

@@ -18,8 +18,7 @@ from contextlib import ExitStack
 import torch
 
 import data
-from conf import auto, batches, network, report
-from conf.entry import to_dictionary
+from conf import auto, build, entry, report
 from conf.programs import Outcome, callable_from_python
 from conf.schema import TrainConfig
 from eval import Evaluator
@@ -53,17 +52,17 @@ def train(requested: TrainConfig) -> Outcome:  # noqa: PLR0915 - the story of a 
         opening = open_run_folder(world, requested.name, requested.run_dir, requested.resume)
         folder = stack.enter_context(opening) if requested.resume is not None else None
         saved, saved_note = checkpoint.continue_from(requested.resume)
-        train_set, val_set = (batches.open_split(requested.data, split, world) for split in ("train", "val"))
+        train_set, val_set = (build.open_split(requested.data, split, world) for split in ("train", "val"))
         data.check_same_classes(train_set, val_set)
 
         # What `auto` means for data, network, loss and rates is decided here, once.
         config, model, notes = auto.resolve_auto(requested, train_set, world, saved)
         options = config.train
-        loss: engine.Loss = network.build_loss(model.heads, config.loss)
+        loss: engine.Loss = build.build_loss(model.heads, config.loss)
 
         # The global batch is formed, then dealt: more ranks change the speed, not the training.
-        sampler = batches.build_sampler(config, train_set, model.max_stride, world)
-        dataset = batches.build_dataset(config, train_set, batches.open_images(train_set, config.data, world))
+        sampler = build.build_sampler(config, train_set, model.max_stride, world)
+        dataset = build.build_dataset(config, train_set, build.open_images(train_set, config.data, world))
         timeout = options.timeout_seconds
         loader = data.make_loader(dataset, sampler, config.data.workers, world.device, timeout, sampler.batch_bytes)
         size = config.evaluate.image_size or options.image_size
@@ -104,7 +103,7 @@ def train(requested: TrainConfig) -> Outcome:  # noqa: PLR0915 - the story of a 
         writer = checkpoint.CheckpointWriter(folder, log.line, options.save_every_steps, options.save_every_minutes)
         loggers = Loggers(folder, config.logger, state, options.epochs, log)
         stack.callback(loggers.close)
-        on_main(world, lambda: loggers.start(to_dictionary(config)))
+        on_main(world, lambda: loggers.start(entry.to_dictionary(config)))
         loggers.pictures("train_batch.jpg")
 
         is_evaluated, evaluation, over = False, None, state.why_over(options, world)
@@ -120,7 +119,7 @@ def train(requested: TrainConfig) -> Outcome:  # noqa: PLR0915 - the story of a 
             if state.step < (state.epoch + 1) * steps:
                 break  # stopped within the epoch
             state.end_epoch()
-            log.line(batches.describe_left_out(dataset.images, f"epoch {state.epoch}, train"))
+            log.line(build.describe_left_out(dataset.images, f"epoch {state.epoch}, train"))
             is_evaluated = config.evaluate.is_due(state.epoch, options.epochs)
             is_last = state.epoch == options.epochs  # in float32, as eval.py; those before save time
             evaluation = evaluator(state.average.module, log.line, None if is_last else dtype) if is_evaluated else None

@@ -5,10 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 
 import models
-from conf import ConfigError, batches, entry, network
+from conf import ConfigError, build, entry
 from conf.saved import resumed_options
 from conf.schema import TrainConfig
 from data import Annotations, Colour
@@ -46,9 +45,9 @@ def resolve_auto(
         if fits_anchors:
             config, note = fit_anchors(config, world, train_set)
             notes.append(note)
-        model, report = network.build_model(config.model, len(train_set.names), world=world, fitted=fits_anchors)
+        model, report = build.build_model(config.model, len(train_set.names), world=world, fitted=fits_anchors)
         notes.append(str(report or "initial weights: random"))
-        if model.cfg.text != network.load_network(config.model).text:
+        if model.cfg.text != build.load_network(config.model).text:
             notes.append("the heads keep anchors and scale_x_y of the weights")
         keeps_heads = report is not None and report.is_whole
         reach = min(head.scale_x_y for head in model.heads) if keeps_heads else None
@@ -58,7 +57,7 @@ def resolve_auto(
             model.cfg = models.with_scale_x_y(model.cfg, config.model.scale_x_y)
             model.heads = [replace(head, scale_x_y=config.model.scale_x_y) for head in model.heads]
     model.freeze(config.model.frozen_layers())
-    workers = batches.loader_workers(config.data.workers, world)
+    workers = build.loader_workers(config.data.workers, world)
     return replace(config, data=replace(config.data, workers=workers)), model, notes
 
 
@@ -68,8 +67,7 @@ def fit_anchors(config: TrainConfig, world: World, train_set: Annotations) -> tu
     All ranks call this together. Raises ConfigError if the [yolo] sections list different anchors.
     """
     without = replace(config.model, anchors=None)
-    with torch.device("meta"):  # neither memory nor random numbers
-        heads = models.Darknet(network.load_network(without), len(train_set.names), without.width).heads
+    heads = build.build_meta_model(without, len(train_set.names)).heads
     if len({head.all_anchors for head in heads}) > 1:
         raise ConfigError("model.anchors=auto needs a .cfg whose [yolo] sections all list the same. fix: leave it out")
     answer = None
@@ -135,7 +133,7 @@ def describe_run(
     Options of the data are those ``given``: ``data.workers=auto`` is for each machine to resolve.
     """
     return {
-        "network": network.describe_network(model, config.model),
+        "network": build.describe_network(model, config.model),
         "names": list(train_set.names),
         "category_ids": train_set.category_ids.tolist(),
         "config": entry.to_dictionary(replace(config, data=given.data)),

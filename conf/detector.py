@@ -15,7 +15,7 @@ import PIL.Image
 import PIL.ImageShow
 import torch
 
-from conf import ConfigError, entry, network, programs
+from conf import ConfigError, build, entry, programs
 from conf.schema import DetectConfig
 from data import DataError, Exif, OnBadFile, cut_at_edges
 from data.media import Frame, FrameBatch, FrameBatches, InputFit, Medium, find_media, pixels_of, read_picture
@@ -133,7 +133,7 @@ class Predictor:
 
     def __init__(self, config: DetectConfig, device: torch.device) -> None:
         self.config, self.device = config, device
-        self.network = network.open_detector(config.ckpt, config.model, config.names, config.image_size)
+        self.network = build.open_detector(config.ckpt, config.model, config.names, config.image_size)
         self.dtype = numerics.evaluation_dtype(config.precision, device, "precision")
         self.model = for_detection(self.network.model.to(device), device)
         self.fit = InputFit(self.network.image_size, self.network.model.max_stride, config.resize, config.rect)
@@ -159,7 +159,7 @@ class Predictor:
     def _suppression(self) -> Postprocess:
         names, chosen = self.network.names, self.config.classes
         classes = class_numbers(chosen, names, "classes") if chosen is not None else None
-        return network.build_postprocess(self.config, self.model.heads, classes)
+        return build.build_postprocess(self.config, self.model.heads, classes)
 
     def frames(self, media: Sequence[Medium], on_error: OnBadFile, batch_size: int | None = None) -> FrameBatches:
         """The frames of ``media`` in batches; ``batch_size`` None: as suits the device."""

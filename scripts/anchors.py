@@ -17,10 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from conf import ConfigError, network, schema
+from conf import ConfigError, build, schema
 from data import open_annotations
 from data.anchors import SEED, Sizes, kmeans_anchors, match_anchors, network_sizes, recall, refine_anchors
-from models import Darknet
 from train_utils.options import option
 
 MOST_BOXES = 50_000  # that the search uses; the figures are for all boxes
@@ -32,7 +31,7 @@ def find_anchors(config: schema.AnchorsConfig) -> Sizes:
     With ``out`` it also writes the override file. Raises ConfigError if the data set has too few
     boxes.
     """
-    current = np.array(Darknet(network.load_network(config.model)).heads[0].all_anchors)
+    current = np.array(build.build_meta_model(config.model).heads[0].all_anchors)
     annotations = open_annotations(config.data, "train")
     sizes, searched = (network_sizes(annotations, config.image_size, most) for most in (None, MOST_BOXES))
     generator = np.random.default_rng(SEED)

@@ -21,14 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 
-from conf import network, schema
+from conf import build, schema
 from data import Annotations, DataConfig, DataError, ImageSource, OnError, check_same_classes, files, validate
 from data.anchors import LOW_RECALL, Sizes, fix_of_anchors, network_sizes, objects_per_image, recall
 from data.index import read_annotations
 from data.source import Findings
-from models import Darknet
 from train_utils.draw import Cell, save_sheet
 
 SHEET_COLUMNS = 4
@@ -60,9 +58,8 @@ def main(config: schema.CheckDataConfig) -> None:
 
 def check(config: schema.CheckDataConfig) -> CheckedSet:
     """Check the set, print the report and write it with the sheet."""
-    with torch.device("meta"):  # neither memory nor random numbers
-        model = Darknet(network.load_network(config.model), width=config.model.width)
-    anchors = np.array(sorted({anchor for head in model.heads for anchor in head.anchors}))  # some .cfg have more
+    heads = build.build_meta_model(config.model).heads
+    anchors = np.array(sorted({anchor for head in heads for anchor in head.anchors}))  # some .cfg have more
     out = Path(config.out or f"runs/check_data/{config.data.name}_{time.strftime('%Y-%m-%d_%H-%M-%S')}")
     out.mkdir(parents=True, exist_ok=True)  # before anything is read
     checked = check_dataset(config.data, config.image_size, anchors, config.min_iou)

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import torch
 
-from conf import network
+from conf import build
 from conf.entry import compose
 from conf.programs import options_of
 from conf.schema import TrainConfig
@@ -107,7 +107,7 @@ class Conformance:
             torch.manual_seed(0)
             model = Darknet(zoo_cfg("yolov3-tiny"), 3, 0.125).to(world.device, torch.float64).train()
             convert_sync_batchnorm(model, world)
-            loss = network.build_loss(model.heads, config.loss)
+            loss = build.build_loss(model.heads, config.loss)
             forward = engine.ForwardPass(distributed.wrap_ddp(model, world), loss, torch.clone, None, world)
             (forward(pictures.to(world.device), boxes.to(world.device), 1.0).total * world.world_size).backward()
             gradients.append({name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None})

@@ -21,7 +21,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from conf import ConfigError, entry, network, schema
+from conf import ConfigError, build, entry, schema
 from models import fitted_cfg, save_darknet_weights
 from train_utils.checkpoint import save_checkpoint
 
@@ -45,14 +45,14 @@ def convert(config: schema.ConvertConfig) -> None:
             f" Darknet's file. fix: out={out.with_suffix('.weights' if to_checkpoint else '.pt')}"
         )
     if to_checkpoint:
-        detector = network.open_detector(None, source, config.names, config.image_size)
+        detector = build.open_detector(None, source, config.names, config.image_size)
         print(detector.note)
         options = {
             "model": entry.to_dictionary(replace(config.model, weights=None)),
             "evaluate": {"image_size": detector.image_size},
         }
         state = {  # of no training and no data set
-            "network": network.describe_network(detector.model, config.model),
+            "network": build.describe_network(detector.model, config.model),
             "names": detector.names, "category_ids": detector.category_ids, "config": options,
             "weights_version": list(detector.model.weights_version), "epoch": 0, "step": 0,
             "seen": detector.model.seen, "ema": detector.model.state_dict(),
@@ -61,10 +61,10 @@ def convert(config: schema.ConvertConfig) -> None:
         print(f"wrote {out}: {len(detector.names)} classes, {detector.image_size} pixels")
         return
     if config.ckpt is not None:
-        detector = network.open_checkpoint(config.ckpt)
+        detector = build.open_checkpoint(config.ckpt)
         model, note = detector.model, detector.note
     else:
-        model, report = network.build_model(source, None, whole=True)
+        model, report = build.build_model(source, None, whole=True)
         note = str(report)
     print(note)
     if config.up_to_layer is not None:

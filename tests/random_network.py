@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
+from conf.build import build_model, describe_network
 from conf.entry import to_dictionary
-from conf.network import build_model, describe_network
 from conf.schema import TrainConfig
 from train_utils.checkpoint import save_checkpoint
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conf import ConfigError, network
+from conf import ConfigError, build
 from conf.entry import compose
 from conf.saved import complete_from_checkpoint
 from conf.schema import EvalConfig
@@ -157,7 +157,7 @@ def test_a_run_on_some_classes_is_scored_and_resumed_on_them(tmp_path: Path) -> 
     with pytest.raises(ConfigError, match=r"data\.classes: \['star', 0\] -> None"):
         train([f"resume={tmp_path / 'run'}", "data.classes=null"])
     train([f"resume={tmp_path / 'run'}", "train.epochs=2"])
-    assert network.open_checkpoint(str(tmp_path / "run")).names == ["circle", "star"]
+    assert build.open_checkpoint(str(tmp_path / "run")).names == ["circle", "star"]
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from conf import entry
-from conf.network import build_model, open_checkpoint
+from conf.build import build_model, open_checkpoint
 from conf.programs import USER_ERRORS
 from conf.saved import complete_conversion, complete_from_checkpoint, resumed_options
 from conf.schema import ConvertConfig, EvalConfig, TrainConfig

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision.ops import nms
 
-from conf.network import build_loss
+from conf.build import build_loss
 from data import Batch
 from models import Darknet, zoo_cfg
 from tests.models.small_network import small

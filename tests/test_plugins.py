@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from conf import ConfigError
+from conf.build import build_model, load_network
 from conf.entry import compose
-from conf.network import build_model, load_network
 from conf.programs import options_of
 from conf.schema import TrainConfig
 from data import Annotations, ImageSource, Request, ShapesConfig, TrainDataset, open_annotations

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from conf import auto
+from conf.build import model_from_checkpoint, open_detector
 from conf.entry import compose
-from conf.network import model_from_checkpoint, open_detector
 from conf.saved import complete_from_checkpoint, complete_training
 from conf.schema import EvalConfig, TrainConfig
 from data import DataError, ShapesConfig, ensure_shapes

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 import data
-from conf import batches
+from conf import build
 from conf.schema import TrainConfig
 from data import images, loader
 from scripts.bench.step import configured, take_turns
@@ -76,10 +76,10 @@ class Bench:
         augment = replace(self.config.augment, **{"colour": data.Colour.cpu, **MODES.get(name, {})})
         train = replace(self.config.train, batch_size=BATCH_SIZE, micro_batch_size=None, epochs=10**9)
         config = replace(self.config, train=train, augment=augment)
-        sampler = batches.build_sampler(config, self.annotations, 32, distributed.init_distributed_mode("cpu", 60))
+        sampler = build.build_sampler(config, self.annotations, 32, distributed.init_distributed_mode("cpu", 60))
         sampler.set_epoch(next(self.epochs))
         source = self.cached if name.startswith("cached") else self.files
-        return batches.build_dataset(config, self.annotations, source), sampler
+        return build.build_dataset(config, self.annotations, source), sampler
 
     def milliseconds(self, name: str) -> float:
         """CPU time of one sample, in ms."""

@@ -19,7 +19,7 @@ import torch
 
 import data
 import models
-from conf import batches, network
+from conf import build
 from data.loader import PREFETCHED_BATCHES
 from scripts.bench import step
 from scripts.bench.data import RepeatedSource, repeated
@@ -92,7 +92,7 @@ def correct(settings: Settings) -> None:
     exact, here = exact.double(), here.to(DEVICE).to(memory_format=torch.channels_last)
     batch, results = step.synthetic(4, settings.side // 4 // 32 * 32 or 64, DEVICE), []
     for model, device, dtype in ((exact, torch.device("cpu"), torch.float64), (here, DEVICE, torch.float32)):
-        maps, loss = model(batch.to(device).network_input().to(dtype)), network.build_loss(model.heads, config.loss)
+        maps, loss = model(batch.to(device).network_input().to(dtype)), build.build_loss(model.heads, config.loss)
         targets = batch.targets.to(device)
         parts = loss(maps, targets, objectness_ratio=1.0, sum_over_ranks=distributed.sum_over_ranks, world_size=1)
         parts.total.backward()
@@ -163,8 +163,8 @@ def loader(settings: Settings) -> None:
         config = step.configured(*options)
         listed = data.open_annotations(config.data, "train")
         annotations = repeated(listed)  # so that a batch hardly has an image twice
-        sampler = batches.build_sampler(config, annotations, 32, distributed.init_distributed_mode(DEVICE.type, 600))
-        dataset = batches.build_dataset(config, annotations, RepeatedSource(listed, config.data.on_error))
+        sampler = build.build_sampler(config, annotations, 32, distributed.init_distributed_mode(DEVICE.type, 600))
+        dataset = build.build_dataset(config, annotations, RepeatedSource(listed, config.data.on_error))
         loaded = iter(data.make_loader(dataset, sampler, settings.workers, DEVICE))
         for number in (PREFETCHED_BATCHES * settings.workers, 2 * settings.steps):  # the second time counts
             started = time.perf_counter()

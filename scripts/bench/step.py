@@ -16,7 +16,7 @@ from statistics import median
 import torch
 
 from conf import entry, schema
-from conf.network import build_loss
+from conf.build import build_loss
 from data import Batch
 from models import Darknet, count_flops, count_parameters, for_detection, zoo_cfg
 from models.cfg import ZOO

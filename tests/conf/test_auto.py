@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from conf import ConfigError, auto, batches
-from conf.batches import loader_workers
+from conf import ConfigError, auto, build
+from conf.build import build_loss, build_model, describe_network, load_network, loader_workers
 from conf.entry import compose, to_dictionary
-from conf.network import build_loss, build_model, describe_network, load_network
 from conf.saved import resumed_options
 from conf.schema import CHOICES, TrainConfig
 from data import Colour
@@ -71,7 +70,7 @@ def test_colours_change_where_the_device_is_and_in_a_resumed_run_where_they_did(
 
 @pytest.mark.parametrize(("cores", "on_gpu", "on_cpu"), [(1, 1, 1), (2, 1, 2), (8, 7, 2), (16, 15, 2), (128, 16, 2)])
 def test_loader_processes_by_cores(monkeypatch: pytest.MonkeyPatch, cores: int, on_gpu: int, on_cpu: int) -> None:
-    monkeypatch.setattr(batches, "usable_cores", lambda: set(range(cores)))
+    monkeypatch.setattr(build, "usable_cores", lambda: set(range(cores)))
     assert loader_workers("auto", GPU) == on_gpu and loader_workers("auto", CPU) == on_cpu
     assert loader_workers(0, GPU) == 0 and loader_workers(99, CPU) == 99
     assert loader_workers("auto", PAIR) == max(1, min(16, cores // 2 - 1)), "ranks share the cores of their node"

@@ -15,8 +15,8 @@ import pytest
 from hydra.core.hydra_config import HydraConfig
 
 from conf import ConfigError
+from conf.build import build_model, open_detector
 from conf.entry import compose, to_dictionary
-from conf.network import build_model, open_detector
 from conf.programs import options_of, run
 from conf.report import save_config
 from conf.saved import complete_training, continue_run, fetch_weights, weights_folder

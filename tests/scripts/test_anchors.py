@@ -6,8 +6,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from conf import ConfigError
+from conf.build import load_network
 from conf.entry import compose
-from conf.network import load_network
 from conf.schema import AnchorsConfig, TrainConfig
 from models import Darknet, ModelError
 from scripts.anchors import find_anchors

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from conf import ConfigError
+from conf.build import build_model, load_network, open_detector
 from conf.entry import compose
-from conf.network import build_model, load_network, open_detector
 from conf.programs import run
 from conf.schema import TrainConfig
 from eval import evaluate

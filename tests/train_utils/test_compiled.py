@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import train_utils.compiled
+from conf.build import build_loss
 from conf.entry import compose
-from conf.network import build_loss
 from conf.schema import TrainConfig
 from data import Batch
 from models import Darknet

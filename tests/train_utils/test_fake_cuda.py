@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
-from conf.network import build_loss
+from conf.build import build_loss
 from data import Batch
 from models import Darknet, zoo_cfg
 from models.decode import decode

@@ -1,23 +1,37 @@
-"""From the configuration to a network with its weights, its loss and its suppression."""
+"""From options to what a program works with.
 
+These are the network with its weights, its loss and its suppression, and the images of each split
+and the training samples of each rank.
+"""
+
+import uuid
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+import data
 import models
 from conf import ConfigError
 from conf.saved import fetch_weights, trained_size
-from conf.schema import DetectConfig, EvaluateConfig
-from data import read_names
+from conf.schema import DetectConfig, EvaluateConfig, TrainConfig
+from data import Annotations, ImageSource
+from data.dataset import AUGMENTATIONS
+from data.files import usable_cores
 from models.config import ModelConfig
 from models.loss import HeadLoss
 from models.published import COCO_NAMES
-from train_utils import checkpoint, files
-from train_utils.distributed import World, any_rank, torch_distributed_zero_first
+from train_utils import checkpoint, distributed, files
+from train_utils.config import AUTO
+from train_utils.distributed import World, torch_distributed_zero_first
+
+MEMORY_FILES = Path("/dev/shm")
+MOST_WORKERS = 16  # of a rank, by data.workers=auto; each holds batches that it has made ahead
+CPU_WORKERS = 2
 
 # And those of plugins.
 LOSSES: dict[str, Callable[..., HeadLoss]] = {"yolov3": models.YoloLoss, "darknet": models.DarknetLoss}
@@ -30,6 +44,12 @@ def load_network(config: ModelConfig) -> models.Cfg:
     if config.scale_x_y is not None:
         cfg = models.with_scale_x_y(cfg, config.scale_x_y)
     return cfg if config.anchors is None else models.with_anchors(cfg, config.anchors)
+
+
+def build_meta_model(config: ModelConfig, num_classes: int | None = None) -> models.Darknet:
+    """The network without values, which takes neither memory nor random numbers."""
+    with torch.device("meta"):
+        return models.Darknet(load_network(config), num_classes, config.width)
 
 
 def build_model(
@@ -46,8 +66,7 @@ def build_model(
     path, cfg = weights_path(config, world), load_network(config)
     state = own_checkpoint(path) if path is not None else None
     if state is not None:
-        with torch.device("meta"):  # neither memory nor random numbers
-            ours = models.Darknet(cfg, num_classes, config.width)
+        ours = build_meta_model(config, num_classes)
         theirs = models.network_of_checkpoint(state["network"], path)
         left_open = [key for key in ("anchors", "scale_x_y") if getattr(config, key) is None]
         cfg = models.cfg_with_heads_of(ours, theirs, left_open)
@@ -80,7 +99,7 @@ def weights_path(config: ModelConfig, world: World | None = None) -> Path | None
     """
     entry = config.published()
     # Ranks may have other weights: all enter the wait if one fetches.
-    together = world is not None and any_rank(entry is not None)
+    together = world is not None and distributed.any_rank(entry is not None)
     with torch_distributed_zero_first(world) if world is not None and together else nullcontext():
         if entry is not None:
             return fetch_weights(entry)
@@ -147,7 +166,7 @@ def open_detector(
     elif config is None or config.weights is None:
         raise ConfigError("no weights are given. fix: ckpt=<run folder or .pt file>, or model= and model.weights=")
     else:
-        class_names, ids = read_names(Path(names)) if names is not None else ([], None)
+        class_names, ids = data.read_names(Path(names)) if names is not None else ([], None)
         model, report = build_model(config, len(class_names) or None, whole=True)
         note = str(report)
         if names is None:
@@ -166,7 +185,7 @@ def open_detector(
 
 def default_names(count: int) -> list[str]:
     """Class names for weights that come without: COCO's own for 80 classes, else numbers."""
-    of_coco, _ = read_names(COCO_NAMES)
+    of_coco, _ = data.read_names(COCO_NAMES)
     return of_coco if count == len(of_coco) else [str(index) for index in range(count)]
 
 
@@ -200,4 +219,89 @@ def build_postprocess(
         multi_label=config.multi_label,
         merge=config.merge_nms,
         classes=classes,
+    )
+
+
+def loader_workers(wanted: int | str, world: World) -> int:
+    """Loader processes of this rank for ``data.workers``.
+
+    ``auto`` shares the cores among the ranks of the node, which srun has done, and leaves one of a
+    GPU's rank to the training process. Training on a CPU is slow enough for two to feed it.
+    """
+    if wanted != AUTO:
+        return int(wanted)
+    cores = max(1, len(usable_cores()) // (1 if world.launcher == "srun" else world.local_world_size))
+    return max(1, min(cores - 1, MOST_WORKERS) if world.device.type == "cuda" else min(cores, CPU_WORKERS))
+
+
+def open_split(config: data.DataConfig, split: str, world: World) -> Annotations:
+    """Open the index of a split; if it is missing, one rank of a node builds it for all."""
+    with torch_distributed_zero_first(world):
+        return data.open_annotations(config, split)
+
+
+def open_images(annotations: Annotations, config: data.DataConfig, world: World) -> ImageSource:
+    """Open the images of a split: files or, with ``data.cache``, images decoded once for all ranks.
+
+    A cache in memory is a file that only this run knows. It is unlinked once all ranks of the node
+    have it open, so nothing is left however the run ends. A cache on a disk stays for the next run.
+    """
+    images = ImageSource(annotations, config.on_error)
+    with torch_distributed_zero_first(world):
+        images.read_sample()
+    if config.cache == data.ImageCache.none:
+        return images
+    on_disk = config.cache == data.ImageCache.disk
+    if on_disk:
+        path = Path(config.index_dir).absolute() / data.image_cache_name(annotations, config.on_error)
+    elif MEMORY_FILES.is_dir():
+        path = MEMORY_FILES / f"hydra-yolov3-spp-{distributed.broadcast_text(uuid.uuid4().hex)}"
+    else:
+        raise data.DataError(f"data.cache=ram needs {MEMORY_FILES}, which this system lacks. fix: data.cache=disk")
+    try:
+        with torch_distributed_zero_first(world):
+            data.build_image_cache(images, path, config.cache)
+            images = ImageSource(annotations, config.on_error, path)
+        distributed.barrier()
+    finally:
+        if world.is_local_main and not on_disk:
+            path.unlink(missing_ok=True)
+    return images
+
+
+def describe_left_out(images: ImageSource, what: str) -> str | None:
+    """On rank 0 a line on the images that ranks left out since the last call; all ranks call this.
+
+    Raises DataError if they are too many.
+    """
+    gathered = distributed.gather_arrays(images.take_left_out())
+    if gathered is None or not len(positions := np.unique(np.concatenate(gathered))):
+        return None
+    last = f"{images.annotations.path(positions[-1])}. fix: restore such files, or take them out of the annotations"
+    return f"{what}: {images.check_left_out(len(positions), last)}"
+
+
+def build_dataset(config: TrainConfig, train_set: Annotations, images: ImageSource) -> data.TrainDataset:
+    """The augmented training samples, changed by plugins if there are any."""
+    return data.TrainDataset(train_set, config.augment, config.train.seed, config.train.epochs, images, AUGMENTATIONS)
+
+
+def build_sampler(config: TrainConfig, train_set: Annotations, stride: int, world: World) -> data.TrainBatchSampler:
+    """Choose this rank's images of each step: the global batch is formed first, then dealt.
+
+    Image sizes are multiples of the network's largest ``stride``.
+    """
+    options = config.train
+    low, high = options.multi_scale
+    return data.TrainBatchSampler(
+        num_images=len(train_set),
+        batch_size=options.batch_size,
+        micro_batch_size=options.micro_batch_size,
+        world_size=world.world_size,
+        rank=world.rank,
+        seed=options.seed,
+        sizes=data.MultiScale(options.image_size, low, high, stride, options.seed),
+        factors=data.repeat_factors(train_set, options.repeat_threshold) if options.repeat_threshold else None,
+        image_sizes=train_set.sizes if options.rect else None,
+        tile_pool=config.augment.tile_pool,
     )
