@@ -72,7 +72,8 @@ def check(command: str, own_files: Path) -> None:
             check_options(starts[0], rest[at + 1 :], own_files)
         case ["torchrun", *rest]:
             parsed = get_args_parser().parse_args(rest)
-            check_options(parsed.training_script, parsed.training_script_args, own_files)
+            started = ["python", *["-m"] * parsed.module, parsed.training_script, *parsed.training_script_args]
+            check(shlex.join(started), own_files)
         case ["python", "-m", "torch.distributed.run" | "torch.distributed.launch", *rest]:
             check(shlex.join(["torchrun", *rest]), own_files)
         case ["python", "-m", module, *rest]:

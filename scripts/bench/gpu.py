@@ -1,18 +1,32 @@
-"""What a CPU cannot show about training and evaluating on a GPU, in less than ten minutes.
+"""What only a GPU can show about training and evaluating, in three calls of at most nine minutes.
 
-    python -m scripts.bench.gpu [--tiny] [stage ...]
+    python -m scripts.bench.gpu 1 [--tiny] [figures.csv]
 
-Each stage is a process with a deadline and prints its figures as it goes. --tiny takes seconds a
-stage, needs no GPU, and its figures mean nothing. The packages that a bare machine with torch may
-lack: hydra-core, omegaconf, hotcoco, lazy-loader.
+Call 1 compares with the CPU and measures the step, call 2 what surrounds it, call 3 its variants;
+the name of a stage runs that alone. Each stage is a process with a deadline. A figure is printed
+and becomes a row of the file, by default gpu.csv, as soon as it is there. With --tiny, which needs
+no GPU, a stage takes seconds, nothing is compiled, and the figures mean nothing. A bare machine
+needs torch, torchvision, antlr4-python3-runtime, hotcoco, hydra-core, lazy-loader, matplotlib,
+msgspec, numpy, omegaconf, opencv-python-headless, pillow, pytest, pyyaml and rich.
 """
 
+import csv
+import json
+import os
+import re
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable
-from typing import NamedTuple
+from contextlib import suppress
+from functools import cache, partial
+from itertools import islice, product
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
 
 import cv2
 import torch
@@ -20,13 +34,17 @@ import torch
 import data
 import models
 from conf import build
-from data.loader import PREFETCHED_BATCHES
+from data.config import ShapesConfig
+from data.shapes import ensure_shapes
 from scripts.bench import step
-from scripts.bench.data import RepeatedSource, repeated
-from train_utils import detect, distributed, numerics
+from train import train
+from train_utils import checkpoint, config, detect, distributed, numerics
 
-COUNT = 3  # batches of an evaluation
+BF16 = torch.bfloat16
+COLUMNS = ("call", "stage", "figure", "value", "unit", "card", "torch", "date")
+COUNT = 3  # batches of an evaluation, and repetitions
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+Add = Callable[..., None]  # add_figure for one stage: takes figure, value and unit
 
 
 class Settings(NamedTuple):
@@ -37,23 +55,24 @@ class Settings(NamedTuple):
     side: int = 640  # of images, in pixels
     batches: tuple[int, int] = (16, 64)  # images in a step
     steps: int = 12  # counted ones, after as many that warm up
-    drawn: tuple[int, int] = (256, 555)  # images on disk for the loader, and their side: as many pixels as COCO's
+    sides: tuple[int, ...] = (416, 640, 960)  # to compare, with as many pixels in a step
+    drawn: tuple[int, int, int] = (256, 555, 32)  # images on disk, their side: that of COCO's, and entries of each
+    epochs: int = 5
     workers: int = 15  # of the loader
     matrix: int = 8192  # side of the matrices whose product shows the peak
 
 
-TINY = Settings("yolov3-tiny", 0.25, 64, (2, 4), 1, (12, 96), 1, 128)
+TINY = Settings("yolov3-tiny", 0.125, 64, (2, 4), 1, (32, 64), (12, 96, 4), 2, 1, 128)
 
 
-def show(figure: str, value: float | str, unit: str = "") -> None:
-    """Print a figure."""
-    print(f"{figure:58s} {value if isinstance(value, str) else f'{value:.4g}'} {unit}", flush=True)
-
-
-def wait() -> None:
-    """Wait until the device has done all that it was given."""
-    if DEVICE.type == "cuda":
-        torch.cuda.synchronize(DEVICE)
+def add_figure(path: Path, call: int, stage: str, figure: str, value: float | str, unit: str = "") -> None:
+    """Print a figure and write its row."""
+    text = value if isinstance(value, str) else f"{value:.4g}"
+    print(f"{figure:62s} {text} {unit}", flush=True)
+    card = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "CPU"
+    row = (call, stage, figure, text, unit, card, torch.__version__, time.strftime("%Y-%m-%d %H:%M"))
+    with path.open("a", newline="") as file:
+        csv.writer(file).writerows([row] if file.tell() else [COLUMNS, row])
 
 
 def seconds_each(count: int, run: Callable[..., object], *arguments: object) -> float:
@@ -62,140 +81,258 @@ def seconds_each(count: int, run: Callable[..., object], *arguments: object) -> 
         started = time.perf_counter()
         for _ in range(count):
             run(*arguments)
-        wait()
+        if DEVICE.type == "cuda":
+            torch.cuda.synchronize(DEVICE)
     return (time.perf_counter() - started) / count
 
 
-def new_step(settings: Settings, compiled: str = "off") -> Callable[[data.Batch], object]:
-    """The default step in bfloat16, on the device."""
-    numerics.keep_freed_memory()
-    numerics.allow_tf32(False)
-    torch.backends.cudnn.benchmark = True
-    model = step.new_network(settings.model, settings.width).to(DEVICE)
-    return step.new_step(model, distributed.init_distributed_mode(DEVICE.type, 600), torch.bfloat16, compiled)
+@cache
+def peak(side: int) -> float:
+    """Operations a second of a product of square bfloat16 matrices."""
+    left, right = (torch.randn(side, side, device=DEVICE, dtype=BF16) for _ in range(2))
+    return 2 * side**3 / seconds_each(20, torch.matmul, left, right)
 
 
-def machine(settings: Settings) -> None:
-    """Names, versions and the peak of arithmetic."""
-    show("device", torch.cuda.get_device_name() if DEVICE.type == "cuda" else "CPU")
-    show("versions", f"torch {torch.__version__}, OpenCV {cv2.__version__}, {time.strftime('%Y-%m-%d')}")
-    left, right = (torch.randn(2 * [settings.matrix], device=DEVICE, dtype=torch.bfloat16) for _ in range(2))
-    seconds = seconds_each(settings.steps, torch.matmul, left, right)
-    show("bfloat16 matrix product", 2 * settings.matrix**3 / seconds / 1e12, "TFLOP/s")
+class Step:
+    """The default step of train.py on a synthetic batch, which has the layout of the weights."""
+
+    def __init__(self, settings: Settings, images: int, mode: str = "off", half: Any = BF16, nchw: bool = False):
+        numerics.prepare_numerics(step.configured().train)
+        layout = torch.contiguous_format if nchw else torch.channels_last
+        model = step.new_network(settings.model, settings.width).to(DEVICE).to(memory_format=layout)
+        self.settings, self.images, self.batch = settings, images, step.synthetic(images, settings.side, DEVICE)
+        self.batch.images = self.batch.images.contiguous(memory_format=layout)
+        self.operations = 3 * models.count_flops(model, (settings.side, settings.side))  # of an image
+        self.run = step.new_step(model, distributed.init_distributed_mode(DEVICE.type, 600), half, mode)
+
+    def speed(self, steps: int) -> float:
+        """Images a second of so many steps in a row."""
+        return self.run([self.batch] * steps).images_per_second
+
+    def add(self, add: Add, name: str) -> None:
+        """Add speed and memory, from the first step on."""
+        if DEVICE.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        add(f"{name}: first step", self.images / self.speed(1), "s")
+        _, speed = (self.speed(self.settings.steps) for _ in range(2))
+        add(name, speed, "images/s")
+        add(f"{name}: of the peak", 100 * self.operations * speed / peak(self.settings.matrix), "%")
+        add(f"{name}: memory at most", torch.cuda.max_memory_allocated() / 2**30, "GiB")
+
+    def add_inside(self, add: Add, name: str) -> None:
+        """Add how often a step waits for the GPU and starts a kernel, and how busy the GPU is."""
+        with torch.profiler.profile() as profiler:
+            self.speed(COUNT)
+        events = [event for event in profiler.events() or () if event.device_type.name == "CUDA"]
+        kernels = [event.time_range.elapsed_us() for event in events if not event.is_user_annotation]
+        add(f"{name}: kernels and copies in a step", len(kernels) / COUNT)
+        busy = sum(kernels) / 1e4 / COUNT / self.images * self.speed(self.settings.steps)
+        add(f"{name}: time in which the GPU works", busy, "%")
+        if DEVICE.type == "cuda":
+            counts = []
+            torch.cuda.set_sync_debug_mode("warn")
+            for steps in (1, 1 + COUNT):  # the end of an epoch waits, too
+                with warnings.catch_warnings(record=True, action="always") as caught:
+                    self.speed(steps)
+                counts.append(sum("synchronizing" in str(warning.message) for warning in caught))
+            torch.cuda.set_sync_debug_mode("default")
+            add(f"{name}: waits in a step", (counts[1] - counts[0]) / COUNT)
+            print(profiler.key_averages().table("self_device_time_total", row_limit=12, max_name_column_width=60))
 
 
-def correct(settings: Settings) -> None:
+def add_in_turns(add: Add, steps: dict[str, Step]) -> None:
+    """Add what each step takes alone, and medians of COUNT rounds, against the first's, too."""
+    for name, one in steps.items():
+        one.add(add, name)
+    speeds = step.take_turns(lambda name: steps[name].speed(steps[name].settings.steps), [*steps], COUNT)
+    medians = {name: median(values) for name, values in speeds.items()}
+    for name, speed in medians.items():
+        add(f"{name}, in turns", speed, "images/s")
+        add(f"{name}, against {next(iter(steps))}", speed / next(iter(medians.values())), "times")
+
+
+def machine(settings: Settings, add: Add) -> None:
+    """Versions, and the peaks of arithmetic and memory."""
+    fast = config.is_installed("simplejpeg")
+    add("versions", f"CUDA {torch.version.cuda}, OpenCV {cv2.__version__}{', simplejpeg' * fast}")
+    add("cores", len(os.sched_getaffinity(0)))
+    add("bfloat16 matrix product", peak(settings.matrix) / 1e12, "TFLOP/s")
+    source, target = torch.empty(2, 4 * settings.matrix**2, device=DEVICE)
+    seconds = seconds_each(20, target.copy_, source)
+    add("copy, bytes read and written", 2 * source.nbytes / seconds / 1e9, "GB/s")
+
+
+def correct(settings: Settings, add: Add) -> None:
     """Maps, and gradients with fixed statistics, in float32 against those of float64 on the CPU."""
     numerics.allow_tf32(False)
-    config = step.configured()
+    options, results = step.configured().loss, []
     exact, here = (step.new_network(settings.model, 0.25).eval() for _ in range(2))
     exact, here = exact.double(), here.to(DEVICE).to(memory_format=torch.channels_last)
-    batch, results = step.synthetic(4, settings.side // 4 // 32 * 32 or 64, DEVICE), []
+    batch = step.synthetic(4, settings.side // 4 // 32 * 32 or 64, DEVICE)
     for model, device, dtype in ((exact, torch.device("cpu"), torch.float64), (here, DEVICE, torch.float32)):
-        maps, loss = model(batch.to(device).network_input().to(dtype)), build.build_loss(model.heads, config.loss)
-        targets = batch.targets.to(device)
-        parts = loss(maps, targets, objectness_ratio=1.0, sum_over_ranks=distributed.sum_over_ranks, world_size=1)
-        parts.total.backward()
+        maps, loss = model(batch.to(device).network_input().to(dtype)), build.build_loss(model.heads, options)
+        exchange: dict[str, Any] = {"sum_over_ranks": distributed.sum_over_ranks, "world_size": 1}
+        loss(maps, batch.targets.to(device), objectness_ratio=1.0, **exchange).total.backward()
         results.append((maps, [parameter.grad for parameter in model.parameters()]))
     for name, expected, ours in zip(("maps", "gradients"), *results, strict=True):
-        worst = max(_relative(one, other) for one, other in zip(expected, ours, strict=True))
-        show(f"float32 {name} against float64 on the CPU", worst)
+        pairs = [(one.detach(), other.detach().cpu().double()) for one, other in zip(expected, ours, strict=True)]
+        worst = max((one - other).abs().max() / one.abs().max().clamp(min=1e-12) for one, other in pairs)
+        add(f"float32 {name} against float64 on the CPU", float(worst))
 
 
-def _relative(expected: torch.Tensor, ours: torch.Tensor) -> float:
-    difference = ours.detach().cpu().double() - expected.detach()
-    return float(difference.abs().max() / expected.detach().abs().max().clamp(min=1e-12))
+def tests(settings: Settings, add: Add) -> None:
+    """How the tests end that are marked gpu."""
+    files = [str(path) for path in Path("tests").rglob("test_*.py") if "mark.gpu" in path.read_text()]
+    options = "-m pytest -o addopts=--import-mode=importlib --tb=short --continue-on-collection-errors -m gpu".split()
+    done = subprocess.run([sys.executable, *options, *files], check=False, stdout=subprocess.PIPE, text=True)
+    print(done.stdout)
+    add("exit code of pytest", done.returncode)
+    for count, outcome in re.findall(r"(\d+) (passed|failed|skipped|error)", done.stdout.splitlines()[-1]):
+        add(f"tests: {outcome}", int(count))
 
 
-def steps(settings: Settings) -> None:
-    """Speed, memory and waits of the default step, eager and compiled."""
-    few, many = settings.batches
-    for compiled, images in (("off", few), ("off", many), ("default", many)):
-        run, batch = new_step(settings, compiled), step.synthetic(images, settings.side, DEVICE)
-        started = time.perf_counter()
-        run(batch)
-        name = f"train.compile={compiled}, batch {images}"
-        show(f"{name}: first step", time.perf_counter() - started, "s")
-        show(name, images / seconds_each(settings.steps, run, batch), "images/s")
-        if DEVICE.type == "cuda":
-            show(f"{name}: peak of memory", torch.cuda.max_memory_allocated() / 2**30, "GiB")
-        with torch.profiler.profile() as profiler:
-            run(batch)
-        waits = sum(event.count for event in profiler.key_averages() if event.key == "aten::_local_scalar_dense")
-        show(f"{name}: waits for the device in a step", waits)
+def steps(settings: Settings, add: Add, mode: str) -> None:
+    """The default step, eager or compiled; with many images also from inside."""
+    for images in settings.batches[mode != "off" :]:
+        one, name = Step(settings, images, mode), f"train.compile={mode}, batch {images}"
+        one.add(add, name)
+    one.add_inside(add, name)
 
 
-def evaluation(settings: Settings) -> None:
-    """Images a second of the forward pass alone, and with the suppression of many or few boxes."""
+def evaluation(settings: Settings, add: Add) -> None:
+    """Suppression alone, with few or many boxes, and evaluation without it and with it."""
     images = settings.batches[-1]
     synthetic = [step.synthetic(images, settings.side, DEVICE)] * COUNT
     detector = models.for_detection(step.new_network(settings.model, settings.width).to(DEVICE).eval(), DEVICE)
-    suppress = models.Postprocess(detector.heads, confidence=0.001, nms_iou=0.6, max_detections=300, multi_label=True)
+    suppression = models.Postprocess(detector.heads, 0.001, nms_iou=0.6, max_detections=300, multi_label=True)
     with torch.inference_mode():
-        shapes = [raw.shape for raw in detector(synthetic[0].network_input())]
+        drawn = detector(synthetic[0].network_input())
+    maps: dict[str, list[torch.Tensor]] = {"forward pass alone": []}
+    for name, logit in (("few boxes, as trained", -9.0), ("many boxes, as early", -2.0)):  # the mean of each logit
+        maps[name] = [torch.randn_like(raw) + logit for raw in drawn]
+        seconds = seconds_each(COUNT, suppression, maps[name])
+        add(f"decoding and suppression: {name}", 1000 * seconds / images, "ms/image")
 
-    def evaluate(maps: list[torch.Tensor] | None, dtype: torch.dtype | None) -> None:
-        after = (lambda _: suppress(maps)) if maps else lambda _: []
-        for _ in detect.detect_batches(detector, synthetic, after, DEVICE, dtype=dtype):
-            pass
+    def evaluate(raw_maps: list[torch.Tensor], dtype: torch.dtype | None) -> None:
+        after = (lambda _: suppression(raw_maps)) if raw_maps else lambda _: []
+        list(detect.detect_batches(detector, synthetic, after, DEVICE, dtype=dtype))
 
-    for name, dtype in (("float32", None), ("bfloat16", torch.bfloat16)):
-        forward = seconds_each(1, evaluate, None, dtype)
-        show(f"{name}: forward pass alone", COUNT * images / forward, "images/s")
-        for when, logit in (("trained", -9.0), ("early", -2.0)):  # the mean of each logit
-            generator = torch.Generator().manual_seed(0)
-            maps = [(torch.randn(shape, generator=generator) + logit).to(DEVICE) for shape in shapes]
-            seconds = seconds_each(1, evaluate, maps, dtype)
-            show(f"{name}: evaluation, maps {when}", COUNT * images / seconds, "images/s")
+    for dtype, (name, raw_maps) in product((None, BF16), maps.items()):
+        seconds = seconds_each(1, evaluate, raw_maps, dtype)
+        add(f"evaluation, {dtype or 'float32'}: {name}", COUNT * images / seconds, "images/s")
 
 
-def loader(settings: Settings) -> None:
-    """Images a second of a step on synthetic input, and fed by workers."""
-    cv2.setNumThreads(0)
-    run, images = new_step(settings), settings.batches[-1]
-    seconds = seconds_each(settings.steps, run, step.synthetic(images, settings.side, DEVICE))
-    show("step on synthetic input", images / seconds, "images/s")
+def checkpoints(settings: Settings, add: Add) -> None:
+    """Seconds of a checkpoint: weights, their average and a momentum."""
+    state = {part: step.new_network(settings.model, settings.width).to(DEVICE).state_dict() for part in "abc"}
     with tempfile.TemporaryDirectory() as folder:
-        count, side = settings.drawn
-        shapes = f"data.shapes={{train_images: {count}, val_images: 1, image_size: {side}}}"
-        options = [shapes, f"data.root={folder}/set", f"data.index_dir={folder}/index", "augment=mosaic"]
-        options += [f"train.image_size={settings.side}", f"train.batch_size={images}", "augment.colour=device"]
-        config = step.configured(*options)
-        listed = data.open_annotations(config.data, "train")
-        annotations = repeated(listed)  # so that a batch hardly has an image twice
-        sampler = build.build_sampler(config, annotations, 32, distributed.init_distributed_mode(DEVICE.type, 600))
-        dataset = build.build_dataset(config, annotations, RepeatedSource(listed, config.data.on_error))
-        loaded = iter(data.make_loader(dataset, sampler, settings.workers, DEVICE))
-        for number in (PREFETCHED_BATCHES * settings.workers, 2 * settings.steps):  # the second time counts
+        path = Path(folder, "last.pt")
+        add("checkpoint: copied while training waits", seconds_each(1, checkpoint.to_plain, state, "state", True), "s")
+        add("checkpoint: written", seconds_each(1, checkpoint.save_checkpoint, path, state), "s")
+        add("checkpoint: read", seconds_each(1, checkpoint.load_checkpoint, path), "s")
+
+
+def drawn_set(settings: Settings, folder: str) -> list[str]:
+    """Options of a training on drawn images, each listed often: a batch decodes an entry anew."""
+    (count, side, entries), images = settings.drawn, settings.batches[-1]
+    root = ensure_shapes(Path(folder), ShapesConfig(count, images, side))
+    path = root / "annotations" / "instances_train.json"
+    content = json.loads(path.read_text())
+    for part, keys in (("images", {"id"}), ("annotations", {"id", "image_id"})):
+        pairs = product(range(entries), content[part])
+        content[part] = [entry | {key: entry[key] + 10**6 * number for key in keys} for number, entry in pairs]
+    path.write_text(json.dumps(content))
+    of_data = ["data.format=coco", f"data.root={root}", f"data.index_dir={folder}", f"data.workers={settings.workers}"]
+    of_model = [f"model={settings.model}", f"model.width={settings.width}"]
+    return [*of_data, *of_model, f"train.image_size={settings.side}", f"train.batch_size={images}"]
+
+
+def loader(settings: Settings, add: Add) -> None:
+    """The step on synthetic input and fed by workers, and the workers alone."""
+    cv2.setNumThreads(0)
+    one = Step(settings, settings.batches[-1])
+    one.add(add, "step on synthetic input")
+    world, name = distributed.init_distributed_mode(DEVICE.type, 600), f"{settings.workers} workers"
+    with tempfile.TemporaryDirectory() as folder:
+        options = step.configured(*drawn_set(settings, folder), "augment.colour=device")
+        train_set = data.open_annotations(options.data, "train")
+        sampler = build.build_sampler(options, train_set, 32, world)
+        dataset = build.build_dataset(options, train_set, build.open_images(train_set, options.data, world))
+        loaded = data.make_loader(dataset, sampler, settings.workers, DEVICE, 0, sampler.batch_bytes)
+        first, then, iterator = (loaded.prefetch_factor or 0) * settings.workers, 2 * settings.steps, iter(loaded)
+        _, result = (one.run(islice(iterator, number)) for number in (first, then))
+        add(f"step fed by {name}", result.images_per_second, "images/s")
+        add(f"step fed by {name}: waiting", 100 * result.waiting, "%")
+        for number in (first, then):  # what the workers had ready does not count
             started = time.perf_counter()
-            for _ in range(number):
-                run(next(loaded))
-            wait()
-        speed = number * images / (time.perf_counter() - started)
-        show(f"step fed by {settings.workers} workers", speed, "images/s")
+            images = sum(len(batch.images) for batch in islice(iterator, number))
+        add(f"{name} alone", images / (time.perf_counter() - started), "images/s")
 
 
-# Deadlines in seconds, in the order of worth.
-STAGES = {
-    "machine": (machine, 45), "correct": (correct, 60), "steps": (steps, 230), "evaluation": (evaluation, 80),
-    "loader": (loader, 100),
+def training(settings: Settings, add: Add) -> None:
+    """The epochs of train.py with its defaults."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = [f"run_dir={folder}/run", f"train.epochs={settings.epochs}", "augment.close_mosaic_epochs=0"]
+        outcome = train(["data=shapes", *drawn_set(settings, folder), *options, "evaluate.every=0"])
+        for row in csv.DictReader(Path(folder, "run", "times.csv").read_text().splitlines()):
+            add(f"training, epoch {row['epoch']}", float(row["images_per_second"]), "images/s")
+            add(f"training, epoch {row['epoch']}: waiting", 100 * float(row["waiting"]), "%")
+        add("training: AP", outcome["AP"])
+
+
+def sizes(settings: Settings, add: Add) -> None:
+    """The step at several image sizes, with as many pixels."""
+    for side in settings.sides:
+        images = round(settings.batches[-1] * (settings.side / side) ** 2)
+        Step(settings._replace(side=side), images).add(add, f"{side} pixels, batch {images}")
+
+
+def numbers(settings: Settings, add: Add) -> None:
+    """The step in both formats of 16 bits, and in both layouts of images and weights."""
+    variants: dict[str, Any] = {"bfloat16": {}, "float16": {"half": torch.float16}, "NCHW": {"nchw": True}}
+    add_in_turns(add, {name: Step(settings, settings.batches[-1], **options) for name, options in variants.items()})
+
+
+def graphs(settings: Settings, add: Add) -> None:
+    """A step that the host may bound, compiled and in CUDA graphs."""
+    small = settings._replace(model="yolov3-tiny", side=settings.sides[0])
+    add_in_turns(add, {mode: Step(small, small.batches[0], mode) for mode in ("off", "default", "reduce-overhead")})
+
+
+# Call, stage and deadline in seconds, in the order of worth; those of a call add up to 525.
+STAGES: dict[str, tuple[int, Callable[[Settings, Add], None], int]] = {
+    "machine": (1, machine, 35), "correct": (1, correct, 50), "eager": (1, partial(steps, mode="off"), 105),
+    "compiled": (1, partial(steps, mode="default"), 225), "tests": (1, tests, 110),
+    "evaluation": (2, evaluation, 110), "checkpoints": (2, checkpoints, 60), "loader": (2, loader, 115),
+    "training": (2, training, 240),
+    "sizes": (3, sizes, 100), "numbers": (3, numbers, 100), "graphs": (3, graphs, 105),
+    "autotune": (3, partial(steps, mode="max-autotune-no-cudagraphs"), 220),
 }  # fmt: skip
 
 
 def main(*arguments: str) -> None:
     """Run each stage in a process of its own; with --inside, in this one."""
-    flags = {argument for argument in arguments if argument.startswith("--")}
-    for name in [argument for argument in arguments if argument not in flags] or STAGES:
-        stage, seconds = STAGES[name]
-        if "--inside" in flags:
-            stage(TINY if "--tiny" in flags else Settings())
+    path = next((argument for argument in arguments if argument.endswith(".csv")), "gpu.csv")
+    chosen = {name: stage for name, stage in STAGES.items() if {name, str(stage[0])} & {*arguments}}
+    if not chosen:
+        sys.exit(__doc__)
+    for name, (call, stage, seconds) in chosen.items():
+        add, tiny = partial(add_figure, Path(path), call, name), {"--tiny"} & {*arguments}
+        if "--inside" in arguments:
+            torch.compiler.set_stance("force_eager" if tiny else "default")
+            stage(TINY if tiny else Settings(), add)
             continue
         print(f"{name}:", flush=True)
-        try:
-            command = [sys.executable, "-m", "scripts.bench.gpu", "--inside", name, *flags]
-            subprocess.run(command, timeout=seconds, check=True)
-        except subprocess.SubprocessError as error:
-            print(f"FAILED: {error}")
+        command = [sys.executable, "-m", "scripts.bench.gpu", "--inside", name, path, *tiny]
+        with subprocess.Popen(command, start_new_session=True) as process:
+            try:
+                if code := process.wait(seconds):
+                    add("FAILED", f"exit code {code}")
+            except subprocess.TimeoutExpired:
+                add("FAILED", f"killed after {seconds} s")
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # with all that it started
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ Each variant runs in a fresh process, since memory settings last, and all take t
 import multiprocessing
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -44,13 +44,12 @@ def configured(*options: str) -> schema.TrainConfig:
 
 def new_step(
     network: Darknet, world: distributed.World, dtype: torch.dtype | None, compiled: str = "off"
-) -> Callable[[Batch], object]:
-    """A step on a batch as train.py makes it by default: input, forward, loss, backward, update.
+) -> Callable[[Iterable[Batch]], engine.EpochResult]:
+    """Steps on batches as train.py makes them by default: input, forward, loss, backward, update.
 
     ``network`` is on its device; ``dtype`` is autocast's, and ``compiled`` train.compile.
     """
     config = configured()
-    network = network.to(memory_format=torch.channels_last).train()
     schedule = optim.Schedule(config.optim, STEPS // 100, STEPS)
     scaler = torch.amp.GradScaler(world.device.type, enabled=dtype is torch.float16)
     average, optimizer = optim.WeightAverage(network, schedule), optim.make_optimizer(network, config.optim)
@@ -59,8 +58,8 @@ def new_step(
     forward = engine.ForwardPass(distributed.wrap_ddp(network, world), loss, to_input, dtype, world)
     guard, writer = engine.NonFiniteGuard(network, 50, print), checkpoint.CheckpointWriter(Path(), print)
     silent, request = progress.Progress(0, "", enabled=False), stop.StopRequest()
-    return lambda batch: engine.train_one_epoch(
-        forward, [batch], state=state, guard=guard, stop=request, writer=writer, log_step=lambda step, figures: None,
+    return lambda batches: engine.train_one_epoch(
+        forward, batches, state=state, guard=guard, stop=request, writer=writer, log_step=lambda step, figures: None,
         progress=silent, accumulate=1,
     )  # fmt: skip
 
@@ -101,13 +100,14 @@ def measure(variant: str, model: str, image_size: int, batch_size: int) -> float
     network, world = new_network(model), distributed.init_distributed_mode("cpu", 60)
     if "sync_bn" in variant:
         sync_batchnorm.convert_sync_batchnorm(network, world)
+    network = network.to(memory_format=torch.channels_last)
     step = new_step(network, world, torch.bfloat16 if "bfloat16" in variant else None)
     batch = synthetic(batch_size, image_size, world.device)
     batch.gains = batch.gains[:0]  # for a CPU the loader changes colours
     seconds = []
     for _ in range(WARM_UP + COUNTED):
         started = time.perf_counter()
-        step(batch)
+        step([batch])
         seconds.append(time.perf_counter() - started)
     return median(seconds[WARM_UP:])
 
