@@ -21,7 +21,7 @@ lint:
 	$(RUN) mypy --platform darwin --cache-dir .mypy_cache/darwin
 
 docs:
-	$(RUN) python -m scripts.options_page docs/train/options.md
+	$(RUN) python -m conf.help > docs/train/options.md
 	$(RUN) zensical build --strict --clean
 
 bench:

@@ -22,8 +22,6 @@ from conf.schema import DetectConfig, EvaluateConfig, TrainConfig
 from data import Annotations, ImageSource
 from data.dataset import AUGMENTATIONS
 from data.files import usable_cores
-from models.config import ModelConfig
-from models.loss import HeadLoss
 from models.published import COCO_NAMES
 from train_utils import checkpoint, distributed, files
 from train_utils.config import AUTO
@@ -34,10 +32,10 @@ MOST_WORKERS = 16  # of a rank, by data.workers=auto; each holds batches that it
 CPU_WORKERS = 2
 
 # And those of plugins.
-LOSSES: dict[str, Callable[..., HeadLoss]] = {"yolov3": models.YoloLoss, "darknet": models.DarknetLoss}
+LOSSES: dict[str, Callable[..., models.HeadLoss]] = {"yolov3": models.YoloLoss, "darknet": models.DarknetLoss}
 
 
-def load_network(config: ModelConfig) -> models.Cfg:
+def load_network(config: models.ModelConfig) -> models.Cfg:
     """Parse ``model.cfg``, a file or a name in the zoo, with the given scale_x_y and anchors."""
     path = Path(config.cfg)
     cfg = models.load_cfg(path if path.suffix else models.zoo_cfg(config.cfg))
@@ -46,15 +44,16 @@ def load_network(config: ModelConfig) -> models.Cfg:
     return cfg if config.anchors is None else models.with_anchors(cfg, config.anchors)
 
 
-def build_meta_model(config: ModelConfig, num_classes: int | None = None) -> models.Darknet:
+def build_meta_model(config: models.ModelConfig, num_classes: int | None = None) -> models.Darknet:
     """The network without values, which takes neither memory nor random numbers."""
     with torch.device("meta"):
         return models.Darknet(load_network(config), num_classes, config.width)
 
 
 def build_model(
-    config: ModelConfig, num_classes: int | None, whole: bool = False, world: World | None = None, fitted: bool = False
-) -> tuple[models.Darknet, models.WeightsReport | None]:
+    config: models.ModelConfig, num_classes: int | None, whole: bool = False, world: World | None = None,
+    fitted: bool = False,
+) -> tuple[models.Darknet, models.WeightsReport | None]:  # fmt: skip
     """Build a network with its initial weights, and report on those; None if they are random.
 
     ``num_classes`` None keeps the count of the .cfg. The heads get fresh biases before the weights
@@ -92,7 +91,7 @@ def build_model(
     return model, report
 
 
-def weights_path(config: ModelConfig, world: World | None = None) -> Path | None:
+def weights_path(config: models.ModelConfig, world: World | None = None) -> Path | None:
     """The file of ``model.weights``; None if the network starts from random values.
 
     All ranks of ``world`` call this together; one of a node fetches published weights.
@@ -118,7 +117,7 @@ def own_checkpoint(path: Path) -> dict[str, Any] | None:
     return checkpoint.check_entries(checkpoint.load_checkpoint(path), path)  # which also verifies its digest
 
 
-def describe_network(model: models.Darknet, config: ModelConfig) -> dict[str, Any]:
+def describe_network(model: models.Darknet, config: models.ModelConfig) -> dict[str, Any]:
     """The network as a checkpoint stores it, for model_from_checkpoint."""
     cfg = {"cfg": model.cfg.text, "source": model.cfg.source}
     return cfg | {"num_classes": model.num_classes, "width": config.width}
@@ -150,7 +149,7 @@ class TrainedNetwork:
 
 
 def open_detector(
-    ckpt: str | None, config: ModelConfig | None, names: str | None, image_size: int | None
+    ckpt: str | None, config: models.ModelConfig | None, names: str | None, image_size: int | None
 ) -> TrainedNetwork:
     """The network of ``ckpt`` (open_checkpoint), or that of ``config`` with its weights.
 
@@ -198,7 +197,7 @@ def open_checkpoint(ckpt: str) -> TrainedNetwork:
     return TrainedNetwork(model.eval(), names, state["category_ids"], size, f"{ckpt}: {origin}", origin)
 
 
-def build_loss(heads: Sequence[models.Head], config: models.LossSection) -> HeadLoss:
+def build_loss(heads: Sequence[models.Head], config: models.LossSection) -> models.HeadLoss:
     """The loss that ``loss=`` selects."""
     make = LOSSES[config.name]
     return make(heads, config) if isinstance(config, models.LossConfig) else make(heads)

@@ -26,8 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from conf import CONF_DIR, ConfigError, messages
 from conf.schema import CHOICES
-from data import DataConfig, set_files
-from data.errors import DataError, shown
+from data import DataConfig, errors, set_files
 from train_utils.options import flat
 
 Config = TypeVar("Config")
@@ -44,7 +43,7 @@ def compose(name: str, schema: type[Config], overrides: Sequence[str], complete:
         cfg = _composed(name, schema, overrides)
     except messages.NOT_COMPOSED as error:
         raise ConfigError(messages.explain(error, schema)) from error
-    except (ConfigError, DataError):
+    except (ConfigError, errors.DataError):
         raise
     except (TypeError, ValueError, RecursionError) as error:  # Hydra's, for no text, or for a file that is not
         chosen = " ".join(word for word in overrides if (CONF_DIR / word.partition("=")[0]).is_dir())
@@ -256,9 +255,9 @@ def _data_options(path: Path) -> dict[str, Any]:
     if {"defaults", "format"} & content.keys():  # which no data.yaml of another program has
         keys, chosen = {"defaults", *(field.name for field in fields(DataConfig))}, content.get("defaults", [])
         if other := next((key for key in content if key not in keys), None):
-            raise DataError(f"{path} has the key {other}, which is no option of data. fix: leave it out")
+            raise errors.DataError(f"{path} has the key {other}, which is no option of data. fix: leave it out")
         if not isinstance(chosen, list) or not all(re.fullmatch(r"[\w-]+", str(one)) for one in chosen):
-            raise DataError(f"{path} has other defaults than names of data sets. fix: defaults: [coco], or none")
+            raise errors.DataError(f"{path} has other defaults than names of data sets. fix: defaults: [coco], or none")
     else:
         recognised = set_files.recognise(path)
         content = {**set_files.load_yaml(CONF_DIR / "data" / f"{recognised['format']}.yaml"), **recognised}
@@ -273,4 +272,4 @@ def check_values(values: Any, source: str, depth: int = 100) -> None:
             check_values(value, source, depth - 1)
     elif type(values) not in (str, int, float, bool, type(None)) or (type(values) is str and "${" in values):
         fix = "fix: the value itself"
-        raise ConfigError(f"{source} holds {shown(values)}, and only a command line may refer to values. {fix}")
+        raise ConfigError(f"{source} holds {errors.shown(values)}, and only a command line may refer to values. {fix}")

@@ -185,11 +185,11 @@ def prepare_arguments(arguments: list[str], program: Program) -> list[str]:
     arguments = [word for word in arguments if not word.startswith(("--local-rank=", "--local_rank="))]
     if "--" in arguments:
         at = arguments.index("--")
-        arguments = [*arguments[:at], f"options=[{','.join(map(quoted, arguments[at + 1 :]))}]"]
+        arguments = [*arguments[:at], override("options", arguments[at + 1 :])]
     if "--config-dir" in arguments[:-1]:
         at = arguments.index("--config-dir")
-        folder = quoted(f"file://{Path(arguments[at + 1]).expanduser().absolute()}")
-        arguments = [*arguments[:at], f"hydra.searchpath=[{folder}]", *arguments[at + 2 :]]
+        folder = Path(arguments[at + 1]).expanduser().absolute()
+        arguments = [*arguments[:at], override("hydra.searchpath", [f"file://{folder}"]), *arguments[at + 2 :]]
     if {"-m", "--multirun"} & set(arguments) and launch.read_launch().world_size > 1:
         raise ConfigError(
             "-m (multirun) cannot run under a launcher of several processes. fix: start each setting by itself"
@@ -200,10 +200,9 @@ def prepare_arguments(arguments: list[str], program: Program) -> list[str]:
         return arguments
     bare = [word for word in arguments if word[:1] not in "+~" and ("=" not in word or os.path.isdir(word))]
     options = [word for word in arguments if word not in bare]
-    if bare and program.bare.endswith("..."):
-        options.append(f"{program.bare.removesuffix('...')}=[{','.join(map(quoted, bare))}]")
-    elif bare:
-        options.append(f"{program.bare}={quoted(' '.join(bare))}")
+    if bare:
+        key = program.bare.removesuffix("...")
+        options.append(override(key, bare if key != program.bare else " ".join(bare)))
     return options
 
 

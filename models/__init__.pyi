@@ -6,6 +6,7 @@ from .cfg import zoo_cfg as zoo_cfg
 from .config import IouKind as IouKind
 from .config import LossConfig as LossConfig
 from .config import LossSection as LossSection
+from .config import ModelConfig as ModelConfig
 from .darknet import WEIGHTS_VERSION as WEIGHTS_VERSION
 from .darknet import Darknet as Darknet
 from .darknet import cfg_with_heads_of as cfg_with_heads_of
@@ -20,6 +21,7 @@ from .errors import ModelError as ModelError
 from .heads import Head as Head
 from .heads import with_anchors as with_anchors
 from .heads import with_scale_x_y as with_scale_x_y
+from .loss import HeadLoss as HeadLoss
 from .loss import YoloLoss as YoloLoss
 from .weights import WeightsReport as WeightsReport
 from .weights import load_darknet_weights as load_darknet_weights

@@ -24,18 +24,13 @@ from pathlib import Path
 
 import torch
 
-from conf import build
-from conf.entry import compose
+from conf import REPOSITORY, build
 from conf.programs import options_of
-from conf.schema import TrainConfig
 from eval import evaluate
 from models import Darknet, zoo_cfg
 from train import train
-from train_utils import checkpoint, distributed, engine, launch
-from train_utils.distributed import World
-from train_utils.sync_batchnorm import convert_sync_batchnorm
+from train_utils import checkpoint, distributed, engine, launch, sync_batchnorm
 
-ROOT = Path(__file__).parents[1]
 EXACT = 1e-9  # largest relative difference in float64; the network multiplies rounding
 CLOSE = 0.05  # of the losses in the training's precision
 BYTES = 2**26  # of the exchange that is timed: the gradient of 16 million weights
@@ -45,7 +40,7 @@ SECONDS = 120  # that a rank waits for the others
 class Conformance:
     """The checks of one group of ranks, which call each of them together."""
 
-    def __init__(self, world: World, folder: Path) -> None:
+    def __init__(self, world: distributed.World, folder: Path) -> None:
         self.world, self.folder, self.checks = world, folder, list[tuple[str, bool, str]]()
         ranks = world.world_size
         # Three steps an epoch and an image left over; an evaluation ends with a batch of one.
@@ -67,15 +62,14 @@ class Conformance:
     def train(self, name: str, *more: str) -> Path:
         """Train on all ranks; return the run folder."""
         run = self.folder / name
-        with contextlib.redirect_stdout(io.StringIO()):
-            train(options_of("train", [*self.options, f"run_dir={run}", *more]))  # a list would end the group
+        train(options_of("train", [*self.options, f"run_dir={run}", *more]))  # a list would end the group
         return run
 
     def alone(self, program: str, *options: str) -> None:
         """Run a program in one process, from rank 0. Raises CalledProcessError if it fails."""
         with distributed.torch_distributed_zero_first(self.world):
             if self.world.is_main:
-                command = [sys.executable, str(ROOT / program), *options]
+                command = [sys.executable, str(REPOSITORY / program), *options]
                 subprocess.run(command, env=launch.environment_of_one(), check=True, stdout=subprocess.DEVNULL)
 
     def weights(self) -> None:
@@ -98,7 +92,7 @@ class Conformance:
 
     def rank_without_boxes(self) -> None:
         """Gradients if all boxes are on one rank, and if each rank has the whole batch."""
-        world, config = self.world, compose("train", TrainConfig, self.options)
+        world, config = self.world, options_of("train", self.options)
         images = torch.rand(2 * world.world_size, 3, 64, 64, generator=torch.Generator().manual_seed(0)).double()
         targets = torch.tensor([[0, 1, 20, 20, 10, 12], [1, 0, 40, 12, 33, 20.0]])
         own = images[2 * world.rank :][:2], targets if world.is_main else targets[:0]
@@ -106,7 +100,7 @@ class Conformance:
         for pictures, boxes in (own, (images, targets)):
             torch.manual_seed(0)
             model = Darknet(zoo_cfg("yolov3-tiny"), 3, 0.125).to(world.device, torch.float64).train()
-            convert_sync_batchnorm(model, world)
+            sync_batchnorm.convert_sync_batchnorm(model, world)
             loss = build.build_loss(model.heads, config.loss)
             forward = engine.ForwardPass(distributed.wrap_ddp(model, world), loss, torch.clone, None, world)
             (forward(pictures.to(world.device), boxes.to(world.device), 1.0).total * world.world_size).backward()
@@ -118,8 +112,7 @@ class Conformance:
         """The figures of all ranks against those of one process, to the last bit."""
         ckpt = f"ckpt={self.folder}/ranks_auto/checkpoints/last.pt"
         options = [ckpt, *self.data, "evaluate.batch_size=2", f"device={self.world.device.type}"]
-        with contextlib.redirect_stdout(io.StringIO()):
-            ours = dict(evaluate(options_of("eval", options)))
+        ours = dict(evaluate(options_of("eval", options)))
         self.alone("eval.py", *options, f"out={self.folder}/one_evaluation")
         if self.world.is_main:
             theirs = json.loads((self.folder / "one_evaluation" / "figures.json").read_text())
@@ -137,8 +130,7 @@ class Conformance:
         if self.world.is_main:
             threading.Thread(target=stop, daemon=True).start()
         stopped = self.train("stopped", "train.precision=auto")
-        with contextlib.redirect_stdout(io.StringIO()):
-            train(options_of("train", [f"resume={stopped}"]))
+        train(options_of("train", [f"resume={stopped}"]))
         if self.world.is_main:
             states = [checkpoint.load_checkpoint(run, "last") for run in (self.folder / "ranks_auto", stopped)]
             worst = largest_difference(*(state["model"] for state in states))
@@ -171,11 +163,12 @@ def main(*arguments: str) -> None:
     world = distributed.init_distributed_mode("auto", SECONDS)
     folder = Path(distributed.broadcast_text(f"runs/conformance/{time.strftime('%Y-%m-%d_%H-%M-%S')}")).resolve()
     conformance = Conformance(world, folder)
-    conformance.weights()
-    conformance.rank_without_boxes()
-    conformance.evaluation()
-    conformance.resume()
-    conformance.exchange()
+    with contextlib.redirect_stdout(io.StringIO()):
+        conformance.weights()
+        conformance.rank_without_boxes()
+        conformance.evaluation()
+        conformance.resume()
+        conformance.exchange()
     if world.is_main:
         print(f"{world.world_size} ranks on {world.num_nodes} node(s), {world.device.type}, torch {torch.__version__}")
         for name, passed, detail in conformance.checks:

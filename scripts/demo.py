@@ -23,8 +23,7 @@ from conf import ConfigError, schema
 from conf.detector import Prediction, Predictor, format_counts
 from data import Medium, OnBadFile
 from predict import ResultWriter
-from train_utils.distributed import choose_device
-from train_utils.errors import install_command
+from train_utils import distributed, errors
 
 SECONDS_BETWEEN_FRAMES = 0.2  # of the camera
 
@@ -42,8 +41,9 @@ def build(config: schema.DemoConfig, folder: Path) -> Any:
     try:
         import gradio as gr
     except ImportError as error:
-        raise ConfigError(f"the demo needs gradio, not installed here. fix: {install_command('gradio')}") from error
-    predictor = Predictor(config, choose_device(config.device.value))
+        fix = errors.install_command("gradio")
+        raise ConfigError(f"the demo needs gradio, not installed here. fix: {fix}") from error
+    predictor = Predictor(config, distributed.choose_device(config.device.value))
     network, session = predictor.network, Session(predictor, folder)
     with gr.Blocks(title="Detector", analytics_enabled=False, delete_cache=(3600, 3600)) as page:
         gr.Markdown(f"## Detector\n{network.note}; {network.image_size} pixels on {predictor.device.type}")

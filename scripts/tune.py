@@ -25,8 +25,7 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from conf import ConfigError, entry, saved, schema
-from train_utils.errors import install_command
-from train_utils.options import quoted
+from train_utils import errors, options
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
 Space = dict[str, Any]  # by option its values, or Hydra's interval
@@ -51,7 +50,8 @@ def tune(config: schema.TuneConfig) -> None:
     try:
         import optuna
     except ImportError as error:
-        raise ConfigError(f"scripts.tune needs Optuna, not installed here. fix: {install_command('optuna')}") from error
+        fix = errors.install_command("optuna")
+        raise ConfigError(f"scripts.tune needs Optuna, not installed here. fix: {fix}") from error
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # train prints what happens
     folder = Path("runs", config.name)
     folder.mkdir(parents=True, exist_ok=True)
@@ -75,7 +75,7 @@ def train(trial: Any, fixed: list[str], space: Space, study_folder: Path) -> flo
     folder.mkdir()
     chosen = written({key: draw(trial, key, values) for key, values in space.items()})
     print(f"trial {trial.number}: {' '.join(chosen)} -> {folder}", flush=True)
-    command = [sys.executable, str(TRAIN), *fixed, *chosen, f"run_dir={quoted(str(folder))}"]
+    command = [sys.executable, str(TRAIN), *fixed, *chosen, f"run_dir={options.quoted(str(folder))}"]
     with (folder / "terminal.txt").open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
     reported = 0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from conf import REPOSITORY, help
-from scripts.options_page import page
+from conf.programs import PROGRAMS
 
 
 def test_an_unpacked_archive_has_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,11 +30,11 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "train" / "options.md"
 
 
 def test_the_page_of_options_is_current() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), "fix: make docs"
+    assert PAGE.read_text(encoding="utf-8") == help.options_page(PROGRAMS), "fix: make docs"
 
 
 def test_every_option_has_a_meaning() -> None:
     """The comment beside its field; a formatter that breaks the line leaves none."""
-    rows = [line for line in page().splitlines() if line.startswith("| `")]
+    rows = [line for line in help.options_page(PROGRAMS).splitlines() if line.startswith("| `")]
     assert len(rows) > 150
     assert not [row for row in rows if row.endswith("|  |")]
