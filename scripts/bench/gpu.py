@@ -181,14 +181,15 @@ def correct(settings: Settings, add: Add) -> None:
 
 
 def tests(settings: Settings, add: Add) -> None:
-    """How the tests end that are marked gpu."""
+    """How each test ends that is marked gpu."""
     files = [str(path) for path in Path("tests").rglob("test_*.py") if "mark.gpu" in path.read_text()]
-    options = "-m pytest -o addopts=--import-mode=importlib --tb=short --continue-on-collection-errors -m gpu".split()
-    done = subprocess.run([sys.executable, *options, *files], check=False, stdout=subprocess.PIPE, text=True)
-    print(done.stdout)
-    add("exit code of pytest", done.returncode)
-    for count, outcome in re.findall(r"(\d+) (passed|failed|skipped|error)", done.stdout.splitlines()[-1]):
-        add(f"tests: {outcome}", int(count))
+    options = "-m pytest -v -o addopts=--import-mode=importlib --continue-on-collection-errors -m gpu".split()
+    with subprocess.Popen([sys.executable, *options, *files], stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout or ():
+            print(line, end="", flush=True)
+            if found := re.match(r"(tests/.+?) (PASSED|FAILED|SKIPPED|ERROR)", line):
+                add(found[1], found[2])
+    add("exit code of pytest", process.returncode)
 
 
 def steps(settings: Settings, add: Add, mode: str) -> None:
@@ -207,19 +208,19 @@ def evaluation(settings: Settings, add: Add) -> None:
     suppression = models.Postprocess(detector.heads, 0.001, nms_iou=0.6, max_detections=300, multi_label=True)
     with torch.inference_mode():
         drawn = detector(synthetic[0].network_input())
-    maps: dict[str, list[torch.Tensor]] = {"forward pass alone": []}
-    for name, logit in (("few boxes, as trained", -9.0), ("many boxes, as early", -2.0)):  # the mean of each logit
-        maps[name] = [torch.randn_like(raw) + logit for raw in drawn]
-        seconds = seconds_each(COUNT, suppression, maps[name])
-        add(f"decoding and suppression: {name}", 1000 * seconds / images, "ms/image")
 
     def evaluate(raw_maps: list[torch.Tensor], dtype: torch.dtype | None) -> None:
         after = (lambda _: suppression(raw_maps)) if raw_maps else lambda _: []
         list(detect.detect_batches(detector, synthetic, after, DEVICE, dtype=dtype))
 
-    for dtype, (name, raw_maps) in product((None, BF16), maps.items()):
-        seconds = seconds_each(1, evaluate, raw_maps, dtype)
-        add(f"evaluation, {dtype or 'float32'}: {name}", COUNT * images / seconds, "images/s")
+    for name, mean in (("forward pass alone", None), ("few boxes, as trained", -9.0), ("many boxes, as early", -2.0)):
+        raw_maps = [torch.randn_like(raw) + mean for raw in drawn if mean is not None]
+        for dtype in (None, BF16):
+            seconds = seconds_each(1, evaluate, raw_maps, dtype)
+            add(f"evaluation, {dtype or 'float32'}: {name}", COUNT * images / seconds, "images/s")
+        if raw_maps:
+            seconds = seconds_each(COUNT, suppression, raw_maps)
+            add(f"decoding and suppression: {name}", 1000 * seconds / images, "ms/image")
 
 
 def checkpoints(settings: Settings, add: Add) -> None:
@@ -283,7 +284,7 @@ def training(settings: Settings, add: Add) -> None:
 def sizes(settings: Settings, add: Add) -> None:
     """The step at several image sizes, with as many pixels."""
     for side in settings.sides:
-        images = round(settings.batches[-1] * (settings.side / side) ** 2)
+        images = 4 * round(settings.batches[-1] / 4 * (settings.side / side) ** 2)
         Step(settings._replace(side=side), images).add(add, f"{side} pixels, batch {images}")
 
 
