@@ -2,12 +2,14 @@
 
 import hashlib
 import logging
+import os
 import shutil
 import struct
 import uuid
 import zlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import cv2
@@ -132,7 +134,7 @@ class ImageSource:
 
         Only the first frame of an animation is read; rows beyond the first ``rows`` may be missing.
         An unreadable image raises ``DataError`` or, with ``on_error=skip``, is ``None`` and once in
-        the log. Too many of them raise ``DataError`` in any case.
+        the log. Too many of them, or an empty folder, raise ``DataError`` in any case.
         """
         try:
             image = self._cached(index) if self.cache is not None else None
@@ -176,6 +178,9 @@ class ImageSource:
 
     def _leave_out(self, index: int, error: DataError) -> None:
         """Count an unreadable image. Raises ``DataError`` where it may not be left out."""
+        folder = os.path.dirname(self.annotations.path(index))
+        if self.cache is None and _is_empty(folder):
+            raise DataError(f"{folder}, a folder of images, is gone, empty or closed. fix: restore it") from error
         if self.on_error != OnError.skip:
             raise error
         flags = self._left_out.numpy()
@@ -273,6 +278,13 @@ def build_image_cache(images: ImageSource, path: Path, kind: ImageCache) -> None
         temporary.rename(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _is_empty(folder: str) -> bool:
+    """Whether a folder is gone, may not be read, or holds nothing."""
+    with suppress(OSError), os.scandir(folder) as entries:
+        return next(entries, None) is None
+    return True
 
 
 def _starts(annotations: Annotations) -> np.typing.NDArray[np.int64]:
