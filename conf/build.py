@@ -24,7 +24,6 @@ from data.dataset import AUGMENTATIONS
 from data.files import usable_cores
 from models.published import COCO_NAMES
 from train_utils import checkpoint, distributed, files
-from train_utils.config import AUTO
 from train_utils.distributed import World, torch_distributed_zero_first
 
 MEMORY_FILES = Path("/dev/shm")
@@ -227,8 +226,8 @@ def loader_workers(wanted: int | str, world: World) -> int:
     ``auto`` shares the cores among the ranks of the node, which srun has done, and leaves one of a
     GPU's rank to the training process. Training on a CPU is slow enough for two to feed it.
     """
-    if wanted != AUTO:
-        return int(wanted)
+    if isinstance(wanted, int):
+        return wanted
     cores = max(1, len(usable_cores()) // (1 if world.launcher == "srun" else world.local_world_size))
     return max(1, min(cores - 1, MOST_WORKERS) if world.device.type == "cuda" else min(cores, CPU_WORKERS))
 

@@ -16,7 +16,6 @@ import textwrap
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields
 from importlib.metadata import version
 from typing import Any, NamedTuple, get_args, get_type_hints
 
@@ -105,7 +104,7 @@ def own_version() -> str:
 def sections(schema: type, values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[type, list[Option]]]:
     """Each section with its options; of a section with choices, those of the chosen."""
     kinds, meanings = get_type_hints(schema), meanings_of(schema)
-    parts = {field.name: messages.section_of(kinds[field.name]) for field in fields(schema)}
+    parts = {name: messages.section_of(kind) for name, kind in kinds.items()}
     yield (
         schema,
         [

@@ -33,7 +33,6 @@ USER_ERRORS = ConfigError, DataError, ModelError, errors.CheckpointError, errors
 UNUSABLE = (
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG, errno.ELOOP, errno.EISDIR,
 )  # fmt: skip
-LONGEST = 2000  # characters of a sentence, which may quote a file of any length
 BUG_EXIT_CODE, USAGE_EXIT_CODE = 1, 2
 
 
@@ -230,15 +229,13 @@ def in_one_sentence(error: BaseException, schema: type) -> str | None:
     """The sentence for a user's error; None for a bug."""
     if isinstance(error, USER_ERRORS):
         # Without the traceback that torch adds to what a loader's process raised.
-        text = str(error).rpartition(f"{type(error).__name__}: ")[2].strip()
-    elif isinstance(error, messages.NOT_COMPOSED):
-        text = messages.explain(error, schema)
-    elif isinstance(error, OSError) and error.errno in UNUSABLE:
+        return str(error).rpartition(f"{type(error).__name__}: ")[2].strip()
+    if isinstance(error, messages.NOT_COMPOSED):
+        return messages.explain(error, schema)
+    if isinstance(error, OSError) and error.errno in UNUSABLE:
         path = error.filename2 or error.filename or "a file"  # a write does not know its path
-        text = f"{path} cannot be used ({error.strerror}). fix: name another place, or free space"
-    else:
-        return None
-    return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} ... {text[-LONGEST // 2 :]}"
+        return f"{path} cannot be used ({error.strerror}). fix: name another place, or free space"
+    return None
 
 
 class Outcome(dict[str, float]):

@@ -12,21 +12,20 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
 
     raise SystemExit(run("get_weights"))
 
-from conf.saved import fetch_weights, weights_folder
-from conf.schema import GetWeightsConfig
+from conf import saved, schema
 from models.published import LICENCE, PUBLISHED
 
 
-def get_weights(config: GetWeightsConfig) -> None:
+def get_weights(config: schema.GetWeightsConfig) -> None:
     """Fetch the weights called ``config.name``, or list all."""
     if config.name == "list":
-        print(f"weights in {weights_folder()}:")
+        print(f"weights in {saved.weights_folder()}:")
     for entry in PUBLISHED:
         use = f"model={' or '.join(entry.networks)} model.weights={entry.kind}"
         if config.name == "list":
-            here = "here" if (weights_folder() / entry.file_name).is_file() else ""
+            here = "here" if (saved.weights_folder() / entry.file_name).is_file() else ""
             print(f"  {entry.name:<20}{entry.size / 1e6:>5.0f} MB  {here:<6}{use}")
         elif config.name == entry.name:
-            print(f"{fetch_weights(entry)} is here: {use}")
+            print(f"{saved.fetch_weights(entry)} is here: {use}")
     if config.name == "list":
         print(LICENCE)

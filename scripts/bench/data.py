@@ -20,8 +20,7 @@ import numpy as np
 import torch
 
 import data
-from conf import build
-from conf.schema import TrainConfig
+from conf import build, schema
 from data import images, loader
 from scripts.bench.step import configured, take_turns
 from tests.data.reference_path import reference_sample
@@ -62,7 +61,7 @@ def repeated(annotations: data.Annotations) -> data.Annotations:
 class Bench:
     """The ways to make a sample, on the images of one training set."""
 
-    def __init__(self, config: TrainConfig, cache_path: Path) -> None:
+    def __init__(self, config: schema.TrainConfig, cache_path: Path) -> None:
         self.config = config
         self.listed = data.open_annotations(config.data, "train")
         self.annotations = repeated(self.listed)
