@@ -117,22 +117,9 @@ def own_checkpoint(path: Path) -> dict[str, Any] | None:
 
 
 def describe_network(model: models.Darknet, config: models.ModelConfig) -> dict[str, Any]:
-    """The network as a checkpoint stores it, for model_from_checkpoint."""
+    """The network as a checkpoint stores it, for open_checkpoint."""
     cfg = {"cfg": model.cfg.text, "source": model.cfg.source}
     return cfg | {"num_classes": model.num_classes, "width": config.width}
-
-
-def model_from_checkpoint(state: dict[str, Any], path: object) -> models.Darknet:
-    """The averaged model of the checkpoint at ``path``, ready to be saved as .weights.
-
-    Raises CheckpointError or ModelError if the content of the file is not what training wrote.
-    """
-    checkpoint.check_entries(state, path)
-    model = models.network_of_checkpoint(state["network"], path, state["ema"])
-    model.seen = state["seen"]
-    major, minor, revision = state["weights_version"]
-    model.weights_version = (major, minor, revision)
-    return model
 
 
 @dataclass(frozen=True)
@@ -188,10 +175,16 @@ def default_names(count: int) -> list[str]:
 
 
 def open_checkpoint(ckpt: str) -> TrainedNetwork:
-    """The averaged network of a checkpoint, with the image size of its evaluation."""
-    state = checkpoint.load_checkpoint(Path(ckpt))
-    model, names = model_from_checkpoint(state, ckpt), state["names"]
-    size = trained_size(state["config"], ckpt)
+    """The averaged network of a checkpoint, with the image size of its evaluation.
+
+    It can be saved as .weights. Raises CheckpointError or ModelError if the content of the file is
+    not what training wrote.
+    """
+    state = checkpoint.check_entries(checkpoint.load_checkpoint(Path(ckpt)), ckpt)
+    model = models.network_of_checkpoint(state["network"], ckpt, state["ema"])
+    major, minor, revision = state["weights_version"]
+    model.seen, model.weights_version = state["seen"], (major, minor, revision)
+    names, size = state["names"], trained_size(state["config"], ckpt)
     origin = (f"epoch {state['epoch']}" if state["epoch"] else "converted weights") + f", {len(names)} classes"
     return TrainedNetwork(model.eval(), names, state["category_ids"], size, f"{ckpt}: {origin}", origin)
 

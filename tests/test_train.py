@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from conf import auto
-from conf.build import model_from_checkpoint, open_detector
+from conf.build import open_checkpoint, open_detector
 from conf.entry import compose
 from conf.saved import complete_from_checkpoint, complete_training
 from conf.schema import EvalConfig, TrainConfig
@@ -256,7 +256,7 @@ def test_initial_weights_from_a_checkpoint_and_from_darknet(
 ) -> None:
     """Darknet's are scored without a checkpoint, too."""
     best = trained[0] / "checkpoints" / "best.pt"
-    model = model_from_checkpoint(load_checkpoint(best), best)
+    model = open_checkpoint(str(best)).model
     darknet = tmp_path / "trained.weights"
     save_darknet_weights(model, darknet)
     own = options(shapes, tmp_path / "own", f"model.weights={darknet}", "evaluate.image_size=64")
