@@ -24,20 +24,16 @@ import torch
 
 import data
 import models
-from conf import ConfigError, build
-from conf.programs import Outcome, callable_from_python
+from conf import ConfigError, build, programs
 from conf.schema import EvalConfig, EvaluateConfig
-from train_utils import coco_eval, detect, detections, numerics, plots
+from train_utils import coco_eval, detect, detections, numerics, plots, report, run_folder, train_state
 from train_utils.config import EvalPrecision
 from train_utils.distributed import World, broadcast_module, gather_arrays, init_distributed_mode
 from train_utils.progress import Progress, counted
-from train_utils.report import keep_best
-from train_utils.run_folder import open_out
-from train_utils.train_state import LOSS_NAMES
 
 
-@callable_from_python("eval")
-def evaluate(config: EvalConfig) -> Outcome:
+@programs.callable_from_python("eval")
+def evaluate(config: EvalConfig) -> programs.Outcome:
     """Score ``config.ckpt``, or Darknet weights of ``config.model``, or ``config.detections``.
 
     Returns the figures, and the folder if there is one. From Python it takes a list of overrides as
@@ -45,7 +41,7 @@ def evaluate(config: EvalConfig) -> Outcome:
     that do not fit, data or a results file that cannot be read.
     """
     world = init_distributed_mode(config.device.value, config.timeout_seconds)
-    out = open_out(world, config.out, "eval") if config.plots or config.out is not None else None
+    out = run_folder.open_out(world, config.out, "eval") if config.plots or config.out is not None else None
     val_set = build.open_split(config.data, "val", world)
     if world.is_main:
         print(config.data.line(), flush=True)
@@ -68,7 +64,7 @@ def evaluate(config: EvalConfig) -> Outcome:
         )
         evaluation = evaluator(model, print)
     if evaluation is None:
-        return Outcome({}, out)
+        return programs.Outcome({}, out)
 
     matches = coco_eval.matches_at_half(evaluation.truth, evaluation.detections)
     for index, row in enumerate(evaluation.per_class.values()):
@@ -80,12 +76,12 @@ def evaluate(config: EvalConfig) -> Outcome:
         if config.detections is None:
             results = detections.to_coco_json(evaluation.detections, val_set.category_ids)
             detections.write_json(out / "detections.json", results)
-            keep_best(out, evaluation)
+            report.keep_best(out, evaluation)
         if config.plots:
             read = data.ImageSource(val_set, config.data.on_error).read
             plots.draw_evaluation(out / plots.FOLDER, evaluation, read, val_set.file_name, print)
             print(f"plots: {out / plots.FOLDER}")
-    return Outcome(evaluation.figures, out)
+    return programs.Outcome(evaluation.figures, out)
 
 
 def load_model(config: EvalConfig, val_set: data.Annotations, world: World) -> tuple[models.Darknet, list[int] | None]:
@@ -203,7 +199,7 @@ class Evaluator:
         images, *parts = np.concatenate([rows for rows in of_batches if len(rows)]).T
         # An image has the loss of its batch. fsum rounds once, so ranks and order do not matter.
         means = [math.fsum(images * part) / images.sum() for part in parts]
-        return evaluation._replace(losses=dict(zip(LOSS_NAMES, means, strict=True)))
+        return evaluation._replace(losses=dict(zip(train_state.LOSS_NAMES, means, strict=True)))
 
     def to_original(self, batch: data.Batch, i: int, boxes_xyxy: np.ndarray) -> np.ndarray:
         """Boxes (n, 4) of the batch's i-th image from network pixels to original pixels."""

@@ -24,9 +24,7 @@ import cv2
 import numpy as np
 import torch
 
-from conf import ConfigError, build, help
-from conf.programs import callable_from_python
-from conf.schema import ExportConfig, ExportFormat
+from conf import ConfigError, build, help, programs, schema
 from data.errors import printable
 from data.shapes import draw_image
 from models import export as files
@@ -38,14 +36,14 @@ DRAWN_SIDE = 320  # pixels
 MOST_CANDIDATES = 1000  # boxes of an image, best first, that enter suppression
 
 
-@callable_from_python("export")
-def export(config: ExportConfig) -> Path:
+@programs.callable_from_python("export")
+def export(config: schema.ExportConfig) -> Path:
     """Write and check a file as configured and return its path.
 
     Raises ConfigError if packages are missing or options do not fit, ModelError if the weights do
     not fit or the file differs from the network.
     """
-    is_onnx = config.format == ExportFormat.onnx
+    is_onnx = config.format == schema.ExportFormat.onnx
     if is_onnx and (missing := [name for name in EXTRA if importlib.util.find_spec(name) is None]):
         raise ConfigError(f"format=onnx needs {', '.join(missing)} installed. fix: {install_command(*missing)}")
     out = output_path(config, ".onnx" if is_onnx else ".pt2")
@@ -100,7 +98,7 @@ def trial_batches(shapes: Sequence[tuple[int, int, int]]) -> Iterator[torch.Tens
         yield torch.zeros(count, 3, height, width)
 
 
-def output_path(config: ExportConfig, suffix: str) -> Path:
+def output_path(config: schema.ExportConfig, suffix: str) -> Path:
     """The file to write: ``out``, or the name of the weights with the format's ``suffix``.
 
     Raises ConfigError if there are no weights, or ``out`` has another suffix or is a folder.
@@ -121,7 +119,7 @@ def output_path(config: ExportConfig, suffix: str) -> Path:
 
 
 def metadata(
-    config: ExportConfig, detector: build.TrainedNetwork, size: tuple[int, int], open_axes: list[str]
+    config: schema.ExportConfig, detector: build.TrainedNetwork, size: tuple[int, int], open_axes: list[str]
 ) -> dict[str, str]:
     """What the file says about itself, as JSON."""
     facts = {

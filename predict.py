@@ -20,36 +20,32 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from conf import ConfigError
+from conf import ConfigError, programs, schema
 from conf.detector import Detector, Prediction, Predictor, format_counts
-from conf.programs import callable_from_python
-from conf.schema import PredictConfig
 from data import Medium, count_frames, find_media
-from train_utils import detections
-from train_utils.distributed import init_distributed_mode
+from train_utils import detections, distributed, run_folder
 from train_utils.draw import WRITTEN, DrawnFiles
 from train_utils.progress import Progress, counted
-from train_utils.run_folder import open_out
 from train_utils.stop import StopRequest
 
 __all__ = ["Detector", "predict"]
 
 
-@callable_from_python("predict")
-def predict(config: PredictConfig) -> Path:
+@programs.callable_from_python("predict")
+def predict(config: schema.PredictConfig) -> Path:
     """Detect as configured and return the folder with the results.
 
     Raises ConfigError if it is one of several processes, and the errors of the parts for an empty
     source, weights that do not fit and unreadable files. A signal ends it early: what was found is
     written, then it exits with 128 + signal.
     """
-    world = init_distributed_mode(config.device.value, timeout_seconds=60)
+    world = distributed.init_distributed_mode(config.device.value, timeout_seconds=60)
     if world.world_size > 1:
         raise ConfigError("predict.py runs in one process. fix: start it without a launcher, once for each GPU")
     media = find_media(config.source)
     predictor = Predictor(config, world.device)
     frames = predictor.frames(media, config.on_error, config.batch_size)
-    out = open_out(world, config.out, "predict")
+    out = run_folder.open_out(world, config.out, "predict")
     writer = ResultWriter(media, predictor, out, config.draw, config.save_json, config.save_txt)
     print(f"{predictor.network.note}; {predictor.network.image_size} pixels on {world.device.type}", flush=True)
 

@@ -18,25 +18,20 @@ from contextlib import ExitStack
 import torch
 
 import data
-from conf import auto, build, entry, report
-from conf.programs import Outcome, callable_from_python
-from conf.schema import TrainConfig
+from conf import auto, build, entry, programs, report, schema
 from eval import Evaluator
-from train_utils import checkpoint, compiled, distributed, engine, numerics
+from train_utils import checkpoint, compiled, distributed, engine, numerics, optim, run_folder, sync_batchnorm
 from train_utils.log import RunLog
 from train_utils.loggers import Loggers
-from train_utils.optim import Schedule, WeightAverage, make_optimizer
 from train_utils.options import option
 from train_utils.progress import Progress
 from train_utils.report import keep_best
-from train_utils.run_folder import on_main, open_run_folder
 from train_utils.stop import StopRequest, ask_for_requeue
-from train_utils.sync_batchnorm import convert_sync_batchnorm
 from train_utils.train_state import TrainState
 
 
-@callable_from_python("train")
-def train(requested: TrainConfig) -> Outcome:  # noqa: PLR0915 - the story of a training
+@programs.callable_from_python("train")
+def train(requested: schema.TrainConfig) -> programs.Outcome:  # noqa: PLR0915 - the story of a training
     """Train as configured; return the best epoch's figures and the run folder.
 
     From Python it takes a list of overrides as well: ``train(["data=coco", "train.epochs=2"])``.
@@ -49,7 +44,7 @@ def train(requested: TrainConfig) -> Outcome:  # noqa: PLR0915 - the story of a 
 
         # Whatever is wrong with data and network shows before a new run folder is made. An existing
         # one is locked before its checkpoint is read: another run could still write a later one.
-        opening = open_run_folder(world, requested.name, requested.run_dir, requested.resume)
+        opening = run_folder.open_run_folder(world, requested.name, requested.run_dir, requested.resume)
         folder = stack.enter_context(opening) if requested.resume is not None else None
         saved, saved_note = checkpoint.continue_from(requested.resume)
         train_set, val_set = (build.open_split(requested.data, split, world) for split in ("train", "val"))
@@ -80,11 +75,11 @@ def train(requested: TrainConfig) -> Outcome:  # noqa: PLR0915 - the story of a 
         model = model.to(world.device, precision).to(memory_format=torch.channels_last)
         distributed.broadcast_module(model)
         if options.sync_bn:
-            convert_sync_batchnorm(model, world)
+            sync_batchnorm.convert_sync_batchnorm(model, world)
         state = TrainState(
             model=model,
-            average=WeightAverage(model, Schedule(config.optim, steps, steps * options.epochs)),
-            optimizer=make_optimizer(model, config.optim),
+            average=optim.WeightAverage(model, optim.Schedule(config.optim, steps, steps * options.epochs)),
+            optimizer=optim.make_optimizer(model, config.optim),
             scaler=torch.amp.GradScaler(world.device.type, enabled=dtype is torch.float16),
             description=auto.describe_run(config, requested, model, train_set),
             seen=model.seen,
@@ -97,13 +92,13 @@ def train(requested: TrainConfig) -> Outcome:  # noqa: PLR0915 - the story of a 
             del saved
         elif world.is_main and config.logger.pictures:
             report.draw_first_batch(dataset, sampler, train_set.names, folder / "train_batch.jpg")
-        on_main(world, lambda: report.save_config(folder, requested))  # a refused resume changes nothing
+        run_folder.on_main(world, lambda: report.save_config(folder, requested))  # a refused resume changes nothing
 
         guard = engine.NonFiniteGuard(model, options.max_nonfinite_steps, log.line)
         writer = checkpoint.CheckpointWriter(folder, log.line, options.save_every_steps, options.save_every_minutes)
         loggers = Loggers(folder, config.logger, state, options.epochs, log)
         stack.callback(loggers.close)
-        on_main(world, lambda: loggers.start(entry.to_dictionary(config)))
+        run_folder.on_main(world, lambda: loggers.start(entry.to_dictionary(config)))
         loggers.pictures("train_batch.jpg")
 
         is_evaluated, evaluation, over = False, None, state.why_over(options, world)
@@ -135,14 +130,14 @@ def train(requested: TrainConfig) -> Outcome:  # noqa: PLR0915 - the story of a 
             if over is not None and state.epoch < options.epochs:
                 log.line(f"the training ends here: {over}")
 
-        on_main(world, writer.close)  # all ranks fail if the last checkpoint was not written
+        run_folder.on_main(world, writer.close)  # all ranks fail if the last checkpoint was not written
         if stop.agreed is not None and over is None:
             again = option("resume", folder)
             log.line(f"stopped at step {state.step} by {stop.agreed.name}; {again} continues from there")
             ask_for_requeue(world, stop.agreed)
-            return Outcome(state.best_figures, folder)
+            return programs.Outcome(state.best_figures, folder)
         if not is_evaluated or state.epoch < options.epochs:  # stopped early: not yet in float32
             evaluation = evaluator(state.average.module, log.line)
         if evaluation is not None:
             report.finish_run(log, loggers, folder, config, state, val_set, evaluation)
-        return Outcome(state.best_figures, folder)
+        return programs.Outcome(state.best_figures, folder)

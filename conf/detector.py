@@ -21,9 +21,8 @@ from data import DataError, Exif, OnBadFile, cut_at_edges
 from data.media import Frame, FrameBatch, FrameBatches, InputFit, Medium, find_media, pixels_of, read_picture
 from data.set_files import class_numbers
 from models import Postprocess, for_detection
-from train_utils import detect, detections, distributed, draw, numerics
+from train_utils import detect, detections, distributed, draw, errors, numerics
 from train_utils.config import EvalPrecision
-from train_utils.errors import TrainError, install_command
 
 FILE_OPTIONS = {"source", "out", "draw", "save_json", "save_txt"}  # of predict.py, which mean nothing to a Detector
 GPU_BATCH_SIZE = 8  # on a CPU it is 1, because threads process several batches at a time
@@ -88,7 +87,7 @@ class Prediction:
         try:
             import supervision
         except ImportError as error:
-            fix = install_command("supervision")
+            fix = errors.install_command("supervision")
             raise ConfigError(f"to_supervision() needs supervision, not installed here. fix: {fix}") from error
         return supervision.Detections(
             xyxy=self.boxes_xyxy.astype(np.float32),
@@ -118,7 +117,7 @@ class Prediction:
 
             display(self)
         elif not PIL.ImageShow.show(PIL.Image.fromarray(self.plot()[..., ::-1])):
-            raise TrainError("no program to show pictures is found here. fix: save() the picture")
+            raise errors.TrainError("no program to show pictures is found here. fix: save() the picture")
 
 
 def format_counts(counts: Counter[str], most: int = 10) -> str:

@@ -9,11 +9,10 @@ from typing import Any, get_type_hints
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from conf import ConfigError
 from conf.entry import check_values, from_dictionary, plain, to_dictionary
-from conf.messages import darknet_options, explain
+from conf.messages import NOT_COMPOSED, darknet_options, explain
 from conf.schema import TrainConfig
 from data import DataError, set_files
 from models.published import BACKBONE, COCO, Published
@@ -227,7 +226,7 @@ def resumed_options(config: TrainConfig, saved: Mapping[str, Any]) -> TrainConfi
         for key in MAY_CHANGE:
             OmegaConf.update(options, key, OmegaConf.select(now, key), merge=False)
         return from_dictionary(plain(options), TrainConfig)
-    except (ValueError, OmegaConfBaseException) as error:
+    except (ValueError, *NOT_COMPOSED) as error:
         raise ConfigError(f"{source} is damaged: {explain(error, TrainConfig)}. fix: use another one") from error
 
 
