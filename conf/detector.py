@@ -21,6 +21,7 @@ from data import DataError, Exif, OnBadFile, cut_at_edges
 from data.media import Frame, FrameBatch, FrameBatches, InputFit, Medium, find_media, pixels_of, read_picture
 from data.set_files import class_numbers
 from models import Postprocess, for_detection
+from models.darknet import fuse_batch_norm
 from train_utils import detect, detections, distributed, draw, errors, numerics
 from train_utils.config import EvalPrecision
 
@@ -134,7 +135,7 @@ class Predictor:
         self.config, self.device = config, device
         self.network = build.open_detector(config.ckpt, config.model, config.names, config.image_size)
         self.dtype = numerics.evaluation_dtype(config.precision, device, "precision")
-        self.model = for_detection(self.network.model.to(device), device)
+        self.model = self.for_one = for_detection(self.network.model.to(device), device)
         self.fit = InputFit(self.network.image_size, self.network.model.max_stride, config.resize, config.rect)
         self.postprocess = self._suppression()
         # torchvision and the device's kernels load here, not with the first picture.
@@ -173,7 +174,13 @@ class Predictor:
         names, category_ids = self.network.names, self.network.category_ids
         tf32 = self.config.precision is EvalPrecision.tf32
         found = detect.detect_batches(
-            self.model, batches, self.postprocess, self.device, self.dtype, tf32, in_turn=in_turn
+            self.for_one if in_turn else self.model,
+            batches,
+            self.postprocess,
+            self.device,
+            self.dtype,
+            tf32,
+            in_turn=in_turn,
         )
         for batch, tables in found:
             for frame, letterbox, rows in zip(batch.frames, batch.letterboxes, tables, strict=True):
@@ -192,9 +199,9 @@ class Detector(Predictor):
 
     ``ckpt`` and the keywords are the options of predict.py, under the same names; for those with a
     dot write ``**{"model.weights": "coco"}``. A detector finds what predict.py finds, but on a CPU
-    the last bits for a picture by itself depend on the number of threads. Several threads may share
-    a detector. Raises ConfigError, CheckpointError and the other errors of predict.py, with the
-    same messages. ``names`` are the class names, in the order of their numbers.
+    the last bits for a picture by itself are others, and depend on the number of threads. Several
+    threads may share a detector. Raises ConfigError, CheckpointError and the other errors of
+    predict.py, with the same messages. ``names`` are the class names, in their numbers' order.
     """
 
     def __init__(self, ckpt: str | os.PathLike[str] | None = None, **options: Any) -> None:
@@ -204,6 +211,8 @@ class Detector(Predictor):
         overrides = [programs.override(key, value) for key, value in options.items()]
         config = programs.options_of("predict", [*overrides, "source=''"])
         super().__init__(config, distributed.choose_device(config.device.value))
+        # Batch norm of its own would take a tenth of the time of a single picture.
+        self.for_one = fuse_batch_norm(self.model).to(memory_format=torch.channels_last)
         self.batch_size, self.on_error = config.batch_size, config.on_error
         self.names = list(self.network.names)
 

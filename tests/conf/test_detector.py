@@ -83,13 +83,16 @@ def test_a_path_and_an_array_are_one_picture_and_nothing_is_written(
     for path in pictures:
         pixels = cv2.imread(str(path))
         assert pixels is not None
-        found = [detector(str(path)), detector(path), detector(pixels), *detector([pixels, path])]
+        alone, listed = [detector(str(path)), detector(path), detector(pixels)], detector([pixels, path])
         if path.suffix == ".png":  # Pillow decodes a JPEG otherwise
-            found += [detector(Image.open(path)), *detector([Image.open(path)])]
-        for other in found[1:]:
-            assert other.boxes_xyxy.tobytes() == found[0].boxes_xyxy.tobytes()
-            assert np.array_equal(other.scores, found[0].scores) and np.array_equal(other.classes, found[0].classes)
+            alone.append(detector(Image.open(path)))
+            listed += detector([Image.open(path)])
+        for other in (*alone, *listed):
+            one = (alone if other in alone else listed)[0]
+            assert other.boxes_xyxy.tobytes() == one.boxes_xyxy.tobytes()
+            assert np.array_equal(other.scores, one.scores) and np.array_equal(other.classes, one.classes)
             assert np.array_equal(other.image, pixels)
+            np.testing.assert_allclose(one.scores, alone[0].scores, rtol=1e-4)
     many = [pictures[number % 2] for number in range(11)]
     assert [found.path for found in detector(many)] == many, "more than nine, in their order"
     assert sorted(tmp_path.rglob("*")) == before
@@ -120,11 +123,11 @@ def test_a_pillow_image_is_its_file_in_any_mode_and_turned_alike(folder: Path, t
 
 def test_the_address_of_a_picture_is_a_picture(folder: Path, pictures: list[Path]) -> None:
     detector = Detector(folder / "random.pt", **LOW)
-    expected = detector(pictures[2])
+    expected = [detector(pictures[2]), *detector([pictures[2]] * 2)]
     with serving_folder(pictures[0].parent) as port:
         address = f"http://me:secret@127.0.0.1:{port}/{pictures[2].name}"
-        for found in (detector(address), *detector([address, pictures[2]])):
-            assert np.array_equal(found.boxes_xyxy, expected.boxes_xyxy) and len(found) > 1
+        for found, one in zip((detector(address), *detector([address, pictures[2]])), expected, strict=True):
+            assert np.array_equal(found.boxes_xyxy, one.boxes_xyxy) and len(found) > 1
         assert found.path == pictures[2] and detector(address).path is None
         for wrong in (f"{address}x.png", [f"{address}.avi"]):
             with pytest.raises(DataError, match=r"http://\*\*\*@127\.0\.0\.1"):
