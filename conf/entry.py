@@ -39,6 +39,8 @@ _COMPOSING = threading.Lock()  # Hydra composes in one place of the process, and
 
 def compose(name: str, schema: type[Config], overrides: Sequence[str], complete: Complete | None = None) -> Config:
     """The options of ``python <name>.py <overrides>``. Raises ConfigError for wrong ones."""
+    if missing := next((word for word in overrides if word.endswith("=???")), None):
+        raise ConfigError(f"{missing} is no value. fix: give one, or leave it out")
     try:
         cfg = _composed(name, schema, overrides)
     except messages.NOT_COMPOSED as error:

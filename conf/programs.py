@@ -34,6 +34,7 @@ UNUSABLE = (
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG, errno.ELOOP, errno.EISDIR,
 )  # fmt: skip
 BUG_EXIT_CODE, USAGE_EXIT_CODE = 1, 2
+LONGEST = 2000  # characters of a sentence, which may quote a file of any length
 
 
 class Program(NamedTuple):
@@ -221,7 +222,10 @@ def report(error: BaseException, schema: type) -> int:
         if code == BUG_EXIT_CODE or "debug=true" in sys.argv:
             print(without_login("".join(traceback.format_exception(error))), file=sys.stderr)
         if code != BUG_EXIT_CODE:
-            print(without_login(sentence), file=sys.stderr, flush=True)
+            shown = (
+                sentence if len(sentence) <= LONGEST else f"{sentence[: LONGEST // 2]} ... {sentence[-LONGEST // 2 :]}"
+            )
+            print(without_login(shown), file=sys.stderr, flush=True)
     return code
 
 

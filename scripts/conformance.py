@@ -31,6 +31,7 @@ from models import Darknet, zoo_cfg
 from train import train
 from train_utils import checkpoint, distributed, engine, launch, sync_batchnorm
 
+PRECISIONS = ("float64", "auto")
 EXACT = 1e-9  # largest relative difference in float64; the network multiplies rounding
 CLOSE = 0.05  # of the losses in the training's precision
 BYTES = 2**26  # of the exchange that is timed: the gradient of 16 million weights
@@ -54,6 +55,8 @@ class Conformance:
             f"train.batch_size={4 * ranks}", f"train.timeout_seconds={SECONDS}", "train.epochs=2", "evaluate.every=0",
             "logger.every_steps=1", "train.compile='off'", f"train.device={world.device.type}",
         ]  # fmt: skip
+        ckpt = f"ckpt={folder}/ranks_auto/checkpoints/last.pt"
+        self.scored = [ckpt, *self.data, "evaluate.batch_size=2", f"device={world.device.type}"]
 
     def record(self, name: str, passed: bool, detail: str) -> None:
         """Add a row."""
@@ -65,21 +68,25 @@ class Conformance:
         train(options_of("train", [*self.options, f"run_dir={run}", *more]))  # a list would end the group
         return run
 
-    def alone(self, program: str, *options: str) -> None:
-        """Run a program in one process, from rank 0. Raises CalledProcessError if it fails."""
+    def alone(self) -> None:
+        """Do the same in one process, from rank 0. Raises CalledProcessError if that fails."""
+        trainings = [[*self.options, f"train.precision={p}", f"run_dir={self.folder}/one_{p}"] for p in PRECISIONS]
+        scored = [*self.scored, f"out={self.folder}/one_evaluation"]
+        program = f"import train, eval; [train.train(one) for one in {trainings}]; eval.evaluate({scored})"
         with distributed.torch_distributed_zero_first(self.world):
             if self.world.is_main:
-                command = [sys.executable, str(REPOSITORY / program), *options]
-                subprocess.run(command, env=launch.environment_of_one(), check=True, stdout=subprocess.DEVNULL)
+                subprocess.run(
+                    [sys.executable, "-c", program],
+                    env=launch.environment_of_one(), cwd=REPOSITORY, check=True, stdout=subprocess.DEVNULL,
+                )  # fmt: skip
 
     def weights(self) -> None:
         """Ranks against one process, in float64 and in the training's precision."""
-        for precision in ("float64", "auto"):
-            option = f"train.precision={precision}"
-            together, one = self.train(f"ranks_{precision}", option), self.folder / f"one_{precision}"
-            self.alone("train.py", *self.options, option, f"run_dir={one}")
-            if not self.world.is_main:
-                continue
+        for precision in PRECISIONS:
+            self.train(f"ranks_{precision}", f"train.precision={precision}")
+        self.alone()
+        for precision in PRECISIONS if self.world.is_main else ():
+            together, one = (self.folder / f"{name}_{precision}" for name in ("ranks", "one"))
             states = [checkpoint.load_checkpoint(run, "last") for run in (together, one)]
             if precision == "float64":
                 worst = largest_difference(*(state["model"] for state in states))
@@ -110,10 +117,7 @@ class Conformance:
 
     def evaluation(self) -> None:
         """The figures of all ranks against those of one process, to the last bit."""
-        ckpt = f"ckpt={self.folder}/ranks_auto/checkpoints/last.pt"
-        options = [ckpt, *self.data, "evaluate.batch_size=2", f"device={self.world.device.type}"]
-        ours = dict(evaluate(options_of("eval", options)))
-        self.alone("eval.py", *options, f"out={self.folder}/one_evaluation")
+        ours = dict(evaluate(options_of("eval", self.scored)))
         if self.world.is_main:
             theirs = json.loads((self.folder / "one_evaluation" / "figures.json").read_text())
             self.record("figures of one process, to the bit", ours == theirs, f"AP {ours['AP']:.6f}")

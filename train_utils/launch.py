@@ -140,7 +140,7 @@ def is_lost_peer(error: BaseException | None) -> bool:
     """Whether torch raised this because another rank ended or hangs."""
     dist = sys.modules.get("torch.distributed")
     # gloo raises a RuntimeError that starts with a source line, NCCL sometimes one that names it.
-    by_backend = isinstance(error, RuntimeError) and re.search("gloo/|NCCL", str(error).partition("\n")[0])
+    by_backend = isinstance(error, RuntimeError) and re.search(r"gloo/|\bNCCL\b", str(error).partition("\n")[0])
     return bool(by_backend) or (dist is not None and isinstance(error, dist.DistError))
 
 
