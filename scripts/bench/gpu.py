@@ -35,6 +35,7 @@ import data
 import models
 from conf import build
 from data.config import ShapesConfig
+from data.files import usable_cores
 from data.shapes import ensure_shapes
 from scripts.bench import step
 from train import train
@@ -155,7 +156,7 @@ def machine(settings: Settings, add: Add) -> None:
     """Versions, and the peaks of arithmetic and memory."""
     fast = config.is_installed("simplejpeg")
     add("versions", f"CUDA {torch.version.cuda}, OpenCV {cv2.__version__}{', simplejpeg' * fast}")
-    add("cores", len(os.sched_getaffinity(0)))
+    add("cores", len(usable_cores()))
     add("bfloat16 matrix product", peak(settings.matrix) / 1e12, "TFLOP/s")
     source, target = torch.empty(2, 4 * settings.matrix**2, device=DEVICE)
     seconds = seconds_each(20, target.copy_, source)
