@@ -116,8 +116,8 @@ def train(requested: schema.TrainConfig) -> programs.Outcome:  # noqa: PLR0915 -
             state.end_epoch()
             log.line(build.describe_left_out(dataset.images, f"epoch {state.epoch}, train"))
             is_evaluated = config.evaluate.is_due(state.epoch, options.epochs)
-            is_last = state.epoch == options.epochs  # in float32, as eval.py; those before save time
-            evaluation = evaluator(state.average.module, log.line, None if is_last else dtype) if is_evaluated else None
+            rough = dtype if state.epoch < options.epochs else None  # the last one is in float32, as eval.py's
+            evaluation = evaluator(state.average.module, log.line, rough) if is_evaluated else None  # None off rank 0
             is_best = state.record(evaluation.figures if evaluation is not None else {})
             # The tables first: a run that ends in between repeats the epoch, and its row.
             loggers.epoch(result, evaluation, time.perf_counter() - started, is_best)
@@ -136,7 +136,7 @@ def train(requested: schema.TrainConfig) -> programs.Outcome:  # noqa: PLR0915 -
             log.line(f"stopped at step {state.step} by {stop.agreed.name}; {again} continues from there")
             ask_for_requeue(world, stop.agreed)
             return programs.Outcome(state.best_figures, folder)
-        if not is_evaluated or state.epoch < options.epochs:  # stopped early: not yet in float32
+        if not is_evaluated or rough is not None:  # the latter if it stopped early
             evaluation = evaluator(state.average.module, log.line)
         if evaluation is not None:
             report.finish_run(log, loggers, folder, config, state, val_set, evaluation)

@@ -92,7 +92,8 @@ class DataConfig:
     # those of the stored pixels; ignore: read all images as stored
     on_error: OnError  # clip: clip training boxes at the image edge, stop at other faults; stop:
     # stop at any bad image or box; skip: clip boxes and leave out what is bad, but stop at
-    # more than 1 % of unreadable images (20 in a small set, or in a row)
+    # more than 1 % of unreadable images (20 in a small set, or in a row), and at a folder
+    # that is gone
     workers: Any  # image-loading processes per rank; 0: load in the training process; auto: by the
     # cores of the rank
     cache: ImageCache  # cache decoded images, one copy per node: in memory (ram) or in a file in

@@ -137,7 +137,8 @@ def build_index(folder: Path, columns: Mapping[str, NDArray[np.generic]], about:
             content = json.dumps({**about, "columns": list(columns)})
             (temporary / "about.json").write_text(content, encoding="utf-8")
             (temporary / "crc32").write_bytes(_checksum(temporary))
-        for left in folder.parent.glob(".*.tmp"):  # by a process that was killed, if no file came for a day
+        # Of processes that were killed, if no file came for a day; named as new_folder does.
+        for left in folder.parent.glob(f".*.{'[0-9a-f]' * 32}.tmp"):
             with suppress(OSError):  # another process removes it, or owns it
                 if time.time() - left.stat().st_mtime > 86_400:
                     shutil.rmtree(left) if left.is_dir() else left.unlink()

@@ -66,14 +66,17 @@ def test_names_choose_and_order_the_classes(coco_set) -> None:
 
 def test_what_killed_processes_left_is_removed_by_the_next_one(coco_set) -> None:
     index = Path(coco_set.config.index_dir)
-    paths = {name: index / f".{name}.tmp" for name in ("old index", "new index", "old cache", "new cache")}
+    paths = {name: index / f".{name}.{32 * 'a'}.tmp" for name in ("old index", "new index", "old cache", "new cache")}
     for name, path in paths.items():
         (path if "index" in name else index).mkdir(parents=True, exist_ok=True)
         (path / "sizes.npy" if "index" in name else path).touch()
         age = 2 * 86_400 if "old" in name else 3_600
         os.utime(path, (time.time() - age,) * 2)
+    foreign = index / ".somebody.tmp"
+    foreign.touch()
+    os.utime(foreign, (0, 0))
     coco_set.open()
-    assert [name for name, path in paths.items() if path.exists()] == ["new index", "new cache"]
+    assert [name for name, path in paths.items() if path.exists()] == ["new index", "new cache"] and foreign.exists()
 
 
 def test_single_class(coco_set) -> None:
