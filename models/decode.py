@@ -20,7 +20,7 @@ EPS = 1e-7  # keeps quotients finite for boxes without area; far below any area 
 MAX_LOG_SIZE = math.log(1e3)  # at most a thousand anchors wide: exp stays finite early in training
 FIRST_CANDIDATES = 10  # candidates for each detection wanted that are tried before all others
 FEW = 48  # boxes of which a CPU compares all pairs faster than it starts a run for each class
-CHUNK = 2**16  # candidates in one suppression, which takes up to n * n / 8 bytes of a GPU: 512 MB
+CHUNK = 2**14  # candidates in one suppression on a GPU: all pairs are compared, about 2 GFLOP, in 32 MB
 REACH = 2**18  # pixels from the origin; boxes are cut there
 PER_PIXEL = 2**18  # steps of a coordinate, about float32's own at 48 pixels
 
