@@ -183,8 +183,7 @@ class DataConfig:
 class AugmentConfig:
     """Random changes to training images (keys ``augment.*``); all zero: a plain letterbox."""
 
-    mosaic: Share  # probability that a sample is a mosaic of four or nine images
-    mosaic_nine: Share  # share of the mosaics, 0..1, made of nine images; the others have four
+    mosaic: Share  # probability that a sample is a mosaic of four images
     mixup: Share  # probability that a sample is blended with a second one
     close_mosaic_epochs: Whole  # number of final epochs without mosaic and mixup, at most a quarter of all epochs
     tile_pool: Whole  # mosaics draw their other images from a block of this many neighbours in the

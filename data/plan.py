@@ -97,15 +97,14 @@ def _draw_picture(
     combine: bool,
 ) -> Picture:
     target = (request.height, request.width)
-    is_mosaic, is_nine = (generator.random(2) < (augment.mosaic, augment.mosaic_nine)).tolist()
     indices = [index]
-    if is_mosaic and combine:
-        indices += _draw_others(8 if is_nine else 3, request, len(sizes), generator)
+    if generator.random() < augment.mosaic and combine:
+        indices += _draw_others(3, request, len(sizes), generator)
     of_images: list[Size] = list(map(tuple, sizes[indices].tolist()))
     if len(indices) == 1:
         placed, low, high = alone(of_images[0], target)
     else:
-        placed, low, high = (mosaic_of_nine if is_nine else mosaic_of_four)(of_images, target, generator)
+        placed, low, high = mosaic_of_four(of_images, target, generator)
     return Picture(indices, placed, snapped(random_homography(augment, target, generator), low, high))
 
 
@@ -133,43 +132,10 @@ def mosaic_of_four(sizes: list[Size], target: Size, generator: np.random.Generat
     The point lies at most half a target from the centre. This is the mosaic of the published
     systems, except that no canvas edge cuts the images.
     """
-    x, y = _offset(target, generator)
+    shares = generator.uniform(-0.5, 0.5, 2).tolist()
+    x, y = round(shares[0] * target[1]), round(shares[1] * target[0])
     placed = []
     for size, (right, below) in zip(sizes, ((0, 0), (1, 0), (0, 1), (1, 1)), strict=True):
         height, width = scaled_size(size, target)
         placed.append(Placed(size, (height, width), (x - (1 - right) * width, y - (1 - below) * height)))
     return placed, (x, y), (x, y)
-
-
-def mosaic_of_nine(sizes: list[Size], target: Size, generator: np.random.Generator) -> Arrangement:
-    """Place nine images: one scaled to fit ``target``, four along its sides, four at its corners.
-
-    The first image's centre lies at most half a target from that of the sample. An image along a
-    side is at most as long as that side, and starts where the side starts, clockwise.
-    """
-    x, y = _offset(target, generator)
-    height, width = scaled_size(sizes[0], target)
-    left, top = x - width // 2, y - height // 2
-    right, bottom = left + width, top + height
-    placed = [Placed(sizes[0], (height, width), (left, top))]
-    # Room, touched corner of the first image, and whether it lies left of and above that corner.
-    neighbours = (
-        ((target[0], width), (left, top), 0, 1),  # above
-        (target, (right, top), 0, 1),
-        ((height, target[1]), (right, top), 0, 0),  # right
-        (target, (right, bottom), 0, 0),
-        ((target[0], width), (right, bottom), 1, 0),  # below
-        (target, (left, bottom), 1, 0),
-        ((height, target[1]), (left, bottom), 1, 1),  # left
-        (target, (left, top), 1, 1),
-    )
-    for size, (room, point, is_left, is_above) in zip(sizes[1:], neighbours, strict=True):
-        scaled = scaled_size(size, room)
-        placed.append(Placed(size, scaled, (point[0] - is_left * scaled[1], point[1] - is_above * scaled[0])))
-    return placed, (left, top), (right, bottom)
-
-
-def _offset(target: Size, generator: np.random.Generator) -> Point:
-    """Draw a point, in whole pixels, at most half a target from the origin."""
-    x, y = generator.uniform(-0.5, 0.5, 2).tolist()
-    return round(x * target[1]), round(y * target[0])

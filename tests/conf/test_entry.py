@@ -68,7 +68,6 @@ SHAPES = [
         ("model.weights=nothing.weights", "nothing.weights"),
         ("data.names=[circle,hexagon]", "'hexagon'"),
         ("resume=a run_dir=b", "leave run_dir out"),
-        ("augment.mosaic=0 augment.mosaic_nine=0.5", "fix: a larger augment.mosaic"),
     ],
 )
 def test_what_does_not_fit_is_named_before_a_run_folder_is_made(

@@ -19,12 +19,11 @@ STRONG = replace(
 AUGMENTS = {
     "plain": NO_AUGMENT,
     "mosaic of four": STRONG,
-    "mosaic of nine": replace(STRONG, mosaic_nine=1),
     "mixup": replace(STRONG, mosaic=0.5, mixup=1),
     "rotated": replace(STRONG, mosaic=0.5, degrees=25, shear=12),
     "perspective": replace(STRONG, mosaic=0.5, translate=0.1, perspective=0.1),
     "device": replace(STRONG, colour=data.Colour.device),
-    "pool": replace(STRONG, tile_pool=4, mosaic_nine=0.5, mixup=0.5),
+    "pool": replace(STRONG, tile_pool=4, mixup=0.5),
 }
 SIZES = ((64, 64), (96, 160))
 NUM_IMAGES, BATCH = 24, 12

@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 
 from data import AugmentConfig, Request, TrainDataset
-from data.plan import MIXUP_BETA, draw_plan, mosaic_of_nine
+from data.plan import MIXUP_BETA, draw_plan
 from tests.data.conftest import NO_AUGMENT, CocoSet
 from tests.data.reference_path import reference_sample
 
 MOSAIC = replace(NO_AUGMENT, mosaic=1, scale=0.5, translate=0.1, flip_horizontal=0.5, flip_vertical=0.5)
 PLANS = {
     "mosaic of four": MOSAIC,
-    "mosaic of nine": replace(MOSAIC, mosaic_nine=1),
     "mixture": replace(MOSAIC, mixup=1),
     "turned": replace(MOSAIC, degrees=20, shear=5),
     "perspective": replace(MOSAIC, perspective=0.0005),
@@ -53,8 +52,7 @@ def test_the_fast_way_draws_what_the_plain_way_draws(empty_set: CocoSet, augment
     assert np.mean(differences) < 1.0 and max(differences) < 1.5  # in grey levels, seams of small tiles included
 
 
-@pytest.mark.parametrize("nine", [0.0, 1.0])
-def test_boxes_lie_where_their_pixels_lie(empty_set: CocoSet, nine: float) -> None:
+def test_boxes_lie_where_their_pixels_lie(empty_set: CocoSet) -> None:
     colours = [(255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 0), (255, 0, 255), (0, 255, 255)]
     generator = np.random.default_rng(0)
     empty_set.json["categories"] = [{"id": i, "name": str(i)} for i in range(len(colours))]
@@ -66,7 +64,7 @@ def test_boxes_lie_where_their_pixels_lie(empty_set: CocoSet, nine: float) -> No
         image[y : y + h, x : x + w] = colour
         empty_set.add_image(image, [(number, [float(x), float(y), float(w), float(h)])])
     images = empty_set.source()
-    dataset = TrainDataset(images.annotations, replace(MOSAIC, mosaic_nine=nine), 0, 1000, images)
+    dataset = TrainDataset(images.annotations, MOSAIC, 0, 1000, images)
     seen = 0
     for epoch in range(20):
         request = Request(epoch % len(colours), 320, 416, epoch)
@@ -96,16 +94,6 @@ def test_the_pool_bounds_the_partners(coco_set: CocoSet) -> None:
 def test_short_trainings_keep_most_of_their_mosaics() -> None:
     augment = replace(MOSAIC, close_mosaic_epochs=10)
     assert [augment.plain_epochs(epochs) for epochs in (300, 40, 10, 1)] == [10, 10, 2, 0]
-
-
-def test_nine_images_of_the_target_s_size_tile_the_canvas_without_hole_or_overlap() -> None:
-    target = (60, 100)
-    placed, (left, top), _ = mosaic_of_nine([target] * 9, target, np.random.default_rng(0))
-    covered = np.zeros((180, 300), dtype=int)
-    for image in placed:
-        x, y = image.corner[0] - left + target[1], image.corner[1] - top + target[0]
-        covered[y : y + image.scaled[0], x : x + image.scaled[1]] += 1
-    assert (covered == 1).all()
 
 
 def test_the_shares_of_mixup_follow_their_beta_distribution() -> None:
