@@ -11,16 +11,9 @@ from conf import ConfigError, build, entry
 from conf.saved import resumed_options
 from conf.schema import TrainConfig
 from data import Annotations, Colour
-from data.anchors import choose_anchors, class_weights, few_large_objects
-from models.config import AUTO, PUBLISHED_LOSS, Balance, LossConfig, PositivesBy
+from data.anchors import choose_anchors
+from models.config import AUTO
 from train_utils.distributed import World, broadcast_text
-
-# What auto becomes where the training images hold few large objects. There the published values
-# leave classes unlearnt; where objects are smaller this weight costs boxes their place
-# (docs/results/notebook.md).
-FOR_FEW_LARGE: dict[str, Any] = {"classification": 200, "balance": Balance.damped}
-POSITIVES_FOR_FEW_LARGE: dict[str, Any] = {"positives_by": PositivesBy.cost, "positives": 10}
-REACH = 2.0  # scale_x_y for these positives: half a cell past the edges
 
 
 def resolve_auto(
@@ -48,14 +41,9 @@ def resolve_auto(
         model, report = build.build_model(config.model, len(train_set.names), world=world, fitted=fits_anchors)
         notes.append(str(report or "initial weights: random"))
         if model.cfg.text != build.load_network(config.model).text:
-            notes.append("the heads keep anchors and scale_x_y of the weights")
-        keeps_heads = report is not None and report.is_whole
-        reach = min(head.scale_x_y for head in model.heads) if keeps_heads else None
-        config, loss_notes = choose_loss(config, train_set, reach)
-        notes += loss_notes
-        if config.model.scale_x_y is not None:
-            model.cfg = models.with_scale_x_y(model.cfg, config.model.scale_x_y)
-            model.heads = [replace(head, scale_x_y=config.model.scale_x_y) for head in model.heads]
+            notes.append("the heads keep the anchors of the weights")
+        config = replace(config, loss=build.suitable_loss(model.heads, config.loss))
+        notes.append(f"loss: {config.loss.name}")
     model.freeze(config.model.frozen_layers())
     workers = build.loader_workers(config.data.workers, world)
     return replace(config, data=replace(config.data, workers=workers)), model, notes
@@ -87,42 +75,7 @@ def fit_anchors(config: TrainConfig, world: World, train_set: Annotations) -> tu
 
 def min_iou_of(config: TrainConfig) -> float | None:
     """The overlap that a box needs with an anchor; None where each gets its best."""
-    loss = config.loss
-    return loss.anchor_iou if isinstance(loss, LossConfig) and loss.positives is None else None
-
-
-def choose_loss(
-    config: TrainConfig, train_set: Annotations, heads_reach: float | None = None
-) -> tuple[TrainConfig, list[str]]:
-    """Replace each ``auto`` of ``loss=yolov3``, and say where it is not the published value.
-
-    ``heads_reach`` is the scale_x_y of heads that the weights brought. Such heads stand for boxes,
-    so they keep it, and an object its cell if it is less than REACH.
-    """
-    loss, model, names = config.loss, config.model, train_set.names
-    if not isinstance(loss, LossConfig):
-        return config, []
-    few_large, notes, changes = few_large_objects(train_set), list[str](), list[str]()
-    values: dict[str, Any] = {}
-    for key in ("classification", "balance"):
-        if getattr(loss, key) == AUTO:
-            values[key] = (FOR_FEW_LARGE if few_large else PUBLISHED_LOSS)[key]
-    if loss.positives_by == PositivesBy.auto:
-        may_reach = heads_reach is None or heads_reach >= REACH
-        if few_large and loss.positives is None and may_reach:
-            values |= POSITIVES_FOR_FEW_LARGE
-            if model.scale_x_y is None and heads_reach is None:
-                model, changes = replace(model, scale_x_y=REACH), [f"model.scale_x_y={REACH:g}"]
-        else:
-            loss = replace(loss, positives_by=loss.ranked_by)
-    text = " ".join([f"loss.{key}={value}" for key, value in values.items()] + changes)
-    if few_large and text:
-        notes.append(f"auto chose {text} instead of the published values, because {few_large}")
-    if loss.class_weights == AUTO:
-        weights = values["class_weights"] = class_weights(train_set)
-        low, high = (f"{value:g} for {names[weights.index(value)]}" for value in (min(weights), max(weights)))
-        notes.append(f"loss.class_weights=auto: from {low} to {high}")
-    return replace(config, model=model, loss=replace(loss, **values)), notes
+    return getattr(config.loss, "anchor_iou", None)
 
 
 def describe_run(

@@ -16,12 +16,13 @@ import torch
 
 import data
 import models
-from conf import ConfigError
+from conf import ConfigError, entry
 from conf.saved import fetch_weights, trained_size
 from conf.schema import DetectConfig, EvaluateConfig, TrainConfig
 from data import Annotations, ImageSource
 from data.dataset import AUGMENTATIONS
 from data.files import usable_cores
+from models.config import FAR, AutoLoss
 from models.published import COCO_NAMES
 from train_utils import checkpoint, distributed, files
 from train_utils.distributed import World, torch_distributed_zero_first
@@ -31,15 +32,17 @@ MOST_WORKERS = 16  # of a rank, by data.workers=auto; each holds batches that it
 CPU_WORKERS = 2
 
 # And those of plugins.
-LOSSES: dict[str, Callable[..., models.HeadLoss]] = {"yolov3": models.YoloLoss, "darknet": models.DarknetLoss}
+LOSSES: dict[str, Callable[..., models.HeadLoss]] = {
+    "yolov3": models.YoloLoss,
+    "yolox": models.YoloxLoss,
+    "darknet": models.DarknetLoss,
+}
 
 
 def load_network(config: models.ModelConfig) -> models.Cfg:
-    """Parse ``model.cfg``, a file or a name in the zoo, with the given scale_x_y and anchors."""
+    """Parse ``model.cfg``, a file or a name in the zoo, with the given anchors."""
     path = Path(config.cfg)
     cfg = models.load_cfg(path if path.suffix else models.zoo_cfg(config.cfg))
-    if config.scale_x_y is not None:
-        cfg = models.with_scale_x_y(cfg, config.scale_x_y)
     return cfg if config.anchors is None else models.with_anchors(cfg, config.anchors)
 
 
@@ -59,15 +62,13 @@ def build_model(
     are loaded. All ranks of ``world`` call this.
     With ``whole``, for everything but training, a layer that would stay random is an error.
     With ``fitted`` (auto.fit_anchors), so are weights with heads: they learnt with other anchors.
-    The heads of a checkpoint bring their scale_x_y and anchors, unless ``config`` names any.
+    The heads of a checkpoint bring their anchors, unless ``config`` names any.
     """
     path, cfg = weights_path(config, world), load_network(config)
     state = own_checkpoint(path) if path is not None else None
-    if state is not None:
+    if state is not None and config.anchors is None:
         ours = build_meta_model(config, num_classes)
-        theirs = models.network_of_checkpoint(state["network"], path)
-        left_open = [key for key in ("anchors", "scale_x_y") if getattr(config, key) is None]
-        cfg = models.cfg_with_heads_of(ours, theirs, left_open)
+        cfg = models.cfg_with_anchors_of(ours, models.network_of_checkpoint(state["network"], path))
     model = models.Darknet(cfg, num_classes, config.width)
     model.init_head_biases()
     if path is None:
@@ -78,13 +79,14 @@ def build_model(
         report = models.load_weights_of_checkpoint(model, state["ema"], path, state["network"])
         model.seen = state["seen"]
     elif path.suffix in (".pt", ".pth"):
-        report = models.load_foreign_state_dict(model, models.read_tensor_file(path), path)
+        content = models.read_tensor_file(path)
+        load = models.load_timm_backbone if models.is_of_timm(content) else models.load_foreign_state_dict
+        report = load(model, content, path)
     else:
         report = models.load_darknet_weights(model, path)
-    keeps_heads = not report.heads_left_out and (report.cut is None or report.cut >= model.heads[0].layer - 1)
-    if keeps_heads and not report.same_decoding and (fitted or config.scale_x_y is not None):
-        key = "anchors" if fitted else "scale_x_y"
-        raise ConfigError(f"the heads in {path} were trained with other {key}. fix: model.{key}=null")
+    keeps_heads = not report.heads_left_out and (report.cut is None or report.cut >= model.heads[0].parts[-1].layer)
+    if keeps_heads and fitted and not report.same_decoding:
+        raise ConfigError(f"the heads in {path} were trained with other anchors. fix: model.anchors=null")
     if whole and not report.is_whole:
         raise ConfigError(f"{report}: this suits training only. fix: a whole file; data or names= with its classes")
     return model, report
@@ -189,10 +191,23 @@ def open_checkpoint(ckpt: str) -> TrainedNetwork:
     return TrainedNetwork(model.eval(), names, state["category_ids"], size, f"{ckpt}: {origin}", origin)
 
 
+def suitable_loss(heads: Sequence[models.Head], config: models.LossSection) -> models.LossSection:
+    """The options of the loss that suits the heads in place of ``loss=auto``; others stay.
+
+    Raises ConfigError for an option that this loss does not have.
+    """
+    if not isinstance(config, AutoLoss):
+        return config
+    name = "yolox" if min(head.scale_x_y for head in heads) >= FAR else "yolov3"
+    given = [f"loss.{key}={value}" for key, value in entry.to_dictionary(config).items() if value is not None]
+    return entry.compose("train", TrainConfig, [f"loss={name}", *given, f"loss.name={name}"]).loss
+
+
 def build_loss(heads: Sequence[models.Head], config: models.LossSection) -> models.HeadLoss:
     """The loss that ``loss=`` selects."""
+    config = suitable_loss(heads, config)
     make = LOSSES[config.name]
-    return make(heads, config) if isinstance(config, models.LossConfig) else make(heads)
+    return make(heads) if type(config) is models.LossSection else make(heads, config)
 
 
 def build_postprocess(

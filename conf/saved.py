@@ -1,5 +1,6 @@
 """What a command line leaves open: options of a checkpoint or an earlier run, published weights."""
 
+import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
@@ -15,7 +16,7 @@ from conf.entry import check_values, from_dictionary, plain, to_dictionary
 from conf.messages import NOT_COMPOSED, darknet_options, explain
 from conf.schema import TrainConfig
 from data import DataError, set_files
-from models.published import BACKBONE, COCO, Published
+from models.published import WORDS, Published
 from train_utils import files, launch
 from train_utils.errors import CheckpointError
 from train_utils.options import MAY_CHANGE, OF_THE_MACHINE, changed_values, is_covered
@@ -117,7 +118,8 @@ def with_full_names(options: dict[str, Any], once: bool = True) -> dict[str, Any
     if options.get("ckpt") is not None:
         options = {**options, "ckpt": files.full_name(options["ckpt"])}
     model = options.get("model") or {}
-    if (weights := model.get("weights")) in (None, COCO, BACKBONE) or (run := files.full_name(weights)) == weights:
+    weights = model.get("weights")
+    if weights is None or weights in WORDS or (run := files.full_name(weights)) == weights:
         return options
     if not once:
         raise ConfigError(
@@ -169,7 +171,7 @@ def complete_training(options: dict[str, Any], named: Sequence[str]) -> dict[str
     places: dict[str, dict[str, str]] = {"data": {}, "model": {}}
     for section, key in (("data", "root"), ("data", "index_dir"), ("model", "cfg"), ("model", "weights")):
         place = options.get(section, {}).get(key)
-        is_name = {"weights": place in (COCO, BACKBONE), "cfg": not {"/", "."} & set(place or "")}.get(key, False)
+        is_name = {"weights": place in WORDS, "cfg": not {"/", "."} & set(place or "")}.get(key, False)
         if place is not None and not is_name:
             places[section][key] = str(Path(place).absolute())
     return continue_run(plain(OmegaConf.merge(options, places)), named)
@@ -277,6 +279,9 @@ def fetch_weights(entry: Published) -> Path:
 
     path = weights_folder() / entry.file_name
     if not path.is_file():
-        print(f"{entry.url} ({entry.size / 1e6:.0f} MB) -> {path}", flush=True)
+        print(f"{entry.url} -> {path}", flush=True)
     download(entry.url, path, f"sha1:{entry.sha1}" if entry.sha1 else None, entry.size)
+    if entry.sha256 is not None and not hashlib.sha256(path.read_bytes()).hexdigest().startswith(entry.sha256):
+        path.unlink()
+        raise DataError(f"{entry.url} is damaged, or another file. fix: run the command again")
     return path

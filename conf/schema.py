@@ -11,7 +11,7 @@ from pathlib import PurePath
 from typing import Annotated, Any
 
 from data.config import AugmentConfig, Below1, DataConfig, Exif, OnBadFile, Resize
-from models.config import LossConfig, LossSection, ModelConfig
+from models.config import AutoLoss, LossConfig, LossSection, ModelConfig, YoloxLossConfig
 from models.published import PUBLISHED
 from train_utils import config
 from train_utils.config import Count, Seed, Share, Whole
@@ -84,14 +84,12 @@ class TrainConfig(PluggedConfig):
         if self.resume is not None and self.run_dir is not None:
             raise ValueError("resume continues in its own folder: leave run_dir out")
         self.data.check_two_sets()
-        if self.augment.mosaic_nine > 0 and self.augment.mosaic == 0:
-            raise ValueError(
-                "augment.mosaic_nine is a share of the mosaics, but augment.mosaic=0. fix: a larger augment.mosaic"
-            )
 
 
 # Sections whose keys depend on a choice: the class of each choice by the `name` in its YAML.
-CHOICES: dict[str, dict[str, type]] = {"loss": {"yolov3": LossConfig, "darknet": LossSection}}
+CHOICES: dict[str, dict[str, type]] = {
+    "loss": {"auto": AutoLoss, "yolov3": LossConfig, "yolox": YoloxLossConfig, "darknet": LossSection}
+}
 
 
 @dataclass

@@ -20,8 +20,6 @@ SAMPLED_BOXES = 200_000  # with nine anchors their overlaps take 0.1 s
 LOW_RECALL = 0.98
 FIT_RECALL = 0.7  # below it, fitted anchors score better, and worse from there on (docs/results/notebook.md)
 
-FEW_OBJECTS = 2.5  # at most so many in an image on average
-LARGE_SIDE = 0.25  # at least half of them are larger, as a share of the image's longer side
 MOST_BOXES = 10_000  # to fit to; with nine anchors that takes seconds
 SEED = 0
 ROUNDS = 300  # of refinement
@@ -150,34 +148,6 @@ def objects_per_image(annotations: Annotations) -> np.typing.NDArray[np.int64]:
     before = np.concatenate([[0], np.cumsum(~annotations.crowd)])
     counts: np.typing.NDArray[np.int64] = np.diff(before[annotations.offsets])
     return counts
-
-
-def few_large_objects(annotations: Annotations) -> str | None:
-    """A clause that says so if images hold few large objects of more than one class.
-
-    It counts the images that have any. A large object is the square of a box's area.
-    """
-    counts = objects_per_image(annotations)
-    sizes = network_sizes(annotations, 1, SAMPLED_BOXES)
-    if len(annotations.names) == 1 or not len(sizes):
-        return None
-    count, side = counts[counts > 0].mean(), float(np.median(np.sqrt(sizes.prod(axis=1))))
-    if count > FEW_OBJECTS or side <= LARGE_SIDE:
-        return None
-    return f"images hold few large objects ({count:.1f} each, half of them above {side:.0%} of the image's longer side)"
-
-
-def class_weights(annotations: Annotations) -> list[float]:
-    """For each class the root of how rare its boxes are, 1 on average over all boxes.
-
-    Crowds do not count. Classes without a box get the weight of the rarest that has one.
-    """
-    counts = np.bincount(annotations.classes[~annotations.crowd], minlength=len(annotations.names))
-    if not counts.any():
-        return [1.0] * len(counts)
-    weights = 1 / np.sqrt(np.maximum(counts, counts[counts > 0].min()))
-    weights *= counts.sum() / (weights * counts).sum()
-    return [round(float(weight), 4) for weight in weights]
 
 
 def choose_anchors(

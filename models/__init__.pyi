@@ -7,9 +7,10 @@ from .config import IouKind as IouKind
 from .config import LossConfig as LossConfig
 from .config import LossSection as LossSection
 from .config import ModelConfig as ModelConfig
+from .config import YoloxLossConfig as YoloxLossConfig
 from .darknet import WEIGHTS_VERSION as WEIGHTS_VERSION
 from .darknet import Darknet as Darknet
-from .darknet import cfg_with_heads_of as cfg_with_heads_of
+from .darknet import cfg_with_anchors_of as cfg_with_anchors_of
 from .darknet import count_flops as count_flops
 from .darknet import count_parameters as count_parameters
 from .darknet import fitted_cfg as fitted_cfg
@@ -20,9 +21,11 @@ from .decode import Postprocess as Postprocess
 from .errors import ModelError as ModelError
 from .heads import Head as Head
 from .heads import with_anchors as with_anchors
-from .heads import with_scale_x_y as with_scale_x_y
 from .loss import HeadLoss as HeadLoss
 from .loss import YoloLoss as YoloLoss
+from .loss import YoloxLoss as YoloxLoss
+from .timm import is_of_timm as is_of_timm
+from .timm import load_timm_backbone as load_timm_backbone
 from .weights import WeightsReport as WeightsReport
 from .weights import load_darknet_weights as load_darknet_weights
 from .weights import load_foreign_state_dict as load_foreign_state_dict

@@ -24,6 +24,9 @@ PAIRS_AT_ONCE = 2**18  # boxes x targets compared at once: temporaries of 1 MB f
 STEPS = 256  # weights are multiples of 1 / STEPS: their sums are exact, whatever the number of ranks
 OVERLAP_POWER = 6  # of the overlap beside the score, in the alignment (Feng et al. 2021)
 OVERLAP_COST = 3.0  # weight of -log IoU beside the cross-entropy, in the cost (Ge et al. 2021)
+# YOLOX has 1. Then small objects have one at first, large ones up to ten, and rare small ones are
+# not learnt in some hundred steps (docs/results/notebook.md).
+LEAST_POSITIVES = 3
 LEAST_LOG = -100.0  # bounds a cross-entropy, as torch does
 NEVER = -math.inf  # the merit of what is not chosen
 
@@ -125,13 +128,11 @@ def dynamic_positives(
     targets: (t, 6) image, class, cx, cy, w, h in pixels. Returns for each head the weights (t, p)
     of its p candidates, 0 where one is not chosen, and their cells. ``by`` ranks the candidates:
 
-    - overlap: the IoU of the predicted box. The weight is the square of the overlap, as a share of
-      the largest with this target.
     - alignment: score * IoU^6, where score is objectness * class probability. The weight is this
       product, as a share of the largest.
     - cost: the cross-entropy of the root of all scores, plus 3 * -log IoU; the least counts. The
-      weight is 1. The number is the sum of the ``count`` largest overlaps, rounded down, at least
-      1; else it is ``count``.
+      weight is 1. The number is the sum of the ``count`` largest overlaps, rounded down, but at
+      least LEAST_POSITIVES; else it is ``count``.
 
     Of equals the first is chosen: heads, then anchors, rows, columns. An anchor of a cell that
     several targets choose learns the one that it overlaps most, or that costs least. A target
@@ -141,7 +142,8 @@ def dynamic_positives(
     places = [cells for _, cells in candidates]
     overlaps, merits = _overlaps_and_merits(maps, candidates, targets, by)
     if by == PositivesBy.cost:
-        numbers = overlaps.sort(dim=1, descending=True).values[:, :count].sum(1, keepdim=True).floor().clamp(min=1)
+        largest = overlaps.sort(dim=1, descending=True).values[:, :count]
+        numbers = largest.sum(1, keepdim=True).floor().clamp(min=min(count, LEAST_POSITIVES))
     else:
         numbers = overlaps.new_full((), count)
     best = merits.argsort(dim=1, descending=True, stable=True)
@@ -152,7 +154,7 @@ def dynamic_positives(
     if by != PositivesBy.cost:
         winners = torch.where(won, merits, 0)
         shares = winners / winners.amax(1, keepdim=True).clamp(min=torch.finfo(winners.dtype).tiny)
-        weights = (shares.square() if by == PositivesBy.overlap else shares).mul(STEPS).round() / STEPS
+        weights = shares.mul(STEPS).round() / STEPS
     return list(zip(weights.split([cells.anchor.shape[1] for cells in places], dim=1), places, strict=True))
 
 
@@ -199,16 +201,14 @@ def _overlaps_and_merits(
     reached, predicted, boxes, wanted = (torch.cat(tensors, dim=1) for tensors in zip(*parts, strict=True))
     iou = box_iou_aligned(boxes, wanted, IouKind.iou).clamp(min=0)
     overlap = torch.where(reached, iou, 0)
-    merit = overlap
-    if by != PositivesBy.overlap:
-        log_sigmoid = nn.functional.logsigmoid
-        logs = log_sigmoid(predicted[..., 4:5]) + log_sigmoid(predicted[..., 5:])  # of scores (t, p, classes)
-        labels = targets[:, None, 1:2].long().expand(*overlap.shape, 1)
-        if by == PositivesBy.alignment:
-            merit = logs.gather(2, labels)[..., 0].exp() * overlap**OVERLAP_POWER
-        else:
-            roots = logs / 2
-            misses = torch.log1p(-roots.exp()).clamp(min=LEAST_LOG)
-            true = (roots.clamp(min=LEAST_LOG) - misses).gather(2, labels)[..., 0]
-            merit = misses.sum(-1) + true + OVERLAP_COST * overlap.log()
+    log_sigmoid = nn.functional.logsigmoid
+    logs = log_sigmoid(predicted[..., 4:5]) + log_sigmoid(predicted[..., 5:])  # of scores (t, p, classes)
+    labels = targets[:, None, 1:2].long().expand(*overlap.shape, 1)
+    if by == PositivesBy.alignment:
+        merit = logs.gather(2, labels)[..., 0].exp() * overlap**OVERLAP_POWER
+    else:
+        roots = logs / 2
+        misses = torch.log1p(-roots.exp()).clamp(min=LEAST_LOG)
+        true = (roots.clamp(min=LEAST_LOG) - misses).gather(2, labels)[..., 0]
+        merit = misses.sum(-1) + true + OVERLAP_COST * overlap.log()
     return overlap, torch.where(overlap > 0, merit, NEVER)

@@ -2,7 +2,6 @@
 
 import copy
 import math
-from collections.abc import Collection
 from pathlib import Path
 
 import torch
@@ -81,7 +80,7 @@ class Darknet(nn.Module):
                 f"image size {height}x{width} is not a multiple of the network's stride {self.max_stride}."
                 f" fix: the nearest is {nearest[0]}x{nearest[1]}"
             )
-        if self.head_convolution(self.heads[0]).conv.weight.dtype == torch.float64:
+        if self.head_convolutions(self.heads[0])[0].conv.weight.dtype == torch.float64:
             images = images.double()
         maps: dict[int, Tensor] = {IMAGES: images}
         for index, layer in enumerate(self.layers):
@@ -107,7 +106,7 @@ class Darknet(nn.Module):
 
         0 releases all. Raises ModelError if that is out of range or leaves nothing to train.
         """
-        most = self.heads[-1].layer - 1  # the last heads' convolution stays
+        most = self.heads[-1].parts[-1].layer  # the last head's convolution stays
         if not 0 <= first_n_layers <= most:
             raise ModelError(f"model.freeze must be between 0 and {most} layers, got {first_n_layers}")
         self.num_frozen = first_n_layers
@@ -124,18 +123,17 @@ class Darknet(nn.Module):
         (classes - 0.99)) for every class.
         """
         for head in self.heads:
-            convolution = self.head_convolution(head)
-            bias = convolution.conv.bias if convolution.norm is None else convolution.norm.bias
-            assert bias is not None
-            per_anchor = bias.view(len(head.anchors), 5 + head.num_classes)
-            per_anchor[:, 4] -= 4.5
-            per_anchor[:, 5:] += math.log(0.6 / (head.num_classes - 0.99))
+            for part, convolution in zip(head.parts, self.head_convolutions(head), strict=True):
+                bias = convolution.conv.bias if convolution.norm is None else convolution.norm.bias
+                assert bias is not None
+                per_anchor, classes_from = bias.view(len(head.anchors), -1), part.fixed // len(head.anchors)
+                per_anchor[:, 4:classes_from] -= 4.5
+                per_anchor[:, classes_from:] += math.log(0.6 / (head.num_classes - 0.99))
 
-    def head_convolution(self, head: Head) -> Convolution:
-        """The convolution that makes the raw map of `head`."""
-        layer = self.layers[head.layer - 1]
-        assert isinstance(layer, Convolution)  # the graph admits nothing else before a [yolo]
-        return layer
+    def head_convolutions(self, head: Head) -> list[Convolution]:
+        """The convolutions that make the raw map of `head`: one, or those of boxes and classes."""
+        layers = [self.layers[part.layer] for part in head.parts]
+        return [layer for layer in layers if isinstance(layer, Convolution)]  # the graph admits nothing else
 
 
 def count_parameters(model: nn.Module) -> int:
@@ -171,21 +169,19 @@ def fitted_cfg(model: Darknet) -> str:
     return with_options(model.cfg.text, changes)
 
 
-def cfg_with_heads_of(model: Darknet, other: Darknet, keys: Collection[str]) -> Cfg:
-    """``model.cfg`` with ``keys``, of anchors and scale_x_y, as in the heads of ``other``.
+def cfg_with_anchors_of(model: Darknet, other: Darknet) -> Cfg:
+    """``model.cfg`` with the anchors of the heads of ``other``.
 
-    It stays the same if these differ in nothing else than the heads' classes or number of anchors.
+    It stays the same if these differ in the heads' classes or number of anchors.
     """
     shapes = ([(head.num_classes, len(head.anchors)) for head in one.heads] for one in (model, other))
     if next(shapes) != next(shapes):
         return model.cfg
     changes = list[tuple[Section, str, str]]()
     for ours, theirs in zip(model.heads, other.heads, strict=True):
-        section, source = model.cfg.layers[ours.layer], other.cfg.layers[theirs.layer]
-        if "anchors" in keys and ours.all_anchors != theirs.all_anchors:
+        if ours.all_anchors != theirs.all_anchors:
+            section, source = model.cfg.layers[ours.layer], other.cfg.layers[theirs.layer]
             changes += [(section, key, source.text(key, 1)) for key in ("anchors", "num")]
-        if "scale_x_y" in keys and ours.scale_x_y != theirs.scale_x_y:
-            changes.append((section, "scale_x_y", source.text("scale_x_y", 1)))
     return parse_cfg(with_options(model.cfg.text, changes), model.cfg.source) if changes else model.cfg
 
 

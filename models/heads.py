@@ -36,6 +36,18 @@ class DarknetLossKeys:
     iou_thresh: float = 1.0
 
 
+class RawPart(NamedTuple):
+    """A convolution whose map is a raw map, or is joined to one: its layer and its filters."""
+
+    layer: int
+    fixed: int
+    per_class: int
+
+    def filters(self, num_classes: int) -> int:
+        """Its filters for that many classes."""
+        return self.fixed + self.per_class * num_classes
+
+
 @dataclass(frozen=True)
 class Head:
     """One [yolo] section, as needed to assign targets to its raw map and to decode it.
@@ -43,7 +55,8 @@ class Head:
     `layer` is the Darknet layer index and `stride` the pixels per cell. `anchors` are the
     (width, height) of `all_anchors` that `mask` selects, in pixels at network scale. Centres are
     decoded as sigmoid * scale_x_y - (scale_x_y - 1) / 2. With `new_coords` sizes are
-    (2 * sigmoid)^2 anchors instead of exp(raw) anchors.
+    (2 * sigmoid)^2 anchors instead of exp(raw) anchors. `parts` are the convolutions that make the
+    raw map, in the order of its values.
     """
 
     layer: int
@@ -54,6 +67,7 @@ class Head:
     new_coords: bool = False
     all_anchors: Sizes = ()
     mask: tuple[int, ...] = ()
+    parts: tuple[RawPart, ...] = ()
     darknet_loss: DarknetLossKeys = DarknetLossKeys()
 
 
@@ -86,7 +100,26 @@ class HeadAnchors(dict[torch.device, list[Anchors]]):
         return self[device]
 
 
-def read_head(section: Section, layer: int, stride: int, num_classes: int) -> Head:
+def read_raw_parts(layers: Sequence[Section]) -> dict[int, tuple[Section, RawPart]]:
+    """The convolutions that make raw maps, by layer, each with the [yolo] that reads it.
+
+    That is the layer before a [yolo]. If this is a [route] of two layers, the first makes boxes and
+    objectness and the second classes, of one anchor.
+    """
+    parts = {}
+    for index, section in enumerate(layers[1:], 1):
+        before = layers[index - 1]
+        if section.kind == "yolo" and before.kind == "route" and len(numbers := before.values("layers", int)) == 2:
+            for number, fixed, per_class in zip(numbers, (5, 0), (0, 1), strict=True):
+                layer = number if number >= 0 else index - 1 + number
+                parts[layer] = section, RawPart(layer, fixed, per_class)
+        elif section.kind == "yolo":
+            anchors = len(read_anchors(section)[1])
+            parts[index - 1] = section, RawPart(index - 1, 5 * anchors, anchors)
+    return parts
+
+
+def read_head(section: Section, layer: int, stride: int, num_classes: int, parts: tuple[RawPart, ...]) -> Head:
     """The head of a [yolo] section. Raises ModelError with file and line for bad values."""
     all_anchors, mask = read_anchors(section)
     iou_loss = section.choice("iou_loss", "mse", ("mse", *IouKind.__members__))
@@ -103,6 +136,7 @@ def read_head(section: Section, layer: int, stride: int, num_classes: int) -> He
         new_coords=section.integer("new_coords", 0) != 0,
         all_anchors=all_anchors,
         mask=mask,
+        parts=parts,
         darknet_loss=DarknetLossKeys(None if iou_loss == "mse" else IouKind[iou_loss], **weights),
     )
 
@@ -142,10 +176,4 @@ def with_anchors(cfg: Cfg, anchors: Sequence[Sequence[float]] | str) -> Cfg:
                 f" fix: give {count} pairs of width and height"
             )
         changes += [(section, "anchors", text), (section, "num", str(count))]
-    return parse_cfg(with_options(cfg.text, changes), cfg.source)
-
-
-def with_scale_x_y(cfg: Cfg, scale_x_y: float) -> Cfg:
-    """Replace scale_x_y in all [yolo] sections."""
-    changes = [(section, "scale_x_y", f"{scale_x_y:g}") for section in cfg.layers if section.kind == "yolo"]
     return parse_cfg(with_options(cfg.text, changes), cfg.source)

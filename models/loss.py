@@ -1,9 +1,9 @@
-"""What all losses share, and the YOLOv3-SPP loss.
+"""What all losses share, the YOLOv3-SPP loss and the YOLOX loss.
 
 YoloLoss has the formulation of the first PyTorch YOLOv3-SPP (ultralytics/yolov3, branch archive):
 every anchor of every head whose shape fits a target is positive in the cell that holds the target's
-centre. With ``positives`` the predictions choose instead. In that formulation each term is a sum of
-means, one of each head; ``balance`` has other sums.
+centre, and each term is a sum of means, one of each head. In YoloxLoss the predictions choose the
+positives.
 
 All arithmetic is in float32, or in float64 for float64 maps. Shapes depend only on the number of
 targets (no boolean indexing), so a step on an accelerator never waits for the host.
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from models.assignment import Cells, centre_cells, dynamic_positives, targets_in_cells
-from models.config import AUTO, PUBLISHED_LOSS, Balance, LossConfig
+from models.config import FAR, IouKind, LossConfig, YoloxLossConfig
 from models.decode import at_least_float32, box_iou_aligned, boxes_in_cells, wh_iou
 from models.errors import ModelError
 from models.heads import Head, HeadAnchors, HeadMap
@@ -87,61 +87,104 @@ class YoloLoss(HeadLoss):
     def __init__(self, heads: Sequence[Head], config: LossConfig) -> None:
         super().__init__(heads)
         self.config = config
-        weights, classes = config.class_weights, self.heads[0].num_classes
-        if isinstance(weights, list) and len(weights) != classes:
-            raise ModelError(f"loss.class_weights has {len(weights)} numbers for {classes} classes. fix: one for each")
-        self._class_weights = torch.tensor(weights) if isinstance(weights, list) else None
+        if any(len(head.parts) > 1 for head in heads):
+            raise ModelError("decoupled heads have too few anchors for a loss that matches shapes. fix: loss=yolox")
 
     def _terms(
         self, maps: list[HeadMap], targets: Tensor, ratio: float, sum_over_ranks: SumOverRanks, world_size: int
     ) -> tuple[list[Terms], Sequence[float | Tensor]]:
-        config, count = self.config, len(maps)
-        # For each head weights (t, p), 0 where a target is not learnt, and the p candidates
-        if config.positives is not None:
-            pairs = dynamic_positives(maps, targets, config.positives, config.ranked_by)
-        else:
-            pairs = []
-            for head, anchors, raw in maps:
-                matches = wh_iou(targets[:, 4:6], anchors.own) > config.anchor_iou
-                weight = matches.to(at_least_float32(raw).dtype)
-                pairs.append((weight, centre_cells(targets, head.stride, raw.shape)))
+        config = self.config
+        # For each head weights (t, anchors), 0 where a shape does not match, and the cells
+        pairs = []
+        for head, anchors, raw in maps:
+            matches = wh_iou(targets[:, 4:6], anchors.own) > config.anchor_iou
+            weight = matches.to(at_least_float32(raw).dtype)
+            pairs.append((weight, centre_cells(targets, head.stride, raw.shape)))
         positives = sum_over_ranks(torch.stack([weight.sum() for weight, _ in pairs]))
-        cells: list[float] = [part.raw[..., 4].numel() * world_size for part in maps]
-        if config.balance == Balance.pooled:  # each head counts as if all had equally many
-            positives, cells = positives.mean().expand(count), [sum(cells) / count] * count
-        elif config.balance == Balance.damped:
-            positives = positives.maximum(positives.mean())
         shares = 1 / positives.clamp(min=1)  # without positives the terms are 0, not 0 / 0
-        terms = [self._head_terms(*each, targets, ratio) for each in zip(maps, pairs, shares, cells, strict=True)]
-        # Before a training set is known, auto is the published recipe's.
-        gain = PUBLISHED_LOSS["classification"] if config.classification == AUTO else config.classification
-        return terms, (config.box, config.objectness, gain * self.heads[0].num_classes / 80)
+        terms = [
+            self._head_terms(part, *pair, targets, share, part.raw[..., 4].numel() * world_size, ratio)
+            for part, pair, share in zip(maps, pairs, shares, strict=True)
+        ]
+        return terms, (config.box, config.objectness, config.classification * self.heads[0].num_classes / 80)
 
     def _head_terms(
-        self, part: HeadMap, pairs: tuple[Tensor, Cells], share: Tensor, num_cells: float, targets: Tensor, ratio: float
+        self, part: HeadMap, weight: Tensor, cells: Cells, targets: Tensor, share: Tensor, num_cells: int, ratio: float
     ) -> Terms:
         """The terms of one head, without gains; a positive weighs share, a cell 1 / num_cells."""
-        config, (head, anchors, raw), (weight, cells) = self.config, part, pairs
-        # (t, p, 5 + classes), one row for each pair, matched or not
-        predicted = at_least_float32(raw[tuple(cells)])
-        xy, wh, _, class_logits = predicted.split((2, 2, 1, head.num_classes), dim=-1)
-        boxes = boxes_in_cells(xy, wh, anchors.own[cells.anchor], head)
-        iou = box_iou_aligned(boxes, targets_in_cells(targets, cells, head.stride), config.iou)
+        class_logits, iou = _predictions(part, cells, targets, self.config.iou)
         box = ((1 - iou) * weight).sum() * share
 
-        quality = 1 - ratio + ratio * iou.detach().clamp(min=0)
-        # If several targets claim one anchor of one cell, the largest quality counts, whatever
-        # their order; the box and class terms count each. Pairs that do not match write 0.
-        wanted = weight.new_zeros(raw.shape[:4])
-        places = cells.flat(raw.shape).flatten()
-        wanted.view(-1).scatter_reduce_(0, places, (quality * weight).flatten(), reduce="amax")
-        objectness = cross_entropy(at_least_float32(raw[..., 4]), wanted).sum() / num_cells
+        wanted = _at_cells(weight * (1 - ratio + ratio * iou.detach().clamp(min=0)), cells, part.raw)
+        objectness = cross_entropy(at_least_float32(part.raw[..., 4]), wanted).sum() / num_cells
 
         # Even a single class is learnt: decoding multiplies by its probability, as in Darknet.
         labels = targets[:, 1:2].long()
-        classes = labels[..., None] == torch.arange(head.num_classes, device=raw.device)  # (t, 1, classes)
-        losses = cross_entropy(class_logits, classes.to(class_logits.dtype).expand_as(class_logits))
-        if self._class_weights is not None:
-            self._class_weights = self._class_weights.to(raw.device)  # once, because the copy blocks
-            weight = weight * self._class_weights[labels]
+        losses = cross_entropy(class_logits, _one_hot(labels, class_logits))
         return box, objectness, (losses.mean(-1) * weight).sum() * share
+
+
+class YoloxLoss(HeadLoss):
+    """The loss of YOLOX (Ge et al. 2021, arXiv 2107.08430), for heads whose cells reach far.
+
+    The predictions choose the positives (dynamic_positives). Objectness is 1 at these and 0 at all
+    other cells, the target of a class is the IoU of its box, and the box term is 1 - IoU^2, or 1
+    minus another overlap measure. All are sums over the heads, by the number of positives.
+    """
+
+    def __init__(self, heads: Sequence[Head], config: YoloxLossConfig) -> None:
+        super().__init__(heads)
+        self.config = config
+        if (reach := min(head.scale_x_y for head in heads)) < FAR:
+            raise ModelError(
+                f"loss=yolox is for heads whose cells reach others, these have scale_x_y={reach:g}. fix: loss=yolov3"
+            )
+
+    def _terms(
+        self, maps: list[HeadMap], targets: Tensor, ratio: float, sum_over_ranks: SumOverRanks, world_size: int
+    ) -> tuple[list[Terms], Sequence[float | Tensor]]:
+        config = self.config
+        pairs = dynamic_positives(maps, targets, config.positives, config.positives_by)
+        positives = sum_over_ranks(torch.stack([weight.sum() for weight, _ in pairs])).sum().clamp(min=1)
+        terms = [self._head_terms(part, *pair, targets) for part, pair in zip(maps, pairs, strict=True)]
+        return terms, [gain / positives for gain in (config.box, config.objectness, config.classification)]
+
+    def _head_terms(self, part: HeadMap, weight: Tensor, cells: Cells, targets: Tensor) -> Terms:
+        """The sums of one head."""
+        kind = self.config.iou
+        class_logits, overlap = _predictions(part, cells, targets, kind)
+        box = ((1 - overlap.square() if kind is IouKind.iou else 1 - overlap) * weight).sum()
+
+        wanted = _at_cells(weight, cells, part.raw)
+        objectness = cross_entropy(at_least_float32(part.raw[..., 4]), wanted).sum()
+
+        labels = targets[:, 1:2].long()
+        quality = overlap.detach().clamp(min=0)[..., None] * _one_hot(labels, class_logits)
+        losses = cross_entropy(class_logits, quality).sum(-1)
+        return box, objectness, (losses * weight).sum()
+
+
+def _predictions(part: HeadMap, cells: Cells, targets: Tensor, kind: IouKind) -> tuple[Tensor, Tensor]:
+    """Logits (t, p, classes) at the cells, and the overlap (t, p) of their boxes with targets."""
+    head, anchors, raw = part
+    # (t, p, 5 + classes), one row for each pair, matched or not
+    xy, wh, _, class_logits = at_least_float32(raw[tuple(cells)]).split((2, 2, 1, head.num_classes), dim=-1)
+    boxes = boxes_in_cells(xy, wh, anchors.own[cells.anchor], head)
+    return class_logits, box_iou_aligned(boxes, targets_in_cells(targets, cells, head.stride), kind)
+
+
+def _at_cells(values: Tensor, cells: Cells, raw: Tensor) -> Tensor:
+    """A map (batch, anchors, rows, columns) of values (t, p): 0 at other cells.
+
+    If several targets claim one anchor of one cell, the largest value counts, whatever their order;
+    the box and class terms count each. Pairs that do not match write 0.
+    """
+    wanted = values.new_zeros(raw.shape[:4])
+    wanted.view(-1).scatter_reduce_(0, cells.flat(raw.shape).flatten(), values.flatten(), reduce="amax")
+    return wanted
+
+
+def _one_hot(labels: Tensor, class_logits: Tensor) -> Tensor:
+    """1 at the labels (t, 1) and 0 elsewhere, in the shape and type of logits (t, p, classes)."""
+    classes = labels[..., None] == torch.arange(class_logits.shape[-1], device=labels.device)
+    return classes.to(class_logits.dtype).expand_as(class_logits)

@@ -2,6 +2,7 @@
 
 Addresses and SHA-1 are those of OpenCV's samples/dnn/models.yml and AlexeyAB/darknet's README. A
 file has a header of 20 bytes and 4 bytes for each value of the network, or of its first layers.
+Backbones of timm have the first digits of their SHA-256 in their names, and Apache's licence.
 """
 
 from pathlib import Path
@@ -10,12 +11,15 @@ from typing import NamedTuple
 from models.errors import ModelError
 
 COCO, BACKBONE = "coco", "backbone"  # of model.weights
+TIMM53, TIMM_CSP53 = "timm:darknet53.c2ns_in1k", "timm:cspdarknet53.ra_in1k"
 COCO_NAMES = Path(__file__).parent / "zoo" / "coco.names"
 BACKBONE_LAYERS = {  # the layers that Darknet's users keep, and model.freeze=backbone freezes
     "yolov3": 75,
     "yolov3-spp": 75,
+    "yolov3-spp-decoupled": 75,
     "yolov3-tiny": 15,
     "yolov3-tiny-3l": 15,
+    "yolov3-tiny-decoupled": 13,
     "yolov4": 137,
     "yolov4-csp": 142,
     "yolov4-tiny": 29,
@@ -27,6 +31,8 @@ LICENCE = (
 )
 _REDMON = "https://pjreddie.com/media/files"
 _RELEASES = "https://github.com/AlexeyAB/darknet/releases/download"
+_TIMM = "https://github.com/rwightman/pytorch-image-models/releases/download"
+DARKNET53 = "yolov3", "yolov3-spp", "yolov3-spp-decoupled"  # networks with this backbone
 _V3, _V4 = f"{_RELEASES}/darknet_yolo_v3_optimal", f"{_RELEASES}/darknet_yolo_v4_pre"
 
 
@@ -36,8 +42,9 @@ class Published(NamedTuple):
     networks: tuple[str, ...]  # of the zoo
     kind: str  # COCO or BACKBONE
     url: str
-    size: int  # in bytes
+    size: int | None  # in bytes
     sha1: str | None = None  # None: not published
+    sha256: str | None = None  # its first digits
 
     @property
     def file_name(self) -> str:
@@ -59,11 +66,16 @@ PUBLISHED = (
     Published(
         ("yolov4-tiny",), COCO, f"{_V4}/yolov4-tiny.weights", 24_251_276, "451caaab22fb9831aa1a5ee9b5ba74a35ffa5dcb"
     ),
-    Published(("yolov3", "yolov3-spp"), BACKBONE, f"{_REDMON}/darknet53.conv.74", 162_482_580),
+    Published(DARKNET53, BACKBONE, f"{_REDMON}/darknet53.conv.74", 162_482_580),
     Published(("yolov4",), BACKBONE, f"{_V3}/yolov4.conv.137", 170_038_676),
     Published(("yolov4-csp",), BACKBONE, f"{_V4}/yolov4-csp.conv.142", 146_548_116),
     Published(("yolov4-tiny",), BACKBONE, f"{_V4}/yolov4-tiny.conv.29", 19_789_716),
+    Published(DARKNET53, TIMM53, f"{_TIMM}/v0.1-tpu-weights/darknet53_256_c2ns-3aeff817.pth", None, sha256="3aeff817"),
+    Published(
+        ("yolov4",), TIMM_CSP53, f"{_TIMM}/v0.1-weights/cspdarknet53_ra_256-d05c7c21.pth", None, None, "d05c7c21"
+    ),
 )
+WORDS = frozenset(entry.kind for entry in PUBLISHED)  # of model.weights
 
 
 def find_published(weights: str, network: str, width: float) -> Published | None:
@@ -71,7 +83,7 @@ def find_published(weights: str, network: str, width: float) -> Published | None
 
     Raises ModelError if nothing is published for this network.
     """
-    if weights not in (COCO, BACKBONE):
+    if weights not in WORDS:
         return None
     for entry in PUBLISHED:
         if weights == entry.kind and network in entry.networks and width == 1:

@@ -14,7 +14,7 @@ from fractions import Fraction
 from torch import nn
 
 from models.cfg import Cfg, Section
-from models.heads import Head, read_anchors, read_head
+from models.heads import Head, read_head, read_raw_parts
 from models.layers import ACTIVATIONS, Convolution, MaxPool, Product, Reorg, Route, SharedConvolution, Shortcut, YoloMap
 
 IMAGES = -1  # the source index that means the network's input
@@ -78,9 +78,9 @@ class Graph:
         self.last_readers: dict[int, int] = {}  # by layer: after which layer its map is not needed any more
         self.num_values = 0  # of kernels
         self.notes: list[str] = []  # as Darknet.notes, with file and line
-        self.following: Section | None  # the section after the one being built
-        for section, self.following in zip(cfg.layers, [*cfg.layers[1:], None], strict=False):
-            index, node = len(self.nodes), BUILDERS[section.kind](self, section)
+        self.raw_parts = read_raw_parts(cfg.layers)
+        for index, section in enumerate(cfg.layers):
+            node = BUILDERS[section.kind](self, section)
             for source in node.sources:
                 if source != IMAGES and isinstance(self.nodes[source].module, YoloMap):
                     raise section.error(f"takes its input from the [yolo] layer {source}. fix: put a [route] before it")
@@ -167,11 +167,10 @@ def convolutional(graph: Graph, section: Section) -> Node:
 
 def _num_filters(graph: Graph, declared: int) -> int:
     """Filters of this convolution: set by the class count before a [yolo], else scaled."""
-    if graph.following is not None and graph.following.kind == "yolo":
-        if graph.num_classes is None:
-            return declared
-        return len(read_anchors(graph.following)[1]) * (5 + graph.num_classes)
-    if graph.width == 1:
+    _, part = graph.raw_parts.get(len(graph.nodes), (None, None))
+    if part is not None and graph.num_classes is not None:
+        return part.filters(graph.num_classes)
+    if part is not None or graph.width == 1:
         return declared
     return max(CHANNEL_STEP, round(declared * graph.width / CHANNEL_STEP) * CHANNEL_STEP)
 
@@ -182,8 +181,8 @@ def _activation(graph: Graph, section: Section) -> str:
     Raw maps are logits: the loss needs them, and the decoding applies the logistic.
     """
     activation = section.choice("activation", "logistic", ACTIVATIONS)  # Darknet's default
-    following = graph.following
-    if following is None or following.kind != "yolo" or not following.integer("new_coords", 0):
+    yolo, _ = graph.raw_parts.get(len(graph.nodes), (None, None))
+    if yolo is None or not yolo.integer("new_coords", 0):
         return activation
     if activation not in ("logistic", "linear"):
         raise section.error("needs activation=logistic before a [yolo] with new_coords=1", "activation")
@@ -287,8 +286,11 @@ def dropout(graph: Graph, section: Section) -> Node:
 def yolo(graph: Graph, section: Section) -> Node:
     """[yolo]: a raw map and its head."""
     source, shape = graph.previous()
-    if source == IMAGES or not isinstance(graph.nodes[source].module, Convolution):
-        raise section.error("must follow a [convolutional] layer that does not share the weights of another")
+    parts = tuple(part for reader, part in graph.raw_parts.values() if reader is section)
+    if source == IMAGES or not all(isinstance(graph.nodes[part.layer].module, Convolution) for part in parts):
+        raise section.error(
+            "must follow a [convolutional] layer that does not share the weights of another, or a [route] of two such"
+        )
     if shape.stride is None or shape.stride.denominator != 1:
         raise section.error(f"reads a map of {shape}, but needs a whole stride")
     num_classes = graph.num_classes or section.integer("classes", 20, minimum=1)  # 20 is Darknet's default
@@ -296,12 +298,18 @@ def yolo(graph: Graph, section: Section) -> Node:
         other = graph.heads[0]
         message = f"has classes={num_classes}, but the [yolo] layer {other.layer} has {other.num_classes}"
         raise section.error(f"{message}. fix: give both the same", "classes")
-    head = read_head(section, len(graph.nodes), shape.stride.numerator, num_classes)
-    if shape.channels != (needed := len(head.anchors) * (5 + num_classes)):
-        raise section.error(
-            f"with {len(head.anchors)} anchors and {num_classes} classes needs filters={needed} in the convolution"
-            f" before it, which has {shape.channels}. fix: correct one of them, or set the class count of the model"
-        )
+    head = read_head(section, len(graph.nodes), shape.stride.numerator, num_classes, parts)
+    if len(parts) > 1 and len(head.anchors) != 1:
+        raise section.error("reads a [route] of boxes and classes, so it has one anchor only. fix: mask=0", "mask")
+    for part in parts:
+        has, needed = graph.shapes[part.layer].channels, part.filters(num_classes)
+        if has != needed:
+            raise section.error(
+                f"with {len(head.anchors)} anchors and {num_classes} classes needs filters={needed} in layer"
+                f" {part.layer}, which has {has}. fix: correct one of them, or set the class count of the model"
+            )
+    if shape.channels != sum(part.filters(num_classes) for part in parts):
+        raise section.error("reads a [route] that leaves channels out. fix: no groups in it")
     if len(section.values("anchors", float)) % 2:
         last = "{:g},{:g}".format(*head.all_anchors[-1])
         message = f"the number of anchor values is odd, a comma may be missing; the last pair is {last}"

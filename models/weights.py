@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from models.cfg import parse_cfg
 from models.darknet import Darknet, Version
 from models.errors import ModelError
+from models.heads import RawPart
 from models.layers import Convolution
 
 Role = tuple[str, int]  # the last part of a tensor's name, and its dimensions
@@ -99,17 +100,22 @@ def weight_tensors(model: Darknet) -> Iterator[WeightTensor]:
         yield from (WeightTensor(index, f"layers.{index}.{name}", tensors[name]) for name in stored_names(layer))
 
 
-def _head_layers(model: Darknet) -> set[int]:
-    """The layers whose filters depend on the class count: the convolutions before a [yolo]."""
-    return {head.layer - 1 for head in model.heads}
+def _class_parts(model: Darknet) -> dict[int, RawPart]:
+    """The convolutions whose filters depend on the class count, by layer."""
+    return {part.layer: part for head in model.heads for part in head.parts if part.per_class}
 
 
-def _report(
-    model: Darknet, path: Path, num_classes: int | None, left_out: bool, cut: int | None = None, same: bool = False
+def report_of(
+    model: Darknet,
+    path: Path,
+    num_classes: int | None = None,
+    left_out: bool = False,
+    cut: int | None = None,
+    same: bool = False,
 ) -> WeightsReport:
     """The report for a file that filled the layers to `cut`, all or all but the heads."""
     layers = {own.layer for own in weight_tensors(model)}
-    loaded = layers - _head_layers(model) if left_out else layers
+    loaded = layers - set(_class_parts(model)) if left_out else layers
     count = sum(cut is None or layer <= cut for layer in loaded)
     return WeightsReport(path, count, len(layers), num_classes, model.num_classes, left_out, cut, same)
 
@@ -130,7 +136,7 @@ def load_darknet_weights(model: Darknet, path: str | Path) -> WeightsReport:
     path = Path(path)
     version, seen, values = _open_weights(path)
     num_classes, cut = _extent(model, path, len(values))
-    heads = _head_layers(model)
+    heads = _class_parts(model)
     leave_out = num_classes not in (None, model.num_classes)
     loads: list[tuple[Tensor, np.ndarray]] = []
     start = 0
@@ -139,18 +145,18 @@ def load_darknet_weights(model: Darknet, path: str | Path) -> WeightsReport:
             break
         count = tensor.numel()
         if num_classes is not None and layer in heads:
-            count = count // (5 + model.num_classes) * (5 + num_classes)
+            count = count // heads[layer].filters(model.num_classes) * heads[layer].filters(num_classes)
         stored = values[start : start + count]
         start += count
         if leave_out and layer in heads:
             continue
-        _check_finite(path, [(name, torch.from_numpy(stored.copy()))])  # the memory map is read-only
+        check_finite(path, [(name, torch.from_numpy(stored.copy()))])  # the memory map is read-only
         loads.append((tensor, stored))
     with torch.no_grad():
         for tensor, stored in loads:
             tensor.copy_(torch.from_numpy(stored.copy()).view_as(tensor))
     model.seen, model.weights_version = seen, version
-    return _report(model, path, num_classes, leave_out, cut)
+    return report_of(model, path, num_classes, leave_out, cut)
 
 
 def _open_weights(path: Path) -> tuple[Version, int, np.ndarray]:
@@ -179,16 +185,17 @@ def _extent(model: Darknet, path: Path, count: int) -> tuple[int | None, int | N
     Raises ModelError if none fits.
     """
     ends: dict[int, int] = {}  # by layer: how many values a file cut after it holds
-    needed = of_heads = 0
+    parts, needed, of_class = _class_parts(model), 0, 0
     for layer, _, tensor in weight_tensors(model):
         needed += tensor.numel()
-        of_heads += tensor.numel() if layer in _head_layers(model) else 0
+        if layer in parts:
+            of_class += tensor.numel() // parts[layer].filters(model.num_classes) * parts[layer].per_class
         ends[layer] = needed
     if count == needed:
         return model.num_classes, None
     if cuts := [layer for layer, end in ends.items() if end == count]:
         return None, cuts[0]
-    extra_classes, rest = divmod(count - needed, of_heads // (5 + model.num_classes))
+    extra_classes, rest = divmod(count - needed, of_class)
     if rest == 0 and model.num_classes + extra_classes > 0:
         return model.num_classes + extra_classes, None
     raise ModelError(
@@ -215,7 +222,7 @@ def save_darknet_weights(model: Darknet, path: str | Path, up_to_layer: int | No
                 f"Darknet's files have no place for the weights of layer {index}, a [{model.cfg.layers[index].kind}]. "
                 f"fix: up_to_layer={index}, or keep the checkpoint"
             )
-    _check_finite(path, ((own.name, own.tensor) for own in tensors))
+    check_finite(path, ((own.name, own.tensor) for own in tensors))
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.tmp")
     with temporary.open("wb") as file:
@@ -263,7 +270,7 @@ def load_weights_of_checkpoint(
     other anchors or another reach.
     """
     own, num_classes = model.state_dict(), network["num_classes"]
-    heads = tuple(f"layers.{layer}." for layer in sorted(_head_layers(model)))
+    heads = tuple(f"layers.{layer}." for layer in _class_parts(model))
     of_heads = [name for name in own if name.startswith(heads)]
     leave_out = num_classes != model.num_classes or any(
         name in weights and weights[name].shape != own[name].shape for name in of_heads
@@ -278,9 +285,9 @@ def load_weights_of_checkpoint(
             if [getattr(head, key) for head in model.heads] != [getattr(head, key) for head in of_file]:
                 has = getattr(of_file[0], key)
                 raise ModelError(f"the heads in {path} were trained with other {key} ({has}). fix: use the same here")
-    _check_finite(path, ((name, weights[name]) for name in wanted))
+    check_finite(path, ((name, weights[name]) for name in wanted))
     model.load_state_dict({name: weights[name] for name in wanted}, strict=False)
-    return _report(model, path, num_classes, leave_out, same=not leave_out)
+    return report_of(model, path, num_classes, leave_out, same=not leave_out)
 
 
 def network_of_checkpoint(
@@ -296,7 +303,7 @@ def network_of_checkpoint(
     if weights is None:
         return shell
     _check_shapes(path, shell.state_dict(), weights, "fix: use another checkpoint")
-    _check_finite(path, weights.items())
+    check_finite(path, weights.items())
     model = Darknet(parse_cfg(text, network["source"]), *shape)
     model.load_state_dict(weights)
     return model
@@ -310,7 +317,8 @@ def _check_shapes(path: object, own: Mapping[str, Tensor], weights: Mapping[str,
             raise ModelError(f"{path}: {name} needs {ours}, the file has {theirs}. {fix}")
 
 
-def _check_finite(path: object, tensors: Iterable[tuple[str, Tensor]]) -> None:
+def check_finite(path: object, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Raise ModelError at the first of the named tensors whose values are not finite or plain."""
     for name, tensor in tensors:
         is_plain = tensor.layout == torch.strided and not tensor.is_quantized and not tensor.is_complex()
         if not is_plain or not tensor.float().isfinite().all():
@@ -327,12 +335,13 @@ def load_foreign_state_dict(model: Darknet, content: Any, path: Path) -> Weights
     """
     ours = _by_role((own.name, own.tensor) for own in weight_tensors(model))
     theirs = _by_role(_state_dict(content, path).items())
-    heads = tuple(f"layers.{layer}." for layer in _head_layers(model))
+    heads = tuple(f"layers.{layer}." for layer in _class_parts(model))
     # The class count follows from the filters of the convolution before the first head.
-    first = [name for name, _ in ours[KERNELS]].index(f"layers.{model.heads[0].layer - 1}.conv.weight")
+    part = model.heads[0].parts[-1]
+    first = [name for name, _ in ours[KERNELS]].index(f"layers.{part.layer}.conv.weight")
     filters = sum(len(kernels) for _, kernels in theirs[KERNELS][first : first + 1])
-    count, rest = divmod(filters, len(model.heads[0].anchors))
-    num_classes = count - 5 if rest == 0 and count > 5 else None
+    count, rest = divmod(filters - part.fixed, part.per_class)
+    num_classes = count if rest == 0 and count > 0 else None
     leave_out = num_classes != model.num_classes
     loads: list[tuple[Tensor, str, Tensor]] = []
     for role in dict.fromkeys((KERNELS, *ours, *theirs)):
@@ -346,11 +355,11 @@ def load_foreign_state_dict(model: Darknet, content: Any, path: Path) -> Weights
                 )
             if not left_out:
                 loads.append((target, name, tensor))
-    _check_finite(path, ((name, tensor) for _, name, tensor in loads))
+    check_finite(path, ((name, tensor) for _, name, tensor in loads))
     with torch.no_grad():
         for target, _, tensor in loads:
             target.copy_(tensor)
-    return _report(model, path, num_classes, leave_out)
+    return report_of(model, path, num_classes, leave_out)
 
 
 def _by_role(tensors: Iterable[tuple[str, Tensor]]) -> dict[Role, list[tuple[str, Tensor]]]:

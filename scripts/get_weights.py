@@ -24,7 +24,8 @@ def get_weights(config: schema.GetWeightsConfig) -> None:
         use = f"model={' or '.join(entry.networks)} model.weights={entry.kind}"
         if config.name == "list":
             here = "here" if (saved.weights_folder() / entry.file_name).is_file() else ""
-            print(f"  {entry.name:<20}{entry.size / 1e6:>5.0f} MB  {here:<6}{use}")
+            size = f"{entry.size / 1e6:.0f} MB" if entry.size is not None else ""
+            print(f"  {entry.name:<34}{size:>6}  {here:<6}{use}")
         elif config.name == entry.name:
             print(f"{saved.fetch_weights(entry)} is here: {use}")
     if config.name == "list":

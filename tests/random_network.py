@@ -25,7 +25,7 @@ def save_random_network(
                 module.momentum = 1.0
         model.train()(torch.rand(8, 3, config.train.image_size, config.train.image_size))  # statistics of batch norms
         for head in model.heads:
-            convolution = model.head_convolution(head).conv
+            convolution = model.head_convolutions(head)[0].conv
             convolution.weight.mul_(gain)
             convolution.bias.zero_()
     options = to_dictionary(config)

@@ -58,7 +58,7 @@ def test_a_file_is_replaced_only_by_one_that_agrees(
 
     def write_another(graph: files.DetectorGraph, *rest: object) -> None:
         wrong = copy.deepcopy(graph)
-        wrong.network.head_convolution(wrong.network.heads[0]).conv.bias.add_(0.1)
+        wrong.network.head_convolutions(wrong.network.heads[0])[0].conv.bias.add_(0.1)
         write(wrong, *rest)
 
     monkeypatch.setattr(files, "write_torch", write_another)

@@ -15,11 +15,10 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision.ops import nms
 
-from conf.build import build_loss
 from data import Batch
 from models import Darknet, zoo_cfg
 from tests.models.small_network import small
-from tests.train_utils.losses import COST, LOSSES, loss_options
+from tests.train_utils.losses import COST, LOSSES, loss_of
 from tests.train_utils.small_training import CONFIG, new_state, train_epoch
 from train_utils.config import Optimizer
 from train_utils.distributed import World, init_distributed_mode
@@ -175,7 +174,7 @@ def epoch_on_cuda(
     for group in state.optimizer.param_groups:
         group["foreach"] = not group["fused"]
     return partial(
-        train_epoch, state, world=world, accumulate=accumulate, loss=build_loss(model.heads, loss_options(*loss)),
+        train_epoch, state, world=world, accumulate=accumulate, loss=loss_of(model.heads, *loss),
         to_input=Batch.network_input, autocast_dtype=DTYPES.get(precision), limit=9,
     )  # fmt: skip
 

@@ -64,7 +64,7 @@ def test_any_name_goes_through_every_program(
     start("export", ckpt, "format=torch", override("out", out / f"{home.name}.pt2"))
     weights = shutil.copy(folder / "checkpoints" / "best.pt", out / f"{NAMES[0]}.pt")
     of_weights = [override("model.weights", weights), override("names", home / "data.yaml"), "image_size=64"]
-    start("export", *network, "model.scale_x_y=2", *of_weights, override("out", out / f"{home.name}.onnx"))
+    start("export", *network, *of_weights, override("out", out / f"{home.name}.onnx"))
     config = compose("demo", DemoConfig, detecting, model_or_checkpoint)
     summary, drawn, _ = Session(Predictor(config, torch.device("cpu")), out).files(
         list(map(str, images.iterdir())), config.confidence, config.nms_iou

@@ -57,7 +57,7 @@ def options(folder: Path, run: Path, *more: str) -> TrainConfig:
     """Two steps with every example; ``more`` comes last."""
     return small_run(
         folder / "shapes", SHAPES, run, listed(), f"model.cfg={folder / 'my.cfg'}", "model.width=1", "train.epochs=1",
-        "train.batch_size=8", "train.save_every_steps=1", "loss.name=balanced", "optim.name=lion", *more,
+        "train.batch_size=8", "train.save_every_steps=1", "loss=yolov3", "loss.name=balanced", "optim.name=lion", *more,
     )  # fmt: skip
 
 
@@ -95,13 +95,15 @@ def test_what_another_command_of_this_process_names_is_not_in_use(tmp_path: Path
     """As in a sweep (-m) over experiments, whose jobs run one after another in one process."""
     (tmp_path / "own.yaml").write_text(
         f"# @package _global_\nplugins: ['{EXAMPLES / 'balanced_loss.py'}', '{EXAMPLES / 'cutout_augmentation.py'}']\n"
-        "loss: {name: balanced, box: 5}\n"
+        "defaults: [{override /loss: yolov3}]\nloss: {name: balanced, box: 5}\n"
     )
     for _ in range(2):
         loss = compose("train", TrainConfig, [f"experiment={tmp_path / 'own.yaml'}"]).loss
         assert (loss.name, loss.box) == ("balanced", 5)  # type: ignore[attr-defined]
         assert list(AUGMENTATIONS) == ["cutout"] and not LOGGERS
-        with pytest.raises(ConfigError, match=r"loss.name=balanced is none of yolov3, darknet. fix: .*plugins="):
+        with pytest.raises(
+            ConfigError, match=r"loss.name=balanced is none of auto, yolov3, yolox, darknet. fix: .*plugins="
+        ):
             compose("train", TrainConfig, ["loss.name=balanced"])
         assert not AUGMENTATIONS
 

@@ -12,6 +12,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import torch
 from hydra.core.hydra_config import HydraConfig
 
 from conf import ConfigError
@@ -26,6 +27,7 @@ from models import Darknet, published, save_darknet_weights, zoo_cfg
 from models.published import PUBLISHED, Published
 from scripts.get_weights import get_weights
 from tests.file_server import serving
+from tests.models.test_timm import random_state
 from tests.runs.kill_resume import differences
 from tests.small_run import die_after, rows, small_run
 from train import train
@@ -110,6 +112,25 @@ def test_a_network_starts_from_them_and_keeps_its_own_heads(
         assert model.layers[28].conv.weight.equal(source.layers[28].conv.weight)
         with pytest.raises(ConfigError, match=r"this suits training only"):
             build_model(backbone, None, whole=True)
+
+
+def test_a_backbone_of_timm_is_known_by_its_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    torch.save(random_state(csp=False), tmp_path / "a.pth")
+    config = compose("train", TrainConfig, ["model=yolov3", "model.weights=timm:darknet53.c2ns_in1k"]).model
+    entry = next(entry for entry in PUBLISHED if entry.kind == config.weights)
+    content = (tmp_path / "a.pth").read_bytes()
+    with serving(content) as server:
+        for digest, found in (("00000000", False), (hashlib.sha256(content).hexdigest()[:8], True)):
+            entry = entry._replace(url=f"{server.url}/a.pth", sha256=digest)
+            monkeypatch.setattr(published, "PUBLISHED", [entry])
+            if not found:
+                with pytest.raises(DataError, match=r"a\.pth is damaged, or another file"):
+                    build_model(config, 3)
+            else:
+                model, report = build_model(config, 3)
+                assert "52 of 75 convolutions" in str(report)
+                kernels = torch.load(tmp_path / "a.pth")["stages.0.conv_down.conv.weight"]
+                assert model.layers[1].conv.weight.equal(kernels)
 
 
 def compose_training(*overrides: str) -> TrainConfig:
@@ -280,6 +301,6 @@ def test_places_in_the_saved_options_hold_elsewhere(tmp_path: Path, monkeypatch:
     (tmp_path / "before").mkdir()
     for weights, absolute in (("before", f"{tmp_path}/before"), ("coco", "coco"), ("backbone", "backbone")):
         config = compose_training(f"model.weights={weights}", "data.root=coco")
-        assert (config.model.weights, config.model.cfg) == (absolute, "yolov3-spp")
+        assert (config.model.weights, config.model.cfg) == (absolute, "yolov3-spp-decoupled")
         assert config.data.root == f"{tmp_path}/coco"
     assert compose_training().model.weights is None

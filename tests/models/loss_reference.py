@@ -1,4 +1,4 @@
-"""The YOLOv3-SPP loss in plain Python and double precision, the reference for models/loss.py.
+"""The YOLOv3-SPP and YOLOX losses in plain Python and double precision, for models/loss.py.
 
 It visits one target and one cell at a time. It follows the formulation in the docstring of that
 file and uses none of the code under test.
@@ -8,8 +8,7 @@ import math
 from itertools import chain, product
 from typing import NamedTuple
 
-from models import Head, LossConfig
-from models.config import Balance
+from models import Head, LossConfig, YoloxLossConfig
 
 Box = tuple[float, float, float, float]
 Pair = tuple[list[float], int, int, int, float]  # a target, anchor, row, column, and the weight of the pair
@@ -98,7 +97,7 @@ def by_prediction(
                         place = (int(image), number, a, row, column)
                         candidates.append(Candidate(merit(iou, values, int(label), by), iou, place))
         most = sorted((candidate.iou for candidate in candidates), reverse=True)[:count]
-        learn = max(1, int(sum(most))) if by == "cost" else count
+        learn = max(min(3, count), int(sum(most))) if by == "cost" else count
         chosen.append(sorted(candidates, key=lambda candidate: -candidate.merit)[:learn])
     rank = (lambda candidate: candidate.merit) if by == "cost" else (lambda candidate: candidate.iou)
     largest: dict[tuple, float] = {}
@@ -108,8 +107,7 @@ def by_prediction(
     for target, candidates in zip(targets, chosen, strict=True):
         kept = [candidate for candidate in candidates if rank(candidate) == largest[candidate.place]]
         for candidate in kept:
-            share = candidate.merit / kept[0].merit
-            weight = {"overlap": share**2, "alignment": share, "cost": 1.0}[by]
+            weight = candidate.merit / kept[0].merit if by == "alignment" else 1.0
             _, number, a, row, column = candidate.place
             found.append((number, (target, a, row, column, round(weight * 256) / 256)))
     return found
@@ -118,8 +116,6 @@ def by_prediction(
 def merit(iou: float, values: list[float], label: int, by: str) -> float:
     """How well a prediction suits a target of the class ``label``: more is better."""
     scores = [sigmoid(values[4]) * sigmoid(logit) for logit in values[5:]]
-    if by == "overlap":
-        return iou
     if by == "alignment":
         return scores[label] * iou**6
     losses = (-math.log(p**0.5 if index == label else 1 - p**0.5) for index, p in enumerate(scores))
@@ -130,52 +126,50 @@ def yolo_loss(
     raw_maps: list[list],
     targets: list[list[float]],
     heads: list[Head],
-    config: LossConfig,
+    config: LossConfig | YoloxLossConfig,
     ratio: float = 1.0,
     fixed_maps: list[list] | None = None,
 ) -> tuple[float, float, float]:
     """Weighted box, objectness and class terms of maps[image][anchor][row][column][value].
 
-    fixed_maps: the predictions that choose positives and set the targets of the objectness, by
-    default the same. The gradient treats them as constants.
+    fixed_maps: the predictions that choose positives and set the targets of objectness and classes,
+    by default the same. The gradient treats them as constants.
     """
     fixed_maps = fixed_maps or raw_maps
     terms = []  # of each head: sums over its positives and cells, and how many these are
-    learnt = None
-    if config.positives is not None:
-        learnt = by_prediction(fixed_maps, targets, heads, config.positives, config.ranked_by.value)
-    for raw, fixed, head in zip(raw_maps, fixed_maps, heads, strict=True):
+    of_yolox = isinstance(config, YoloxLossConfig)
+    if of_yolox:
+        learnt = by_prediction(fixed_maps, targets, heads, config.positives, config.positives_by.value)
+    for number, (raw, fixed, head) in enumerate(zip(raw_maps, fixed_maps, heads, strict=True)):
         rows, columns = len(raw[0][0]), len(raw[0][0][0])
         wanted: dict[tuple[int, int, int, int], float] = {}
         box_losses, class_losses, weights = [], [], []
-        if learnt is None:
-            pairs = by_shape(raw, targets, head, config.anchor_iou)
+        if of_yolox:
+            pairs = [pair for of_head, pair in learnt if of_head == number]
         else:
-            pairs = [pair for number, pair in learnt if number == heads.index(head)]
+            pairs = by_shape(raw, targets, head, config.anchor_iou)
         for (image, label, *box), a, row, column, weight in pairs:
             values = raw[int(image)][a][row][column]
             iou = overlap(decoded(values, head, a, row, column), tuple(box), config.iou.value)
-            box_losses.append((1 - iou) * weight)
+            box_losses.append((1 - (iou**2 if of_yolox and config.iou.value == "iou" else iou)) * weight)
             weights.append(weight)
             cell = (int(image), a, row, column)
             quality = overlap(
                 decoded(fixed[cell[0]][a][row][column], head, a, row, column), tuple(box), config.iou.value
             )
-            wanted[cell] = max(wanted.get(cell, 0.0), (1 - ratio + ratio * max(quality, 0.0)) * weight)
+            there = 1 if of_yolox else 1 - ratio + ratio * max(quality, 0.0)
+            wanted[cell] = max(wanted.get(cell, 0.0), there * weight)
             for index, logit in enumerate(values[5:]):
-                loss = cross_entropy(logit, float(index == label))
-                factor = config.class_weights[int(label)] if config.class_weights else 1
-                class_losses.append(loss * weight * factor / head.num_classes)
+                loss = cross_entropy(logit, float(index == label) * (max(quality, 0.0) if of_yolox else 1))
+                class_losses.append(loss * weight / (1 if of_yolox else head.num_classes))
         cells = list(product(range(len(raw)), range(len(head.anchors)), range(rows), range(columns)))
         objectness = sum(cross_entropy(raw[i][a][r][c][4], wanted.get((i, a, r, c), 0.0)) for i, a, r, c in cells)
         terms.append((sum(box_losses), objectness, sum(class_losses), sum(weights), len(cells)))
-    if config.balance == Balance.pooled:
-        together = [sum(values) for values in zip(*terms, strict=True)]
-        terms = [(*together[:3], *(size / len(heads) for size in together[3:]))]
-    if config.balance == Balance.damped:
-        mean = sum(term[3] for term in terms) / len(terms)
-        terms = [(*term[:3], max(term[3], mean), term[4]) for term in terms]
-    gain = config.classification * heads[0].num_classes / 80
+    gain = config.classification * (1 if of_yolox else heads[0].num_classes / 80)
+    if of_yolox:
+        boxes, objectness, classes, positives, _ = (sum(values) for values in zip(*terms, strict=True))
+        gains = [each / max(positives, 1) for each in (config.box, config.objectness, gain)]
+        return boxes * gains[0], objectness * gains[1], classes * gains[2]
     return (
         sum(box / max(positives, 1) for box, _, _, positives, _ in terms) * config.box,
         sum(objectness / cells for _, objectness, _, _, cells in terms) * config.objectness,

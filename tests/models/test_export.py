@@ -36,7 +36,7 @@ def random_network(source: Any, width: float = 0.25) -> Darknet:
             nn.init.normal_(module.bias, 0, 0.2)
     with torch.no_grad():
         for raw, head in zip(model(torch.rand(1, 3, 128, 128)), model.heads, strict=True):
-            convolution = model.head_convolution(head).conv
+            convolution = model.head_convolutions(head)[0].conv
             convolution.weight.mul_(1.2 / raw.std())
             convolution.bias.zero_()
     return model
@@ -170,7 +170,7 @@ def test_files_hold_their_metadata_and_one_that_differs_is_found_out(small: Dark
 
     images = [torch.rand(1, 3, 16, 24)]
     other = copy.deepcopy(small)
-    bias = other.head_convolution(other.heads[0]).conv.bias
+    bias = other.head_convolutions(other.heads[0])[0].conv.bias
     bias.data[4] += 1e-2
     with pytest.raises(ModelError, match=r"the file differs from the network: boxes by .* scores by 0\.00"):
         files.check(onnx_file, other, graph, images)

@@ -1,4 +1,4 @@
-"""The YOLOv3-SPP loss against a plain-Python reference, and what holds for Darknet's loss, too."""
+"""The losses against a plain-Python reference, and what holds for Darknet's loss, too."""
 
 from dataclasses import replace
 
@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from models import DarknetLoss, Head, IouKind, LossConfig, YoloLoss
-from models.config import Balance, PositivesBy
+from models import DarknetLoss, Head, IouKind, LossConfig, YoloLoss, YoloxLoss, YoloxLossConfig
+from models.config import PositivesBy
 from models.decode import cxcywh_to_xyxy, decode
 from models.errors import ModelError
+from models.heads import RawPart
 from models.loss import HeadLoss
 from tests.models import test_darknet_loss as of_darknet
 from tests.models.loss_reference import yolo_loss
@@ -19,6 +20,8 @@ HEADS = [
     Head(layer=2, stride=32, anchors=((40, 30), (60, 90), (100, 80)), num_classes=3),
     Head(layer=5, stride=16, anchors=((10, 14), (23, 27), (37, 40)), num_classes=3, scale_x_y=1.2),
 ]
+WIDE_HEADS = [replace(head, scale_x_y=scale) for head, scale in zip(HEADS, (3.0, 6.0), strict=True)]
+ONE_ANCHOR = [replace(head, anchors=head.anchors[:1], scale_x_y=6.0) for head in HEADS]
 CONFIG = LossConfig(
     name="yolov3",
     box=3.54,
@@ -26,68 +29,62 @@ CONFIG = LossConfig(
     classification=37.4,
     iou=IouKind.giou,
     anchor_iou=0.2,
-    positives=None,
-    balance=Balance.equal,
-    positives_by=PositivesBy.shape,
-    class_weights=None,
 )
-
-DAMPED, POOLED = (replace(CONFIG, balance=balance) for balance in (Balance.damped, Balance.pooled))
-RANKED = [by for by in PositivesBy if by not in (PositivesBy.auto, PositivesBy.shape)]
-CHOICES = {
-    "by shape": CONFIG,
-    **{f"by {by}": replace(CONFIG, positives=10, positives_by=by) for by in RANKED},
-    "damped": DAMPED,
-    "pooled": POOLED,
-    "class weights": replace(CONFIG, class_weights=[0.5, 1, 2.5]),
+YOLOX = YoloxLossConfig(
+    name="yolox",
+    box=5.0,
+    objectness=1.5,
+    classification=0.8,
+    iou=IouKind.iou,
+    positives=10,
+    positives_by=PositivesBy.cost,
+)
+ALIGNED = replace(YOLOX, positives_by=PositivesBy.alignment)
+CHOICES: dict[str, YoloLoss | YoloxLoss] = {
+    "yolov3": YoloLoss(HEADS, CONFIG),
+    "yolox": YoloxLoss(WIDE_HEADS, YOLOX),
+    "yolox, one anchor": YoloxLoss(ONE_ANCHOR, YOLOX),
+    "yolox, aligned": YoloxLoss(WIDE_HEADS, ALIGNED),
 }
 LOSSES: dict[str, HeadLoss] = {
-    **{name: YoloLoss(HEADS, config) for name, config in CHOICES.items()},
+    **CHOICES,
     **{f"darknet {name}": DarknetLoss(of_darknet.CASES[name]) for name in ("yolov3", "yolov4", "yolov4-csp", "diou")},
 }
 EACH = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        *[{"iou": kind} for kind in IouKind],
-        {"anchor_iou": 0.5},
-        {"positives": 1, "positives_by": PositivesBy.auto},
-        {"positives": 1000, "positives_by": PositivesBy.overlap},
-        {"positives": 1, "positives_by": PositivesBy.alignment},
-        {"positives": 3, "positives_by": PositivesBy.cost},
-        *[{"positives": 10, "positives_by": by, "iou": IouKind.ciou} for by in RANKED],
-        {"class_weights": [0.5, 1, 2.5]},
-        {"class_weights": [0.5, 1, 2.5], "positives": 10, "positives_by": PositivesBy.cost, "balance": Balance.damped},
-        *[{"balance": balance} for balance in (Balance.damped, Balance.pooled)],
-        {"balance": Balance.pooled, "positives": 10, "positives_by": PositivesBy.overlap},
-    ],
-    ids=str,
-)
+VARIANTS = [
+    *[YoloLoss(HEADS, replace(CONFIG, iou=kind)) for kind in IouKind],
+    YoloLoss(HEADS, replace(CONFIG, anchor_iou=0.5)),
+    *[YoloxLoss(WIDE_HEADS, replace(YOLOX, iou=kind)) for kind in IouKind],
+    *[YoloxLoss(ONE_ANCHOR, replace(YOLOX, positives=positives)) for positives in (1, 3, 1000)],
+    *[YoloxLoss(WIDE_HEADS, replace(ALIGNED, positives=positives)) for positives in (1, 1000)],
+]
+
+
+@pytest.mark.parametrize("loss", [*CHOICES.values(), *VARIANTS], ids=lambda loss: str(loss.config))
 @pytest.mark.parametrize("ratio", [1.0, 0.3])
-def test_equals_the_plain_reference(change: dict, ratio: float) -> None:
-    config = replace(CONFIG, **change)
-    maps, targets = random_maps(3, HEADS), random_targets(40, 3)
-    parts = YoloLoss(HEADS, config)(maps, targets, objectness_ratio=ratio)
-    expected = yolo_loss([raw.tolist() for raw in maps], targets.tolist(), HEADS, config, ratio)
+def test_equals_the_plain_reference(loss: YoloLoss | YoloxLoss, ratio: float) -> None:
+    maps, targets = random_maps(3, loss.heads), random_targets(40, 3)
+    parts = loss(maps, targets, objectness_ratio=ratio)
+    expected = yolo_loss([raw.tolist() for raw in maps], targets.tolist(), loss.heads, loss.config, ratio)
     torch.testing.assert_close(torch.stack(parts[1:]), torch.tensor(expected), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(parts.total, sum(parts[1:]))
 
 
-@pytest.mark.parametrize("config", CHOICES.values(), ids=CHOICES)
+@pytest.mark.parametrize("loss", CHOICES.values(), ids=CHOICES)
 @pytest.mark.parametrize("ratio", [1.0, 0.3])
-def test_gradient_is_the_references_with_constant_targets(config: LossConfig, ratio: float) -> None:
-    """Neither the objectness target nor the choice of positives passes a gradient on."""
-    maps, targets = [raw.double().requires_grad_() for raw in random_maps(1, HEADS)], random_targets(12, 1)
-    gradients = torch.autograd.grad(YoloLoss(HEADS, config)(maps, targets, objectness_ratio=ratio).total, maps)
+def test_gradient_is_the_references_with_constant_targets(loss: YoloLoss | YoloxLoss, ratio: float) -> None:
+    """Neither these targets nor the choice of positives pass a gradient on."""
+    maps, targets = [raw.double().requires_grad_() for raw in random_maps(1, loss.heads)], random_targets(12, 1)
+    gradients = torch.autograd.grad(loss(maps, targets, objectness_ratio=ratio).total, maps)
     fixed, step = [raw.tolist() for raw in maps], 1e-5
     for values in (slice(0, 4), slice(4, 5), slice(5, 8)):
         direction = [torch.zeros_like(raw) for raw in maps]
         for part in direction:
             part[..., values].normal_()
         before, after = (
-            sum(yolo_loss(moved, targets.tolist(), HEADS, config, ratio, fixed))
+            sum(yolo_loss(moved, targets.tolist(), loss.heads, loss.config, ratio, fixed))
             for moved in (
                 [(raw + size * part).tolist() for raw, part in zip(maps, direction, strict=True)]
                 for size in (-step, step)
@@ -97,14 +94,22 @@ def test_gradient_is_the_references_with_constant_targets(config: LossConfig, ra
         assert slope == pytest.approx((after - before) / (2 * step), rel=1e-4, abs=1e-4)
 
 
-def test_one_class_is_learnt_too() -> None:
-    heads = [replace(head, num_classes=1) for head in HEADS]
+@pytest.mark.parametrize("loss", CHOICES.values(), ids=CHOICES)
+def test_one_class_is_learnt_too(loss: YoloLoss | YoloxLoss) -> None:
+    heads, config = [replace(head, num_classes=1) for head in loss.heads], loss.config
     maps, targets = random_maps(2, heads), random_targets(10, 2)
     targets[:, 1] = 0
-    parts = YoloLoss(heads, CONFIG)(maps, targets)
-    expected = yolo_loss([raw.tolist() for raw in maps], targets.tolist(), heads, CONFIG)
+    parts = type(loss)(heads, config)(maps, targets)
+    expected = yolo_loss([raw.tolist() for raw in maps], targets.tolist(), heads, config)
     torch.testing.assert_close(torch.stack(parts[1:]), torch.tensor(expected), rtol=1e-4, atol=1e-5)
     assert parts.classification > 0
+
+
+def test_a_loss_refuses_heads_that_are_not_for_it() -> None:
+    with pytest.raises(ModelError, match="fix: loss=yolov3"):
+        YoloxLoss(HEADS, YOLOX)
+    with pytest.raises(ModelError, match="fix: loss=yolox"):
+        YoloLoss([replace(head, parts=(RawPart(1, 5, 0), RawPart(2, 0, 1))) for head in ONE_ANCHOR], CONFIG)
 
 
 @EACH
@@ -160,21 +165,14 @@ def test_perfect_maps_have_no_box_loss_and_decode_to_the_target(loss: HeadLoss) 
         offset = (box[:2] / head.stride - cell + (head.scale_x_y - 1) / 2) / head.scale_x_y
         size = box[2:] / torch.tensor(head.anchors)
         raw_size = (size.sqrt() / 2).logit() if head.new_coords else size.log()
-        raw[0, :, int(cell[1]), int(cell[0]), :4] = torch.cat((offset.logit().expand(3, 2), raw_size), 1)
+        raw[0, :, int(cell[1]), int(cell[0]), :4] = torch.cat((offset.logit().expand_as(raw_size), raw_size), 1)
     parts = loss(maps, torch.cat((torch.zeros(2), box))[None])
     assert parts.box.abs() < 1e-4 and parts.classification < 1e-4
     boxes, scores = decode(maps, loss.heads)
     found = boxes[0][scores[0, :, 0] > 0.5]
-    torch.testing.assert_close(found, cxcywh_to_xyxy(box).expand(6, 4), rtol=1e-4, atol=1e-3)
-
-
-def test_class_weights_are_above_0_and_one_for_each_class() -> None:
-    with pytest.raises(ModelError, match=r"loss\.class_weights has 2 numbers for 3 classes"):
-        YoloLoss(HEADS, replace(CONFIG, class_weights=[1, 2]))
-    for wrong in ([1, 0], "frequency"):
-        with pytest.raises(ValueError, match=r"loss\.class_weights must be "):
-            replace(CONFIG, class_weights=wrong)
-    assert YoloLoss(HEADS, replace(CONFIG, class_weights="auto"))(random_maps(1, HEADS), random_targets(9, 1)).total > 0
+    torch.testing.assert_close(
+        found, cxcywh_to_xyxy(box).expand(sum(len(head.anchors) for head in loss.heads), 4), rtol=1e-4, atol=1e-3
+    )
 
 
 @EACH

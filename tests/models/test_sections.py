@@ -62,7 +62,7 @@ def test_five_strides_and_more_anchors_than_num(activation: str, tmp_path: Path)
     assert [its.stride for its in model.heads] == [8, 16, 32, 64, 128] and model.max_stride == 128
     assert model.heads[4].anchors == ((26, 27), (27, 28), (28, 29), (29, 30))
     assert all(its.new_coords and its.scale_x_y == 2 for its in model.heads)
-    assert isinstance(model.head_convolution(model.heads[0]).activation, torch.nn.Identity)
+    assert isinstance(model.head_convolutions(model.heads[0])[0].activation, torch.nn.Identity)
     notes = [note.split(": ", 1)[1] for note in model.notes]
     assert sum("read as logistic" in note for note in notes) == (5 if activation == "linear" else 0)
     exercise(model, tmp_path)
@@ -132,3 +132,41 @@ def test_options_of_training_change_nothing() -> None:
     more = more.replace("[net]\n", "[net]\nsequential_subdivisions=4\nseq_scales=0.5, 1, 0.5, 1\nema_alpha=0.9998\n")
     more = more.replace("mask=", "counters_per_class=100, 10,  2100\nobjectness_smooth=1\nmax_delta=40\nmask=")
     assert build(more).shapes == build(text).shapes
+
+
+def decoupled(boxes: int = 5, classes: int = CLASSES, mask: str = "0", join: str = "-2,-1") -> str:
+    """Two branches on one map, joined by a [route] before their [yolo]."""
+    branches = conv(8) + conv(boxes, batch_normalize=0, activation="linear") + route(-2)
+    branches += conv(classes, batch_normalize=0, activation="linear") + section("route", layers=join)
+    return cfg(conv(8, 3, 2), branches, section("yolo", mask=mask, anchors="4,6, 8,9", classes=CLASSES, scale_x_y=6))
+
+
+def test_boxes_and_classes_from_branches_of_their_own(tmp_path: Path) -> None:
+    model = build(decoupled(join="-3,-1"))
+    exercise(model, tmp_path)
+    images = torch.rand(1, 3, 8, 8)
+    with torch.no_grad():
+        for part in model.head_convolutions(model.heads[0]):
+            part.conv.weight.zero_()
+        boxes, classes = (part.conv.bias for part in model.head_convolutions(model.heads[0]))
+        assert model.eval()(images)[0][0, 0, 2, 3].equal(torch.cat((boxes, classes)))
+    assert Darknet(model.cfg, num_classes=7)(images)[0].shape == (1, 1, 4, 4, 12)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"mask": "0,1"}, "has one anchor only"),
+        ({"boxes": 6}, "needs filters=5 in layer 2, which has 6"),
+        ({"classes": 3}, "needs filters=2 in layer 4, which has 3"),
+        ({"join": "-1,-3"}, "needs filters=5 in layer 4, which has 2"),
+        ({"join": "-1,0"}, "needs filters=5 in layer 4"),
+        ({"join": "-1,-2,-3"}, "must follow a .convolutional. layer"),
+        ({"join": "-1,9"}, "layers refers to layer 9"),
+    ],
+)
+def test_branches_that_make_no_raw_map_are_refused(change: dict, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        build(decoupled(**{"join": "-3,-1"} | change))
+    with pytest.raises(ModelError, match="fix: no groups in it"):
+        build(decoupled(classes=5, join="-3,-1\ngroups=5").replace("classes=2", "classes=5"))

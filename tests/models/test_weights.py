@@ -24,8 +24,8 @@ def described(model: Darknet) -> dict[str, Any]:
     return {"cfg": model.cfg.text, "source": model.cfg.source, "num_classes": model.num_classes, "width": 0.1}
 
 
-def tiny(num_classes: int = 3, width: float = 0.1) -> Darknet:
-    return Darknet(zoo_cfg("yolov3-tiny"), num_classes=num_classes, width=width)
+def tiny(num_classes: int = 3, width: float = 0.1, name: str = "yolov3-tiny") -> Darknet:
+    return Darknet(zoo_cfg(name), num_classes=num_classes, width=width)
 
 
 def values_of(model: Darknet) -> list[Tensor]:
@@ -67,13 +67,15 @@ def test_every_value_has_its_place(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("stored", "ours"), [(80, 3), (1, 3)])
-def test_other_heads_keep_everything_else(stored: int, ours: int, tmp_path: Path) -> None:
-    source, model = randomise(tiny(stored)), tiny(ours)
+@pytest.mark.parametrize(("network", "loaded"), [("yolov3-tiny", 11), ("yolov3-tiny-decoupled", 21)])
+def test_other_heads_keep_everything_else(network: str, loaded: int, stored: int, ours: int, tmp_path: Path) -> None:
+    """Of decoupled heads only the classes depend on the data; boxes and objectness are kept."""
+    source, model = randomise(tiny(stored, name=network)), tiny(ours, name=network)
     untouched = copy.deepcopy(model)
     report = load_darknet_weights(model, write(tmp_path / "a.weights", values_of(source)))
-    assert (report.layers_loaded, report.num_classes, report.is_whole) == (11, stored, False)
+    assert (report.layers_loaded, report.num_classes, report.is_whole) == (loaded, stored, False)
     assert f"its heads were left out and start fresh (for {stored} classes, here {ours})" in str(report)
-    heads = {head.layer - 1 for head in model.heads}
+    heads = {head.parts[-1].layer for head in model.heads}
     theirs, before = (dict((name, tensor) for _, name, tensor in weight_tensors(m)) for m in (source, untouched))
     for layer, name, tensor in weight_tensors(model):
         assert tensor.equal(before[name] if layer in heads else theirs[name]), name
@@ -151,7 +153,7 @@ def test_heads_of_a_checkpoint_that_stand_for_other_boxes_are_refused(key: str, 
     cfg = source.cfg
     changed = {
         "anchors": models.with_anchors(cfg, [(width + 1, height) for width, height in source.heads[0].all_anchors]),
-        "scale_x_y": models.with_scale_x_y(cfg, 2),
+        "scale_x_y": parse_cfg(cfg.text.replace("[yolo]", "[yolo]\nscale_x_y=2"), "changed.cfg"),
         "new_coords": parse_cfg(cfg.text.replace("[yolo]", "[yolo]\nnew_coords=1"), "changed.cfg"),
     }[key]
     for ours, theirs in ((cfg, changed), (changed, cfg)):

@@ -133,7 +133,7 @@ def test_the_cfg_that_fits_is_written(command: Command, tmp_path: Path) -> None:
     load_darknet_weights(as_darknet, tmp_path / "b.weights")
     images = torch.rand(1, 3, 32, 32)
     assert all(map(torch.equal, as_darknet(images), open_detector("wide.pt", None, None, None).model(images)))
-    other = ["model.cfg=small.cfg", "model.scale_x_y=2", "model.anchors=[[5,5],[9,8]]"]
+    other = ["model.cfg=small.cfg", "model.anchors=[[5,5],[9,8]]"]
     model = Darknet(load_network(compose("train", TrainConfig, other).model))
     assert Darknet(parse_cfg(fitted_cfg(model), "b.cfg")).heads == model.heads != Darknet("small.cfg").heads
 

@@ -1,20 +1,21 @@
-"""Options of losses for two classes: each way to choose positives, and each kind of term."""
+"""Losses for two classes: each kind, and each way to choose positives."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 
+from conf.build import build_loss
 from conf.entry import compose
 from conf.schema import TrainConfig
-from models import LossSection
+from models import Head, HeadLoss, LossSection
 
-TEN = "loss.positives=10"
-COST = ("loss=yolov3", TEN, "loss.positives_by=cost", "loss.balance=damped")
+COST = ("loss=yolox",)
 LOSSES = (
     ("loss=yolov3",),
-    ("loss=yolov3", "loss.anchor_iou=0", "loss.class_weights=[0.5,1.5]"),
-    ("loss=yolov3_pooled", TEN),
-    ("loss=yolov3", TEN, "loss.positives_by=alignment"),
+    ("loss=yolov3", "loss.anchor_iou=0"),
+    ("loss=yolox", "loss.positives_by=alignment"),
     COST,
     ("loss=darknet",),
 )
@@ -24,3 +25,10 @@ LOSSES = (
 def loss_options(*overrides: str) -> LossSection:
     """The options of a training with some ``overrides``."""
     return compose("train", TrainConfig, list(overrides)).loss
+
+
+def loss_of(heads: Sequence[Head], *overrides: str) -> HeadLoss:
+    """The loss of ``heads``, whose cells reach far if it needs that."""
+    if "loss=yolox" in overrides:
+        heads = [replace(head, scale_x_y=6) for head in heads]
+    return build_loss(heads, loss_options(*overrides))

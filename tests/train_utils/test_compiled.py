@@ -16,14 +16,13 @@ from torch import Tensor, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import train_utils.compiled
-from conf.build import build_loss
 from conf.entry import compose
 from conf.schema import TrainConfig
 from data import Batch
 from models import Darknet
 from models.cfg import ZOO
 from tests.models.small_network import small
-from tests.train_utils.losses import COST, LOSSES, loss_options
+from tests.train_utils.losses import COST, LOSSES, loss_of
 from tests.train_utils.small_training import CONFIG, WORLD, mean_loss, network_with_norm, new_state, train_epoch
 from train_utils import launch
 from train_utils.compiled import CUDA_GRAPHS, INPUT_ONLY, choose_mode, compile_step
@@ -206,7 +205,7 @@ def test_ranks_break_no_graph() -> None:
     try:
         world = replace(WORLD, world_size=2)
         model = detector()
-        plain = build_loss(model.heads, loss_options(*LOSSES[0]))
+        plain = loss_of(model.heads, *LOSSES[0])
         loss, to_input = compile_step(model, plain, Batch.network_input, "default", 1)
         torch._dynamo.utils.counters.clear()
         forward = ForwardPass(wrap_ddp(model, world), loss, to_input, None, world)
@@ -242,7 +241,7 @@ def test_a_compiled_loss_is_one_graph_for_all_numbers_of_boxes(options: tuple[st
     """Its parts and gradients are those of the eager loss, also in a burn-in."""
     model = detector()
     count = 2 if options == COST else 1  # heads, which it ranks together; one saves time
-    plain = build_loss(model.heads[:count], loss_options(*options))
+    plain = loss_of(model.heads[:count], *options)
     compiled, _ = compile_step(model, plain, Batch.network_input, "default", 1)
     maps = [raw.detach() for raw in model(torch.rand(2, 3, 64, 64))[:count]]
     for ratio, boxes in ((0.3, 3), (0.7, 0)):

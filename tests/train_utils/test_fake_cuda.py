@@ -14,12 +14,11 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
-from conf.build import build_loss
 from data import Batch
 from models import Darknet, zoo_cfg
 from models.decode import decode
 from tests.models.small_network import small
-from tests.train_utils.losses import COST, LOSSES, loss_options
+from tests.train_utils.losses import COST, LOSSES, loss_of
 from train_utils.compiled import compile_step
 
 CUDA = torch.device("cuda", 0)
@@ -59,7 +58,7 @@ def test_input_network_losses_and_decoding_stay_on_their_device(
     assert all(raw.device == CUDA and raw.dtype == precision for raw in raw_maps)
     targets = batch().to(CUDA).targets
     for options in LOSSES:
-        loss = build_loss(model.heads, loss_options(*options))
+        loss = loss_of(model.heads, *options)
         for rows in (targets, targets[:0]):
             for part in loss(raw_maps, rows):
                 assert part.device == CUDA and part.shape == () and part.dtype == torch.float32
@@ -82,7 +81,7 @@ def test_compiled_parts_hold_nothing_of_the_host(fake: FakeTensorMode, monkeypat
     given, raw_maps = batch().to(CUDA), None
     for options in LOSSES:
         count = 2 if options == COST else 1  # heads, which it ranks together; one saves time
-        plain = build_loss(model.heads[:count], loss_options(*options))
+        plain = loss_of(model.heads[:count], *options)
         loss, to_input = compile_step(model, plain, Batch.network_input, "default", 1)
         raw_maps = raw_maps or model(to_input(given))
         loss(raw_maps[:count], given.targets, objectness_ratio=0.5, sum_over_ranks=lambda tensor: tensor, world_size=1)

@@ -1,7 +1,7 @@
 """A loss: YOLOv3-SPP's with a weight for the objectness of each head.
 
 Fine heads have many cells and few objects. A larger weight keeps their objectness from vanishing in
-the mean: ``python train.py plugins=[balanced_loss.py] loss.name=balanced loss.box=5``.
+the mean: ``python train.py plugins=[balanced_loss.py] loss=yolov3 loss.name=balanced``.
 """
 
 from collections.abc import Sequence
