@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.float32]
-NETWORKS, SIDE = ("yolov3-tiny", "yolov4-tiny"), 64
+NETWORKS, SIDE = ("yolov3-tiny", "yolov4-tiny", "yolov3-tiny-decoupled"), 64
 ZOO = Path(__file__).resolve().parents[2] / "models" / "zoo"
 REFERENCE = Path(__file__).with_suffix(".npz")
 
