@@ -7,7 +7,7 @@ and the training samples of each rank.
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import data
 import models
 from conf import ConfigError, entry
 from conf.saved import fetch_weights, trained_size
-from conf.schema import DetectConfig, EvaluateConfig, TrainConfig
+from conf.schema import CHOICES, DetectConfig, EvaluateConfig, TrainConfig
 from data import Annotations, ImageSource
 from data.dataset import AUGMENTATIONS
 from data.files import usable_cores
@@ -199,8 +199,11 @@ def suitable_loss(heads: Sequence[models.Head], config: models.LossSection) -> m
     if not isinstance(config, AutoLoss):
         return config
     name = "yolox" if min(head.scale_x_y for head in heads) >= FAR else "yolov3"
-    given = [f"loss.{key}={value}" for key, value in entry.to_dictionary(config).items() if value is not None]
-    return entry.compose("train", TrainConfig, [f"loss={name}", *given, f"loss.name={name}"]).loss
+    given = {key: value for key, value in entry.to_dictionary(config).items() if value is not None} | {"name": name}
+    if others := given.keys() - {field.name for field in fields(CHOICES["loss"][name])}:
+        raise ConfigError(f"loss.{min(others)} is no option of loss={name}, which suits these heads. fix: leave it out")
+    overrides = [f"loss={name}", *(f"loss.{key}={value}" for key, value in given.items())]
+    return entry.compose("train", TrainConfig, overrides).loss
 
 
 def build_loss(heads: Sequence[models.Head], config: models.LossSection) -> models.HeadLoss:
