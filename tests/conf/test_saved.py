@@ -300,7 +300,7 @@ def test_places_in_the_saved_options_hold_elsewhere(tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "before").mkdir()
     for weights, absolute in (("before", f"{tmp_path}/before"), ("coco", "coco"), ("backbone", "backbone")):
-        config = compose_training(f"model.weights={weights}", "data.root=coco")
-        assert (config.model.weights, config.model.cfg) == (absolute, "yolov3-spp-decoupled")
+        config = compose_training("model=yolov3-spp", f"model.weights={weights}", "data.root=coco")
+        assert (config.model.weights, config.model.cfg) == (absolute, "yolov3-spp")
         assert config.data.root == f"{tmp_path}/coco"
     assert compose_training().model.weights is None
