@@ -279,7 +279,8 @@ def fetch_weights(entry: Published) -> Path:
 
     path = weights_folder() / entry.file_name
     if not path.is_file():
-        print(f"{entry.url} -> {path}", flush=True)
+        size = f" ({entry.size / 1e6:.0f} MB)" if entry.size is not None else ""
+        print(f"{entry.url}{size} -> {path}", flush=True)
     download(entry.url, path, f"sha1:{entry.sha1}" if entry.sha1 else None, entry.size)
     if entry.sha256 is not None and not hashlib.sha256(path.read_bytes()).hexdigest().startswith(entry.sha256):
         path.unlink()

@@ -26,8 +26,8 @@ BACKBONE_LAYERS = {  # the layers that Darknet's users keep, and model.freeze=ba
     "yolov7-tiny": 87,
 }
 LICENCE = (
-    "Darknet's authors put them in the public domain. They learnt from the pictures of\n"
-    "COCO, which have licences of their own."
+    "Darknet's authors put theirs in the public domain; timm's have the Apache licence.\n"
+    "The pictures of COCO and ImageNet that they learnt from have licences of their own."
 )
 _REDMON = "https://pjreddie.com/media/files"
 _RELEASES = "https://github.com/AlexeyAB/darknet/releases/download"
@@ -40,9 +40,9 @@ class Published(NamedTuple):
     """A file of weights: of all layers, trained on COCO, or of a backbone."""
 
     networks: tuple[str, ...]  # of the zoo
-    kind: str  # COCO or BACKBONE
+    kind: str  # of WORDS
     url: str
-    size: int | None  # in bytes
+    size: int | None  # in bytes; None: not published
     sha1: str | None = None  # None: not published
     sha256: str | None = None  # its first digits
 

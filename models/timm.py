@@ -43,7 +43,7 @@ def load_timm_backbone(model: Darknet, state: Any, path: Path) -> WeightsReport:
     try:
         for (last, names), tensors in zip(layers, _convolutions(state), strict=False):
             loads |= {f"layers.{last}.{name}": tensor for name, tensor in zip(names, tensors, strict=True)}
-    except (KeyError, AttributeError, TypeError, ValueError) as error:
+    except (KeyError, IndexError, AttributeError, TypeError, ValueError, RuntimeError) as error:  # forged shapes, too
         message = f"{path} holds no darknet53 or cspdarknet53 of timm ({error!r}). fix: download it again"
         raise ModelError(message) from error
     wrong = [name for name, tensor in loads.items() if tensor.shape != own[name].shape]
@@ -66,7 +66,8 @@ def _convolutions(state: Mapping[str, Tensor]) -> Iterator[Tensors]:
         return beta, gamma, mean, variance + (EPS - BN_EPS), state[f"{name}.conv.weight"].float()
 
     beta, gamma, mean, variance, kernels = read(STEM)
-    kernels = kernels / torch.tensor(STD)[:, None, None]
+    planes = zip(kernels.unbind(1), STD, strict=True)  # which refuses other channels than three
+    kernels = torch.stack([plane / std for plane, std in planes], dim=1)
     shift = (kernels * torch.tensor(MEAN)[:, None, None]).sum((1, 2, 3))
     yield beta, gamma, mean + shift, variance, kernels
     for stage in (f"stages.{number}" for number in range(STAGES)):
