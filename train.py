@@ -39,7 +39,7 @@ def train(requested: schema.TrainConfig) -> programs.Outcome:  # noqa: PLR0915 -
     with StopRequest() as stop, ExitStack() as stack:
         world = distributed.init_distributed_mode(requested.train.device.value, requested.train.timeout_seconds)
         numerics.prepare_numerics(requested.train)
-        compile_mode = compiled.choose_mode(requested.train, world)
+        mode = compiled.choose_mode(requested.train, world)
         dtype = numerics.autocast_dtype(requested.train.precision.value, world.device)
 
         # Whatever is wrong with data and network shows before a new run folder is made. An existing
@@ -53,7 +53,7 @@ def train(requested: schema.TrainConfig) -> programs.Outcome:  # noqa: PLR0915 -
         # What `auto` means for data, network, loss and rates is decided here, once.
         config, model, notes = auto.resolve_auto(requested, train_set, world, saved)
         options = config.train
-        loss: engine.Loss = build.build_loss(model.heads, config.loss)
+        loss = build.build_loss(model.heads, config.loss)
 
         # The global batch is formed, then dealt: more ranks change the speed, not the training.
         sampler = build.build_sampler(config, train_set, model.max_stride, world)
@@ -84,8 +84,8 @@ def train(requested: schema.TrainConfig) -> programs.Outcome:  # noqa: PLR0915 -
             description=auto.describe_run(config, requested, model, train_set),
             seen=model.seen,
         )
-        loss, to_input = compiled.compile_step(model, loss, data.Batch.network_input, compile_mode, sampler.sizes.count)
-        forward = engine.ForwardPass(distributed.wrap_ddp(model, world), loss, to_input, dtype, world)
+        step_loss, to_input = compiled.compile_step(model, loss, data.Batch.network_input, mode, sampler.sizes.count)
+        forward = engine.ForwardPass(distributed.wrap_ddp(model, world), step_loss, to_input, dtype, world)
         if saved is not None:
             engine.rehearse(forward, state, 2 * model.max_stride)
             log.line(state.resume(saved, folder, world))
@@ -105,6 +105,7 @@ def train(requested: schema.TrainConfig) -> programs.Outcome:  # noqa: PLR0915 -
         log.line(over and f"nothing to train: {over}")
         while over is None and stop.agreed is None:
             started, steps_done = time.perf_counter(), state.step - state.epoch * steps
+            loss.refines = state.epoch >= dataset.first_plain_epoch
             sampler.set_epoch(state.epoch, steps_done * sampler.accumulate)
             images, title = (steps - steps_done) * options.batch_size, f"epoch {state.epoch + 1}/{options.epochs}"
             with Progress(images, title, world.is_main) as progress, engine.explain_out_of_memory(sampler, world):

@@ -185,7 +185,7 @@ class AugmentConfig:
 
     mosaic: Share  # probability that a sample is a mosaic of four images
     mixup: Share  # probability that a sample is blended with a second one
-    close_mosaic_epochs: Whole  # number of final epochs without mosaic and mixup, at most a quarter of all epochs
+    close_mosaic_epochs: Whole  # final epochs without mosaic and mixup, at most a quarter; with yolox L1 counts there
     tile_pool: Whole  # mosaics draw their other images from a block of this many neighbours in the
     # epoch's order, which saves decoding; 0: from all images
     degrees: Annotated[float, ">= 0 and <= 180"]  # rotation in degrees, drawn from -degrees..degrees

@@ -27,6 +27,8 @@ Terms = tuple[Tensor, Tensor, Tensor]  # scalars: box, objectness, classificatio
 SumOverRanks = Callable[[Tensor], Tensor]
 # Elementwise, of logits and targets; its gradient is probability - target.
 cross_entropy = partial(nn.functional.binary_cross_entropy_with_logits, reduction="none")
+DISTANCE_WEIGHT = 0.2  # of the L1 distance beside 1 - IoU^2 (YOLOX: 1 and 5)
+SMALLEST = 1e-3  # pixels; the logarithm of a size is bounded
 
 
 class LossParts(NamedTuple):
@@ -40,6 +42,8 @@ class LossParts(NamedTuple):
 
 class HeadLoss(ABC):
     """A loss of raw maps against targets that adds up terms of all heads of one network."""
+
+    refines = False  # set in the last epochs, without mosaics, where boxes are to lie closer
 
     def __init__(self, heads: Sequence[Head]) -> None:
         self.heads = list(heads)
@@ -112,7 +116,8 @@ class YoloLoss(HeadLoss):
         self, part: HeadMap, weight: Tensor, cells: Cells, targets: Tensor, share: Tensor, num_cells: int, ratio: float
     ) -> Terms:
         """The terms of one head, without gains; a positive weighs share, a cell 1 / num_cells."""
-        class_logits, iou = _predictions(part, cells, targets, self.config.iou)
+        class_logits, boxes, wanted_boxes = _predictions(part, cells, targets)
+        iou = box_iou_aligned(boxes, wanted_boxes, self.config.iou)
         box = ((1 - iou) * weight).sum() * share
 
         wanted = _at_cells(weight * (1 - ratio + ratio * iou.detach().clamp(min=0)), cells, part.raw)
@@ -129,7 +134,8 @@ class YoloxLoss(HeadLoss):
 
     The predictions choose the positives (dynamic_positives). Objectness is 1 at these and 0 at all
     other cells, the target of a class is the IoU of its box, and the box term is 1 - IoU^2, or 1
-    minus another overlap measure. All are sums over the heads, by the number of positives.
+    minus another overlap measure. In the last epochs it has the L1 distance of the boxes, too. All
+    are sums over the heads, by the number of positives.
     """
 
     def __init__(self, heads: Sequence[Head], config: YoloxLossConfig) -> None:
@@ -152,8 +158,12 @@ class YoloxLoss(HeadLoss):
     def _head_terms(self, part: HeadMap, weight: Tensor, cells: Cells, targets: Tensor) -> Terms:
         """The sums of one head."""
         kind = self.config.iou
-        class_logits, overlap = _predictions(part, cells, targets, kind)
-        box = ((1 - overlap.square() if kind is IouKind.iou else 1 - overlap) * weight).sum()
+        class_logits, boxes, wanted_boxes = _predictions(part, cells, targets)
+        overlap = box_iou_aligned(boxes, wanted_boxes, kind)
+        losses = 1 - overlap.square() if kind is IouKind.iou else 1 - overlap
+        if self.refines:
+            losses = losses + DISTANCE_WEIGHT * _distance(boxes, wanted_boxes, part.head.stride)
+        box = (losses * weight).sum()
 
         wanted = _at_cells(weight, cells, part.raw)
         objectness = cross_entropy(at_least_float32(part.raw[..., 4]), wanted).sum()
@@ -164,13 +174,24 @@ class YoloxLoss(HeadLoss):
         return box, objectness, (losses * weight).sum()
 
 
-def _predictions(part: HeadMap, cells: Cells, targets: Tensor, kind: IouKind) -> tuple[Tensor, Tensor]:
-    """Logits (t, p, classes) at the cells, and the overlap (t, p) of their boxes with targets."""
+def _predictions(part: HeadMap, cells: Cells, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits (t, p, classes) at the cells, their boxes and those of targets.
+
+    Boxes are corners (t, p, 4) in pixels from those of their cells.
+    """
     head, anchors, raw = part
     # (t, p, 5 + classes), one row for each pair, matched or not
     xy, wh, _, class_logits = at_least_float32(raw[tuple(cells)]).split((2, 2, 1, head.num_classes), dim=-1)
     boxes = boxes_in_cells(xy, wh, anchors.own[cells.anchor], head)
-    return class_logits, box_iou_aligned(boxes, targets_in_cells(targets, cells, head.stride), kind)
+    return class_logits, boxes, targets_in_cells(targets, cells, head.stride)
+
+
+def _distance(boxes_xyxy: Tensor, wanted_xyxy: Tensor, stride: int) -> Tensor:
+    """L1 distance (t, p) of boxes (t, p, 4): centres in cells, and the logarithms of sizes."""
+    (low, high), (wanted_low, wanted_high) = boxes_xyxy.split(2, -1), wanted_xyxy.split(2, -1)
+    centres = (low + high - wanted_low - wanted_high).abs() / (2 * stride)
+    size, wanted = (each.clamp(min=SMALLEST).log() for each in (high - low, wanted_high - wanted_low))
+    return (centres + (size - wanted).abs()).sum(-1)
 
 
 def _at_cells(values: Tensor, cells: Cells, raw: Tensor) -> Tensor:

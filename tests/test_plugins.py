@@ -6,6 +6,7 @@ import json
 import pickle
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,13 +32,13 @@ from train_utils.errors import TrainError
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "docs" / "examples" / "plugins"
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py"))
-CFG = cfg(conv(8, 3, 4, "squareplus"), section("squeeze", ratio=4), conv(16, 3, 4), head(0, 1, 2, classes=5))
+CFG = cfg(conv(8, 3, 4), section("squeeze", ratio=4), conv(16, 3, 4), head(0, 1, 2, classes=5))
 SHAPES = ShapesConfig(train_images=16, val_images=4, image_size=64)
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with my.cfg, which uses a layer and an activation of the examples."""
+    """A folder with my.cfg, which uses a layer of the examples."""
     folder = tmp_path_factory.mktemp("plugins")
     (folder / "my.cfg").write_text(CFG)
     return folder
@@ -77,7 +78,7 @@ def test_a_run_is_resumed_and_scored(run: Path, files: Path, tmp_path: Path, mon
     assert whole["config"]["plugins"] == [f"{name}.py" for name in NAMES]
     for part in ("model", "ema"):
         assert all(torch.equal(tensor, cut[part][name]) for name, tensor in whole[part].items())
-    assert "AP" in evaluate([f"ckpt={run}", "device=cpu", listed("squareplus_activation", "squeeze_layer")])
+    assert "AP" in evaluate([f"ckpt={run}", "device=cpu", listed("squeeze_layer")])
     groups = [json.loads(line)["group"] for line in (run / "lines.jsonl").read_text().splitlines()]
     assert {"epoch", "val", "speed"} <= set(groups)
 
@@ -89,6 +90,18 @@ def test_what_was_trained_with_plugins_asks_for_them(run: Path) -> None:
             options_of(program, given)
     with pytest.raises(ModelError, match=r"there is no layer '.squeeze.'"):
         evaluate([f"ckpt={run}", "device=cpu", "plugins=[]"])
+
+
+def test_the_activation_on_the_page(tmp_path: Path) -> None:
+    page = (EXAMPLES.parents[1] / "develop" / "extending.md").read_text()
+    code = page.partition("    from torch")[2].partition("\n\n|")[0]
+    (tmp_path / "of_the_page.py").write_text(textwrap.dedent(f"    from torch{code}"))
+    (tmp_path / "my.cfg").write_text(cfg(conv(2, activation="squareplus"), head(0, 1, 2, classes=5)))
+    named = [f"plugins=[{tmp_path / 'of_the_page.py'}]", f"model.cfg={tmp_path / 'my.cfg'}"]
+    model, _ = build_model(compose("train", TrainConfig, named).model, None)
+    values = torch.randn(9)
+    activation = next(module for module in model.modules() if type(module).__name__ == "Squareplus")
+    torch.testing.assert_close(activation(values), (values + (values**2 + 4) ** 0.5) / 2)
 
 
 def test_what_another_command_of_this_process_names_is_not_in_use(tmp_path: Path) -> None:

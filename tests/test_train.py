@@ -161,6 +161,15 @@ def test_evaluation_leaves_the_training_alone(shapes: Path, tmp_path: Path) -> N
         assert differences(one[part], other[part], part) == []
 
 
+def test_the_epochs_without_mosaics_add_the_distance_of_boxes(shapes: Path, tmp_path: Path) -> None:
+    own = "model=yolov3-tiny-decoupled", "augment=none", "train.epochs=4", "evaluate.every=0"
+    for last in (0, 15):
+        train(options(shapes, tmp_path / str(last), *own, f"augment.close_mosaic_epochs={last}"))
+    (*before, overlap), (*same, both) = (rows(tmp_path / name) for name in ("0", "15"))
+    assert len(before) == 3 and [row["loss_box"] for row in before] == [row["loss_box"] for row in same]
+    assert float(both["loss_box"]) > 1.05 * float(overlap["loss_box"])
+
+
 def test_a_run_that_was_moved_goes_on_where_its_data_are_named(
     shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

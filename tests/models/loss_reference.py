@@ -129,11 +129,13 @@ def yolo_loss(
     config: LossConfig | YoloxLossConfig,
     ratio: float = 1.0,
     fixed_maps: list[list] | None = None,
+    refines: bool = False,
 ) -> tuple[float, float, float]:
     """Weighted box, objectness and class terms of maps[image][anchor][row][column][value].
 
     fixed_maps: the predictions that choose positives and set the targets of objectness and classes,
-    by default the same. The gradient treats them as constants.
+    by default the same. The gradient treats them as constants. refines: whether YOLOX's box term
+    has the distance of the boxes.
     """
     fixed_maps = fixed_maps or raw_maps
     terms = []  # of each head: sums over its positives and cells, and how many these are
@@ -150,8 +152,15 @@ def yolo_loss(
             pairs = by_shape(raw, targets, head, config.anchor_iou)
         for (image, label, *box), a, row, column, weight in pairs:
             values = raw[int(image)][a][row][column]
-            iou = overlap(decoded(values, head, a, row, column), tuple(box), config.iou.value)
-            box_losses.append((1 - (iou**2 if of_yolox and config.iou.value == "iou" else iou)) * weight)
+            predicted = decoded(values, head, a, row, column)
+            iou = overlap(predicted, tuple(box), config.iou.value)
+            miss = 1 - (iou**2 if of_yolox and config.iou.value == "iou" else iou)
+            if of_yolox and refines:
+                miss += 0.2 * sum(
+                    abs(one - other) / head.stride for one, other in zip(predicted[:2], box[:2], strict=True)
+                )
+                miss += 0.2 * sum(abs(math.log(one / other)) for one, other in zip(predicted[2:], box[2:], strict=True))
+            box_losses.append(miss * weight)
             weights.append(weight)
             cell = (int(image), a, row, column)
             quality = overlap(

@@ -39,10 +39,13 @@ YOLOX = YoloxLossConfig(
     positives=10,
     positives_by=PositivesBy.cost,
 )
+REFINING = YoloxLoss(WIDE_HEADS, YOLOX)
+REFINING.refines = True
 ALIGNED = replace(YOLOX, positives_by=PositivesBy.alignment)
 CHOICES: dict[str, YoloLoss | YoloxLoss] = {
     "yolov3": YoloLoss(HEADS, CONFIG),
     "yolox": YoloxLoss(WIDE_HEADS, YOLOX),
+    "yolox, last epochs": REFINING,
     "yolox, one anchor": YoloxLoss(ONE_ANCHOR, YOLOX),
     "yolox, aligned": YoloxLoss(WIDE_HEADS, ALIGNED),
 }
@@ -67,7 +70,8 @@ VARIANTS = [
 def test_equals_the_plain_reference(loss: YoloLoss | YoloxLoss, ratio: float) -> None:
     maps, targets = random_maps(3, loss.heads), random_targets(40, 3)
     parts = loss(maps, targets, objectness_ratio=ratio)
-    expected = yolo_loss([raw.tolist() for raw in maps], targets.tolist(), loss.heads, loss.config, ratio)
+    raw = [each.tolist() for each in maps]
+    expected = yolo_loss(raw, targets.tolist(), loss.heads, loss.config, ratio, refines=loss.refines)
     torch.testing.assert_close(torch.stack(parts[1:]), torch.tensor(expected), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(parts.total, sum(parts[1:]))
 
@@ -84,7 +88,7 @@ def test_gradient_is_the_references_with_constant_targets(loss: YoloLoss | Yolox
         for part in direction:
             part[..., values].normal_()
         before, after = (
-            sum(yolo_loss(moved, targets.tolist(), loss.heads, loss.config, ratio, fixed))
+            sum(yolo_loss(moved, targets.tolist(), loss.heads, loss.config, ratio, fixed, loss.refines))
             for moved in (
                 [(raw + size * part).tolist() for raw, part in zip(maps, direction, strict=True)]
                 for size in (-step, step)

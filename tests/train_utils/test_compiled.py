@@ -244,7 +244,7 @@ def test_a_compiled_loss_is_one_graph_for_all_numbers_of_boxes(options: tuple[st
     plain = loss_of(model.heads[:count], *options)
     compiled, _ = compile_step(model, plain, Batch.network_input, "default", 1)
     maps = [raw.detach() for raw in model(torch.rand(2, 3, 64, 64))[:count]]
-    for ratio, boxes in ((0.3, 3), (0.7, 0)):
+    for ratio, boxes, plain.refines in ((0.3, 3, False), (0.7, 0, False), (1.0, 3, True)):
         found = []
         for loss in (plain, compiled):
             raw = [each.clone().requires_grad_() for each in maps]
