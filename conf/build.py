@@ -31,6 +31,7 @@ MEMORY_FILES = Path("/dev/shm")
 MOST_WORKERS = 16  # of a rank, by data.workers=auto; each holds batches that it has made ahead
 CPU_WORKERS = 2
 
+ZOO_BINS = {"yolov3-spp-decoupled": 16, "yolov3-tiny-decoupled": 16}  # of model.box_bins=null; Darknet knows none
 # And those of plugins.
 LOSSES: dict[str, Callable[..., models.HeadLoss]] = {
     "yolov3": models.YoloLoss,
@@ -40,9 +41,11 @@ LOSSES: dict[str, Callable[..., models.HeadLoss]] = {
 
 
 def load_network(config: models.ModelConfig) -> models.Cfg:
-    """Parse ``model.cfg``, a file or a name in the zoo, with the given anchors."""
+    """Parse ``model.cfg``, a file or a name in the zoo, with the given bins and anchors."""
     path = Path(config.cfg)
     cfg = models.load_cfg(path if path.suffix else models.zoo_cfg(config.cfg))
+    bins = ZOO_BINS.get(config.cfg) if config.box_bins is None else config.box_bins
+    cfg = cfg if bins is None else models.with_box_bins(cfg, bins)
     return cfg if config.anchors is None else models.with_anchors(cfg, config.anchors)
 
 

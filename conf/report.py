@@ -1,8 +1,6 @@
 """What a training reports before it starts, keeps on the way, and shows at its end."""
 
 import contextlib
-import shutil
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -87,18 +85,14 @@ def errors_kept(log: RunLog) -> Iterator[None]:
 
 
 def save_config(folder: Path, config: TrainConfig) -> None:
-    """Write the resolved configuration into a run folder; keep a different old one beside it.
+    """Write the resolved configuration into a run folder.
 
-    Raises TrainError if it cannot be written; the old file is unchanged then.
+    Raises TrainError if it cannot be written; an old file is unchanged then.
     """
-    path, text = folder / "config.yaml", entry.to_yaml(config)
+    path = folder / "config.yaml"
     try:
-        if path.exists():
-            if path.read_text(encoding="utf-8", errors="replace") == text:
-                return
-            shutil.copy(path, path.with_name(f"config_until_{time.strftime('%Y-%m-%d_%H-%M-%S')}.yaml"))
         with files.whole_file(path) as file:
-            file.write(text)
+            file.write(entry.to_yaml(config))
     except OSError as error:
         raise errors.TrainError(f"cannot write {path} ({error.strerror}). fix: free some space there") from error
 

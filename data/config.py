@@ -192,8 +192,6 @@ class AugmentConfig:
     translate: Below1  # shift in input sides, drawn from -translate..translate along each axis
     scale: Below1  # zoom factor, drawn from 1 - scale..1 + scale
     shear: Annotated[float, ">= 0 and < 90"]  # shear in degrees, drawn from -shear..shear along each axis
-    perspective: Annotated[float, ">= 0 and < 0.2"]  # tilt, drawn from -perspective..perspective along each axis: the
-    # relative change of depth across the input
     flip_horizontal: Share  # probability of a left-right flip
     flip_vertical: Share  # probability of an upside-down flip
     hsv_hue: Share  # gain on the hue, drawn from 1 - hsv_hue..1 + hsv_hue
@@ -201,15 +199,6 @@ class AugmentConfig:
     hsv_value: Share  # gain on the value (brightness), drawn from 1 - hsv_value..1 + hsv_value
     colour: Colour  # where the HSV gains are applied: per sample on the cpu, or per batch on the
     # device; auto: on the device if it is a GPU; a resumed run stays with what it had
-
-    def __post_init__(self) -> None:
-        # The horizon of a tilted plane must stay outside the sample.
-        if self.perspective * (1 + 2 * self.translate) > 0.5 * (1 - self.scale):
-            largest = 0.5 * (1 - self.scale) / (1 + 2 * self.translate)
-            raise ValueError(
-                f"augment.perspective must be at most {largest:.3g} with this scale and translate, "
-                f"got {self.perspective}"
-            )
 
     def plain_epochs(self, epochs: int) -> int:
         """Return how many final epochs, out of ``epochs``, go without mosaics and mixup."""

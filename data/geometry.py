@@ -15,7 +15,7 @@ from data.config import AugmentConfig, Resize
 
 Image = NDArray[np.uint8]  # (h, w, 3) RGB
 Boxes = NDArray[np.float32]  # (n, 4) left, top, right, bottom in pixels
-Matrix = NDArray[np.float64]  # (3, 3) maps (x, y, 1) of one picture to another, up to a factor
+Matrix = NDArray[np.float64]  # (3, 3) maps (x, y, 1) of one picture to another; the last row is 0, 0, 1
 Size = tuple[int, int]  # height, width in pixels
 Point = tuple[int, int]  # x, y in pixels
 
@@ -25,13 +25,13 @@ MAX_ASPECT = 20.0  # longer boxes are slivers of objects cut at an edge
 PAD_VALUE = 114  # grey of the letterbox, as in all YOLO systems
 
 
-def random_homography(augment: AugmentConfig, target: Size, generator: np.random.Generator) -> Matrix:
-    """Draw perspective, scale, rotation, shear, flips and shift, applied in this order.
+def random_affine(augment: AugmentConfig, target: Size, generator: np.random.Generator) -> Matrix:
+    """Draw scale, rotation, shear, flips and shift, applied in this order.
 
     The origin maps to the centre of a picture of ``target`` (height, width), plus the shift.
     """
     height, width = target
-    zoom, turn, slant_x, slant_y, shift_x, shift_y, tilt_x, tilt_y = generator.uniform(-1, 1, 8).tolist()
+    zoom, turn, slant_x, slant_y, shift_x, shift_y = generator.uniform(-1, 1, 6).tolist()
     scale = 1 + augment.scale * zoom
     angle = math.radians(augment.degrees * turn)
     shear_x, shear_y = math.tan(math.radians(augment.shear * slant_x)), math.tan(math.radians(augment.shear * slant_y))
@@ -43,15 +43,12 @@ def random_homography(augment: AugmentConfig, target: Size, generator: np.random
     shear = np.array([[mirror_x, mirror_x * shear_x, 0], [mirror_y * shear_y, mirror_y, 0], [0, 0, 1]])
     matrix: Matrix = shear @ rotation
     matrix[:2, 2] = (0.5 + augment.translate * shift_x) * width, (0.5 + augment.translate * shift_y) * height
-    if augment.perspective:
-        tilt = [augment.perspective * tilt_x / width, augment.perspective * tilt_y / height, 1]
-        matrix = matrix @ np.array([[1, 0, 0], [0, 1, 0], tilt])
     return matrix
 
 
 def is_upright(matrix: Matrix) -> bool:
-    """Whether rows stay rows and columns stay columns: no rotation, shear or perspective."""
-    return not (matrix[0, 1] or matrix[1, 0] or matrix[2, 0] or matrix[2, 1])
+    """Whether rows stay rows and columns stay columns: no rotation or shear."""
+    return not (matrix[0, 1] or matrix[1, 0])
 
 
 def snapped(matrix: Matrix, low: Point, high: Point) -> Matrix:
@@ -76,16 +73,13 @@ def snapped(matrix: Matrix, low: Point, high: Point) -> Matrix:
 def move_boxes(boxes_xyxy: Boxes, matrix: Matrix) -> Boxes:
     """Return upright boxes (n, 4) around boxes mapped by one matrix, or one each (n, 3, 3)."""
     corners = boxes_xyxy[:, [0, 1, 2, 1, 2, 3, 0, 3]].reshape(-1, 4, 2)
-    moved = corners @ matrix[..., :2].swapaxes(-1, -2) + matrix[..., None, :, 2]
-    points = moved[..., :2] / moved[..., 2:]
+    points = corners @ matrix[..., :2, :2].swapaxes(-1, -2) + matrix[..., None, :2, 2]
     return np.concatenate([points.min(axis=1), points.max(axis=1)], axis=1).astype(np.float32)
 
 
 def project(points: NDArray[np.floating[Any]], matrix: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
     """Map points (..., 2) of x, y by ``matrix``."""
     moved: NDArray[np.float64] = points @ matrix[:2, :2].T + matrix[:2, 2]
-    if matrix[2, 0] or matrix[2, 1]:
-        moved = moved / (points @ matrix[2, :2] + matrix[2, 2])[..., None]
     return moved
 
 

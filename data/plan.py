@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from data.config import AugmentConfig
-from data.geometry import Matrix, Point, Size, random_homography, scaled_size, snapped
+from data.geometry import Matrix, Point, Size, random_affine, scaled_size, snapped
 
 MIXUP_BETA = 32.0  # weights of blends are drawn from Beta(32, 32): near 1/2
 
@@ -105,7 +105,7 @@ def _draw_picture(
         placed, low, high = alone(of_images[0], target)
     else:
         placed, low, high = mosaic_of_four(of_images, target, generator)
-    return Picture(indices, placed, snapped(random_homography(augment, target, generator), low, high))
+    return Picture(indices, placed, snapped(random_affine(augment, target, generator), low, high))
 
 
 def _draw_others(count: int, request: Request, num_images: int, generator: np.random.Generator) -> list[int]:

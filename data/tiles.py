@@ -88,10 +88,8 @@ class WarpedTile(NamedTuple):
         back = np.array([[1, 0, -0.5 - left], [0, 1, -0.5 - top], [0, 0, 1]])
         matrix = back @ self.matrix @ forth
         shown = canvas[top:bottom, left:right]
-        flat = not (self.matrix[2, 0] or self.matrix[2, 1])
-        warp, matrix = (cv2.warpAffine, matrix[:2]) if flat else (cv2.warpPerspective, matrix)
-        dsize = (right - left, bottom - top)
-        warp(image, matrix, dsize, dst=shown, flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_TRANSPARENT)
+        options = {"flags": cv2.INTER_LINEAR, "borderMode": cv2.BORDER_TRANSPARENT}
+        cv2.warpAffine(image, matrix[:2], (right - left, bottom - top), dst=shown, **options)
 
 
 def tile_of(matrix: Matrix, image_size: Size, canvas_size: Size) -> UprightTile | WarpedTile | None:

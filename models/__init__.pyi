@@ -21,6 +21,7 @@ from .decode import Postprocess as Postprocess
 from .errors import ModelError as ModelError
 from .heads import Head as Head
 from .heads import with_anchors as with_anchors
+from .heads import with_box_bins as with_box_bins
 from .loss import HeadLoss as HeadLoss
 from .loss import YoloLoss as YoloLoss
 from .loss import YoloxLoss as YoloxLoss

@@ -194,15 +194,15 @@ def _overlaps_and_merits(
     """The IoU (t, n) of the boxes predicted at all candidates with their targets, and merits."""
     parts = []
     for (head, anchors, raw), (reached, cells) in zip(maps, candidates, strict=True):
-        values = at_least_float32(raw[tuple(cells)])  # (t, p, 5 + classes)
-        boxes = boxes_in_cells(values[..., :2], values[..., 2:4], anchors.own[cells.anchor], head)
-        parts.append((reached, values, boxes, targets_in_cells(targets, cells, head.stride)))
+        coordinates, objectness, classes = head.split(at_least_float32(raw[tuple(cells)]))  # (t, p, ...)
+        boxes = boxes_in_cells(coordinates, anchors.own[cells.anchor], head)
+        parts.append((reached, objectness, classes, boxes, targets_in_cells(targets, cells, head.stride)))
     # Joined, because an accelerator computes a long row in the time of a short one.
-    reached, predicted, boxes, wanted = (torch.cat(tensors, dim=1) for tensors in zip(*parts, strict=True))
+    reached, there, classes, boxes, wanted = (torch.cat(tensors, dim=1) for tensors in zip(*parts, strict=True))
     iou = box_iou_aligned(boxes, wanted, IouKind.iou).clamp(min=0)
     overlap = torch.where(reached, iou, 0)
     log_sigmoid = nn.functional.logsigmoid
-    logs = log_sigmoid(predicted[..., 4:5]) + log_sigmoid(predicted[..., 5:])  # of scores (t, p, classes)
+    logs = log_sigmoid(there) + log_sigmoid(classes)  # of scores (t, p, classes)
     labels = targets[:, None, 1:2].long().expand(*overlap.shape, 1)
     if by == PositivesBy.alignment:
         merit = logs.gather(2, labels)[..., 0].exp() * overlap**OVERLAP_POWER

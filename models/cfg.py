@@ -51,7 +51,7 @@ SECTION_KEYS = {
     "dropout": layer_keys("probability"),
     "reorg3d": layer_keys("stride"),
     "yolo": layer_keys(
-        "mask anchors num classes scale_x_y new_coords iou_loss iou_normalizer cls_normalizer obj_normalizer"
+        "mask anchors num classes scale_x_y new_coords box_bins iou_loss iou_normalizer cls_normalizer obj_normalizer"
         " ignore_thresh iou_thresh"
         # without effect here
         " truth_thresh label_smooth_eps"

@@ -33,6 +33,8 @@ class ModelConfig:
     anchors: Any  # pairs [width, height] in pixels, for all [yolo] sections; null: as in a checkpoint, or the .cfg;
     # auto: fitted to the training set at train.image_size when a training starts, if those of the
     # .cfg miss 30 % of its boxes
+    box_bins: int | None  # of decoupled heads: bins of a distribution for each side of a box (DFL); 0: boxes as Darknet
+    # has them; null: 16 in the networks of the zoo, else as in the .cfg
     weights: str | None  # to start from: coco, backbone or timm:<name> (see scripts.get_weights list), Darknet .weights
     # (whole or cut), what ckpt= of eval.py takes, a .pt state dict. Heads for other classes are
     # left out

@@ -127,7 +127,7 @@ class Darknet(nn.Module):
                 bias = convolution.conv.bias if convolution.norm is None else convolution.norm.bias
                 assert bias is not None
                 per_anchor, classes_from = bias.view(len(head.anchors), -1), part.fixed // len(head.anchors)
-                per_anchor[:, 4:classes_from] -= 4.5
+                per_anchor[:, classes_from - 1 : classes_from] -= 4.5
                 per_anchor[:, classes_from:] += math.log(0.6 / (head.num_classes - 0.99))
 
     def head_convolutions(self, head: Head) -> list[Convolution]:

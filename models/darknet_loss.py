@@ -34,6 +34,7 @@ import torch
 from torch import Tensor
 
 from models import assignment, decode
+from models.errors import ModelError
 from models.heads import Anchors, Head, HeadMap
 from models.loss import HeadLoss, SumOverRanks, Terms, cross_entropy
 
@@ -45,6 +46,11 @@ class DarknetLoss(HeadLoss):
 
     It uses neither objectness_ratio nor world_size: the objectness target of a positive is 1.
     """
+
+    def __init__(self, heads: Sequence[Head]) -> None:
+        super().__init__(heads)
+        if any(head.box_bins for head in heads):
+            raise ModelError("loss=darknet is for boxes as Darknet has them. fix: model.box_bins=0, or loss=yolox")
 
     def _terms(
         self, maps: list[HeadMap], targets: Tensor, ratio: float, sum_over_ranks: SumOverRanks, world_size: int

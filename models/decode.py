@@ -100,14 +100,18 @@ def box_sizes(raw_wh: Tensor, anchors: Tensor, head: Head) -> Tensor:
     return raw_wh.clamp(max=MAX_LOG_SIZE).exp() * anchors
 
 
-def boxes_in_cells(raw_xy: Tensor, raw_wh: Tensor, anchors: Tensor, head: Head) -> Tensor:
-    """Corners (..., 4) of boxes from their raw values, in pixels from their cell's corner.
+def boxes_in_cells(coordinates: Tensor, anchors: Tensor, head: Head) -> Tensor:
+    """Corners (..., 4) of boxes from their raw coordinates, in pixels from their cell's corner.
 
-    raw_xy, raw_wh, anchors: (..., 2), the last in pixels. Differences of such small numbers lose no
-    digits.
+    anchors: (..., 2) in pixels. Differences of such small numbers lose no digits.
     """
-    centres = cell_offsets(raw_xy, head) * head.stride
-    return cxcywh_to_xyxy(torch.cat((centres, box_sizes(raw_wh, anchors, head)), dim=-1))
+    if head.box_bins:
+        shares = coordinates.unflatten(-1, (4, head.box_bins)).softmax(dim=-1)
+        sides = (shares * torch.arange(head.box_bins, device=shares.device)).sum(dim=-1)
+        left_top, right_bottom = sides.split(2, dim=-1)
+        return (0.5 + torch.cat((-left_top, right_bottom), dim=-1)) * head.stride
+    xy, wh = coordinates.split(2, dim=-1)
+    return cxcywh_to_xyxy(torch.cat((cell_offsets(xy, head) * head.stride, box_sizes(wh, anchors, head)), dim=-1))
 
 
 def decode(
@@ -123,24 +127,23 @@ def decode(
     boxes, scores = [], []
     anchors = anchors or HeadAnchors(heads)[raw_maps[0].device]
     for raw, head, sizes in zip(raw_maps, heads, anchors, strict=True):
-        coordinates, objectness, classes = raw.float().split((4, 1, head.num_classes), dim=-1)
+        coordinates, objectness, classes = head.split(raw.float())
         boxes.append(decode_boxes(coordinates, sizes.own, head).flatten(1, 3))
         scores.append((objectness.sigmoid() * classes.sigmoid()).flatten(1, 3))
     return torch.cat(boxes, dim=1), torch.cat(scores, dim=1)
 
 
 def decode_boxes(coordinates: Tensor, anchors: Tensor, head: Head) -> Tensor:
-    """Decode the first four values of a raw map to corners (batch, anchors, rows, columns, 4).
+    """Decode the coordinates of a raw map to corners (batch, anchors, rows, columns, 4).
 
     The corners are in pixels at network scale. anchors: (anchors, 2), those of the head, on the
     map's device already, because copying them would block.
     """
-    xy, wh = coordinates.split(2, dim=-1)
-    rows = torch.arange(xy.shape[2], device=xy.device)
-    columns = torch.arange(xy.shape[3], device=xy.device)
-    cells_xy = torch.stack(torch.meshgrid(columns, rows, indexing="xy"), dim=-1)  # (rows, columns, 2)
-    centres = (cell_offsets(xy, head) + cells_xy) * head.stride
-    return cxcywh_to_xyxy(torch.cat((centres, box_sizes(wh, anchors[:, None, None], head)), dim=-1))
+    low = (
+        torch.arange(0, count * head.stride, head.stride, device=coordinates.device) for count in coordinates.shape[2:4]
+    )
+    y, x = torch.meshgrid(*low, indexing="ij")
+    return boxes_in_cells(coordinates, anchors[:, None, None], head) + torch.stack((x, y, x, y), dim=-1)
 
 
 @dataclass(frozen=True)

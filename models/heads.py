@@ -12,6 +12,7 @@ from models.config import MAX_SCALE_X_Y, IouKind
 from models.errors import ModelError
 
 MISSING_ANCHOR = 0.5
+MAX_BINS = 64
 MIN_ANCHOR, MAX_ANCHOR = 0.01, 1_000_000  # pixels
 Sizes = tuple[tuple[float, float], ...]  # (width, height) in pixels at network scale
 
@@ -55,8 +56,10 @@ class Head:
     `layer` is the Darknet layer index and `stride` the pixels per cell. `anchors` are the
     (width, height) of `all_anchors` that `mask` selects, in pixels at network scale. Centres are
     decoded as sigmoid * scale_x_y - (scale_x_y - 1) / 2. With `new_coords` sizes are
-    (2 * sigmoid)^2 anchors instead of exp(raw) anchors. `parts` are the convolutions that make the
-    raw map, in the order of its values.
+    (2 * sigmoid)^2 anchors instead of exp(raw) anchors. With `box_bins` neither counts, nor do
+    anchors: the left, top, right and bottom side have so many logits each, and lie as far from the
+    middle of the cell, in cells, as the mean of the bins 0, 1, ... by their softmax. `parts` are
+    the convolutions that make the raw map, in the order of its values.
     """
 
     layer: int
@@ -65,10 +68,16 @@ class Head:
     num_classes: int
     scale_x_y: float = 1.0
     new_coords: bool = False
+    box_bins: int = 0
     all_anchors: Sizes = ()
     mask: tuple[int, ...] = ()
     parts: tuple[RawPart, ...] = ()
     darknet_loss: DarknetLossKeys = DarknetLossKeys()
+
+    def split(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Coordinates (..., 4 or 4 * box_bins), objectness (..., 1) and classes of raw values."""
+        box, objectness, classes = values.split((4 * max(1, self.box_bins), 1, self.num_classes), dim=-1)
+        return box, objectness, classes
 
 
 class Anchors(NamedTuple):
@@ -110,7 +119,8 @@ def read_raw_parts(layers: Sequence[Section]) -> dict[int, tuple[Section, RawPar
     for index, section in enumerate(layers[1:], 1):
         before = layers[index - 1]
         if section.kind == "yolo" and before.kind == "route" and len(numbers := before.values("layers", int)) == 2:
-            for number, fixed, per_class in zip(numbers, (5, 0), (0, 1), strict=True):
+            of_box = 4 * max(1, section.integer("box_bins", 0, 0, MAX_BINS)) + 1
+            for number, fixed, per_class in zip(numbers, (of_box, 0), (0, 1), strict=True):
                 layer = number if number >= 0 else index - 1 + number
                 parts[layer] = section, RawPart(layer, fixed, per_class)
         elif section.kind == "yolo":
@@ -134,6 +144,7 @@ def read_head(section: Section, layer: int, stride: int, num_classes: int, parts
         num_classes=num_classes,
         scale_x_y=section.number("scale_x_y", 1.0, minimum=1, maximum=MAX_SCALE_X_Y),
         new_coords=section.integer("new_coords", 0) != 0,
+        box_bins=section.integer("box_bins", 0, 0, MAX_BINS),
         all_anchors=all_anchors,
         mask=mask,
         parts=parts,
@@ -154,6 +165,12 @@ def read_anchors(section: Section) -> tuple[Sizes, tuple[int, ...]]:
     if "mask" in section.options:
         return anchors, tuple(section.values("mask", int, 0, len(anchors) - 1))
     return anchors, tuple(range(section.integer("num", 1, 1, len(anchors))))
+
+
+def with_box_bins(cfg: Cfg, bins: int) -> Cfg:
+    """Set `box_bins` in all [yolo] sections; the filters before them follow."""
+    changes = [(section, "box_bins", str(bins)) for section in cfg.layers if section.kind == "yolo"]
+    return parse_cfg(with_options(cfg.text, changes), cfg.source)
 
 
 def with_anchors(cfg: Cfg, anchors: Sequence[Sequence[float]] | str) -> Cfg:

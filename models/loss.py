@@ -27,6 +27,7 @@ Terms = tuple[Tensor, Tensor, Tensor]  # scalars: box, objectness, classificatio
 SumOverRanks = Callable[[Tensor], Tensor]
 # Elementwise, of logits and targets; its gradient is probability - target.
 cross_entropy = partial(nn.functional.binary_cross_entropy_with_logits, reduction="none")
+BINS_WEIGHT = 0.2  # of the sides' cross-entropy beside the overlap (ultralytics' YOLOv8: 1.5 and 7.5)
 DISTANCE_WEIGHT = 0.2  # of the L1 distance beside 1 - IoU^2 (YOLOX: 1 and 5)
 SMALLEST = 1e-3  # pixels; the logarithm of a size is bounded
 
@@ -116,7 +117,7 @@ class YoloLoss(HeadLoss):
         self, part: HeadMap, weight: Tensor, cells: Cells, targets: Tensor, share: Tensor, num_cells: int, ratio: float
     ) -> Terms:
         """The terms of one head, without gains; a positive weighs share, a cell 1 / num_cells."""
-        class_logits, boxes, wanted_boxes = _predictions(part, cells, targets)
+        _, class_logits, boxes, wanted_boxes = _predictions(part, cells, targets)
         iou = box_iou_aligned(boxes, wanted_boxes, self.config.iou)
         box = ((1 - iou) * weight).sum() * share
 
@@ -134,8 +135,9 @@ class YoloxLoss(HeadLoss):
 
     The predictions choose the positives (dynamic_positives). Objectness is 1 at these and 0 at all
     other cells, the target of a class is the IoU of its box, and the box term is 1 - IoU^2, or 1
-    minus another overlap measure. In the last epochs it has the L1 distance of the boxes, too. All
-    are sums over the heads, by the number of positives.
+    minus another overlap measure. In the last epochs it has the L1 distance of the boxes, too, and
+    with box_bins the cross-entropy of the sides. All are sums over the heads, by the number of
+    positives.
     """
 
     def __init__(self, heads: Sequence[Head], config: YoloxLossConfig) -> None:
@@ -158,15 +160,18 @@ class YoloxLoss(HeadLoss):
     def _head_terms(self, part: HeadMap, weight: Tensor, cells: Cells, targets: Tensor) -> Terms:
         """The sums of one head."""
         kind = self.config.iou
-        class_logits, boxes, wanted_boxes = _predictions(part, cells, targets)
+        coordinates, class_logits, boxes, wanted_boxes = _predictions(part, cells, targets)
         overlap = box_iou_aligned(boxes, wanted_boxes, kind)
         losses = 1 - overlap.square() if kind is IouKind.iou else 1 - overlap
         if self.refines:
             losses = losses + DISTANCE_WEIGHT * _distance(boxes, wanted_boxes, part.head.stride)
+        if part.head.box_bins:
+            losses = losses + BINS_WEIGHT * _bin_losses(coordinates, wanted_boxes, part.head)
         box = (losses * weight).sum()
 
         wanted = _at_cells(weight, cells, part.raw)
-        objectness = cross_entropy(at_least_float32(part.raw[..., 4]), wanted).sum()
+        _, objectness_logits, _ = part.head.split(part.raw)
+        objectness = cross_entropy(at_least_float32(objectness_logits[..., 0]), wanted).sum()
 
         labels = targets[:, 1:2].long()
         quality = overlap.detach().clamp(min=0)[..., None] * _one_hot(labels, class_logits)
@@ -174,16 +179,28 @@ class YoloxLoss(HeadLoss):
         return box, objectness, (losses * weight).sum()
 
 
-def _predictions(part: HeadMap, cells: Cells, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits (t, p, classes) at the cells, their boxes and those of targets.
+def _predictions(part: HeadMap, cells: Cells, targets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Coordinates and class logits (t, p, ...) at the cells, their boxes and those of targets.
 
     Boxes are corners (t, p, 4) in pixels from those of their cells.
     """
     head, anchors, raw = part
-    # (t, p, 5 + classes), one row for each pair, matched or not
-    xy, wh, _, class_logits = at_least_float32(raw[tuple(cells)]).split((2, 2, 1, head.num_classes), dim=-1)
-    boxes = boxes_in_cells(xy, wh, anchors.own[cells.anchor], head)
-    return class_logits, boxes, targets_in_cells(targets, cells, head.stride)
+    coordinates, _, class_logits = head.split(at_least_float32(raw[tuple(cells)]))  # matched or not
+    boxes = boxes_in_cells(coordinates, anchors.own[cells.anchor], head)
+    return coordinates, class_logits, boxes, targets_in_cells(targets, cells, head.stride)
+
+
+def _bin_losses(coordinates: Tensor, wanted_xyxy: Tensor, head: Head) -> Tensor:
+    """Distribution focal loss (t, p), a mean over the sides (Li et al. 2020, arXiv 2006.04388).
+
+    It is the cross-entropy of a target that lies between two bins and is shared by them.
+    """
+    low, high = (wanted_xyxy / head.stride - 0.5).split(2, dim=-1)
+    sides = torch.cat((-low, high), dim=-1).clamp(0, head.box_bins - 1 - SMALLEST)[..., None]
+    logs, below = coordinates.unflatten(-1, (4, head.box_bins)).log_softmax(dim=-1), sides.long()
+    above = sides - below  # the share of the bin above
+    losses: Tensor = (above - 1) * logs.gather(-1, below) - above * logs.gather(-1, below + 1)
+    return losses.mean(dim=(-2, -1))
 
 
 def _distance(boxes_xyxy: Tensor, wanted_xyxy: Tensor, stride: int) -> Tensor:
@@ -191,7 +208,8 @@ def _distance(boxes_xyxy: Tensor, wanted_xyxy: Tensor, stride: int) -> Tensor:
     (low, high), (wanted_low, wanted_high) = boxes_xyxy.split(2, -1), wanted_xyxy.split(2, -1)
     centres = (low + high - wanted_low - wanted_high).abs() / (2 * stride)
     size, wanted = (each.clamp(min=SMALLEST).log() for each in (high - low, wanted_high - wanted_low))
-    return (centres + (size - wanted).abs()).sum(-1)
+    distances: Tensor = centres + (size - wanted).abs()
+    return distances.sum(-1)
 
 
 def _at_cells(values: Tensor, cells: Cells, raw: Tensor) -> Tensor:

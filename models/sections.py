@@ -166,10 +166,10 @@ def convolutional(graph: Graph, section: Section) -> Node:
 
 
 def _num_filters(graph: Graph, declared: int) -> int:
-    """Filters of this convolution: set by the class count before a [yolo], else scaled."""
-    _, part = graph.raw_parts.get(len(graph.nodes), (None, None))
-    if part is not None and graph.num_classes is not None:
-        return part.filters(graph.num_classes)
+    """Filters of this convolution: set by class count and bins before a [yolo], else scaled."""
+    yolo, part = graph.raw_parts.get(len(graph.nodes), (None, None))
+    if yolo is not None and part is not None and (graph.num_classes is not None or "box_bins" in yolo.options):
+        return part.filters(graph.num_classes or yolo.integer("classes", 20))
     if part is not None or graph.width == 1:
         return declared
     return max(CHANNEL_STEP, round(declared * graph.width / CHANNEL_STEP) * CHANNEL_STEP)
@@ -299,6 +299,8 @@ def yolo(graph: Graph, section: Section) -> Node:
         message = f"has classes={num_classes}, but the [yolo] layer {other.layer} has {other.num_classes}"
         raise section.error(f"{message}. fix: give both the same", "classes")
     head = read_head(section, len(graph.nodes), shape.stride.numerator, num_classes, parts)
+    if head.box_bins == 1 or (head.box_bins and len(parts) == 1):
+        raise section.error("box_bins must be 0 or 2 and more, in a [yolo] that reads a [route] of boxes and classes")
     if len(parts) > 1 and len(head.anchors) != 1:
         raise section.error("reads a [route] of boxes and classes, so it has one anchor only. fix: mask=0", "mask")
     for part in parts:

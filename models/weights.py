@@ -36,7 +36,7 @@ Role = tuple[str, int]  # the last part of a tensor's name, and its dimensions
 VERSION_BYTES, LONGEST_HEADER = 12, 20
 CONTAINERS = ("model", "state_dict", "model_state_dict")  # keys under which checkpoints keep a state dict
 KERNELS: Role = ("weight", 4)
-SAME_NETWORK = "fix: set model.cfg and model.width as when the file was made"
+SAME_NETWORK = "fix: set model.cfg, model.width and model.box_bins as when the file was made"
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ from data.files import usable_cores
 from data.shapes import ensure_shapes
 from scripts.bench import step
 from train import train
-from train_utils import checkpoint, config, detect, distributed, numerics
+from train_utils import config, detect, distributed, numerics
 
 BF16 = torch.bfloat16
 COLUMNS = ("call", "stage", "figure", "value", "unit", "card", "torch", "date")
@@ -56,14 +56,14 @@ class Settings(NamedTuple):
     side: int = 640  # of images, in pixels
     batches: tuple[int, int] = (16, 64)  # images in a step
     steps: int = 12  # counted ones, after as many that warm up
-    sides: tuple[int, ...] = (416, 640, 960)  # to compare, with as many pixels in a step
+    small: int = 416  # side of the images of a step that the host may bound
     drawn: tuple[int, int, int] = (256, 555, 32)  # images on disk, their side: that of COCO's, and entries of each
     epochs: int = 5
     workers: int = 15  # of the loader
     matrix: int = 8192  # side of the matrices whose product shows the peak
 
 
-TINY = Settings("yolov3-tiny", 0.125, 64, (2, 4), 1, (32, 64), (12, 96, 4), 2, 1, 128)
+TINY = Settings("yolov3-tiny", 0.125, 64, (2, 4), 1, 32, (12, 96, 4), 2, 1, 128)
 
 
 def add_figure(path: Path, call: int, stage: str, figure: str, value: float | str, unit: str = "") -> None:
@@ -97,12 +97,11 @@ def peak(side: int) -> float:
 class Step:
     """The default step of train.py on a synthetic batch, which has the layout of the weights."""
 
-    def __init__(self, settings: Settings, images: int, mode: str = "off", half: Any = BF16, nchw: bool = False):
+    def __init__(self, settings: Settings, images: int, mode: str = "off", half: Any = BF16):
         numerics.prepare_numerics(step.configured().train)
-        layout = torch.contiguous_format if nchw else torch.channels_last
-        model = step.new_network(settings.model, settings.width).to(DEVICE).to(memory_format=layout)
+        model = step.new_network(settings.model, settings.width).to(DEVICE).to(memory_format=torch.channels_last)
         self.settings, self.images, self.batch = settings, images, step.synthetic(images, settings.side, DEVICE)
-        self.batch.images = self.batch.images.contiguous(memory_format=layout)
+        self.batch.images = self.batch.images.contiguous(memory_format=torch.channels_last)
         self.operations = 3 * models.count_flops(model, (settings.side, settings.side))  # of an image
         self.run = step.new_step(model, distributed.init_distributed_mode(DEVICE.type, 600), half, mode)
 
@@ -224,16 +223,6 @@ def evaluation(settings: Settings, add: Add) -> None:
             add(f"decoding and suppression: {name}", 1000 * seconds / images, "ms/image")
 
 
-def checkpoints(settings: Settings, add: Add) -> None:
-    """Seconds of a checkpoint: weights, their average and a momentum."""
-    state = {part: step.new_network(settings.model, settings.width).to(DEVICE).state_dict() for part in "abc"}
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "last.pt")
-        add("checkpoint: copied while training waits", seconds_each(1, checkpoint.to_plain, state, "state", True), "s")
-        add("checkpoint: written", seconds_each(1, checkpoint.save_checkpoint, path, state), "s")
-        add("checkpoint: read", seconds_each(1, checkpoint.load_checkpoint, path), "s")
-
-
 def drawn_set(settings: Settings, folder: str) -> list[str]:
     """Options of a training on drawn images, each listed often: a batch decodes an entry anew."""
     (count, side, entries), images = settings.drawn, settings.batches[-1]
@@ -282,22 +271,15 @@ def training(settings: Settings, add: Add) -> None:
         add("training: AP", outcome["AP"])
 
 
-def sizes(settings: Settings, add: Add) -> None:
-    """The step at several image sizes, with as many pixels."""
-    for side in settings.sides:
-        images = 4 * round(settings.batches[-1] / 4 * (settings.side / side) ** 2)
-        Step(settings._replace(side=side), images).add(add, f"{side} pixels, batch {images}")
-
-
 def numbers(settings: Settings, add: Add) -> None:
-    """The step in both formats of 16 bits, and in both layouts of images and weights."""
-    variants: dict[str, Any] = {"bfloat16": {}, "float16": {"half": torch.float16}, "NCHW": {"nchw": True}}
-    add_in_turns(add, {name: Step(settings, settings.batches[-1], **options) for name, options in variants.items()})
+    """The step in both formats of 16 bits."""
+    formats = {"bfloat16": BF16, "float16": torch.float16}
+    add_in_turns(add, {name: Step(settings, settings.batches[-1], half=half) for name, half in formats.items()})
 
 
 def graphs(settings: Settings, add: Add) -> None:
     """A step that the host may bound, compiled and in CUDA graphs."""
-    small = settings._replace(model="yolov3-tiny", side=settings.sides[0])
+    small = settings._replace(model="yolov3-tiny", side=settings.small)
     add_in_turns(add, {mode: Step(small, small.batches[0], mode) for mode in ("off", "default", "reduce-overhead")})
 
 
@@ -305,9 +287,8 @@ def graphs(settings: Settings, add: Add) -> None:
 STAGES: dict[str, tuple[int, Callable[[Settings, Add], None], int]] = {
     "machine": (1, machine, 35), "correct": (1, correct, 50), "eager": (1, partial(steps, mode="off"), 105),
     "compiled": (1, partial(steps, mode="default"), 225), "tests": (1, tests, 110),
-    "evaluation": (2, evaluation, 110), "checkpoints": (2, checkpoints, 60), "loader": (2, loader, 115),
-    "training": (2, training, 240),
-    "sizes": (3, sizes, 100), "numbers": (3, numbers, 100), "graphs": (3, graphs, 105),
+    "evaluation": (2, evaluation, 110), "loader": (2, loader, 115), "training": (2, training, 240),
+    "numbers": (3, numbers, 100), "graphs": (3, graphs, 105),
     "autotune": (3, partial(steps, mode="max-autotune-no-cudagraphs"), 220),
 }  # fmt: skip
 

@@ -165,7 +165,7 @@ def test_the_heads_of_a_run_on_the_same_data_stand_for_the_same_boxes(fits: bool
 
 def test_the_loss_suits_the_heads_and_takes_the_options_given() -> None:
     far = [replace(head, scale_x_y=6) for head in HEADS]
-    for heads, name, given in ((HEADS, "yolov3", "loss.anchor_iou=0.5"), (far, "yolox", "loss.positives_by=alignment")):
+    for heads, name, given in ((HEADS, "yolov3", "loss.anchor_iou=0.5"), (far, "yolox", "loss.positives_by=cost")):
         found = suitable_loss(heads, composed(given, "loss.box=2").loss)
         assert found == composed(f"loss={name}", given, "loss.box=2").loss
         explicit = composed("loss=darknet").loss

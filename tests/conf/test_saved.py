@@ -200,9 +200,7 @@ def test_more_epochs_are_the_same_wherever_they_are_cut_and_follow_the_schedule_
     assert "changed: train.epochs: 1 -> 3" in log and log.count("follow the schedule of the new train.epochs") == 1
 
 
-def test_a_full_disk_leaves_the_configuration_as_it_was_and_a_changed_one_is_kept_beside(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_leaves_the_configuration_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_config(tmp_path, compose_training("experiment=quickstart"))
     before, changed = (tmp_path / "config.yaml").read_bytes(), compose_training("experiment=quickstart", "name=other")
     with monkeypatch.context() as patch:
@@ -212,7 +210,6 @@ def test_a_full_disk_leaves_the_configuration_as_it_was_and_a_changed_one_is_kep
     assert (tmp_path / "config.yaml").read_bytes() == before and not list(tmp_path.glob("*.tmp"))
     save_config(tmp_path, changed)
     assert "name: other" in (tmp_path / "config.yaml").read_text()
-    assert next(tmp_path.glob("config_until_*.yaml")).read_bytes() == before
 
 
 def test_a_training_that_torchrun_may_start_again_needs_a_name(monkeypatch: pytest.MonkeyPatch) -> None:

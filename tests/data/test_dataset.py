@@ -21,7 +21,6 @@ AUGMENTS = {
     "mosaic of four": STRONG,
     "mixup": replace(STRONG, mosaic=0.5, mixup=1),
     "rotated": replace(STRONG, mosaic=0.5, degrees=25, shear=12),
-    "perspective": replace(STRONG, mosaic=0.5, translate=0.1, perspective=0.1),
     "device": replace(STRONG, colour=data.Colour.device),
     "pool": replace(STRONG, tile_pool=4, mixup=0.5),
 }

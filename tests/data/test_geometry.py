@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from data import Resize, cut_at_edges, letterbox
-from data.geometry import PAD_VALUE, random_homography, resize_into, scaled_size, visible_boxes
+from data.geometry import PAD_VALUE, random_affine, resize_into, scaled_size, visible_boxes
 from tests.data.conftest import NO_AUGMENT
 
 
@@ -76,5 +76,5 @@ def test_which_boxes_stay() -> None:
 @pytest.mark.parametrize(("flips", "point"), [((1.0, 0.0), (-3, 5)), ((0.0, 1.0), (3, -5)), ((1.0, 1.0), (-3, -5))])
 def test_each_flip_mirrors_its_own_axis(flips: tuple[float, float], point: tuple[int, int]) -> None:
     augment = replace(NO_AUGMENT, flip_horizontal=flips[0], flip_vertical=flips[1])
-    matrix = random_homography(augment, (60, 100), np.random.default_rng(0))
+    matrix = random_affine(augment, (60, 100), np.random.default_rng(0))
     assert (matrix @ [3, 5, 1]).tolist() == [50 + point[0], 30 + point[1], 1]

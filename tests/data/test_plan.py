@@ -15,7 +15,6 @@ PLANS = {
     "mosaic of four": MOSAIC,
     "mixture": replace(MOSAIC, mixup=1),
     "turned": replace(MOSAIC, degrees=20, shear=5),
-    "perspective": replace(MOSAIC, perspective=0.0005),
     "colour": replace(MOSAIC, hsv_hue=0.1, hsv_saturation=0.7, hsv_value=0.4),
     "single": replace(MOSAIC, mosaic=0),
 }

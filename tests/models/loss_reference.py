@@ -52,8 +52,31 @@ def cross_entropy(logit: float, target: float) -> float:
     return -target * math.log(p) - (1 - target) * math.log(1 - p)
 
 
+def sides(values: list[float], head: Head) -> list[list[float]]:
+    """The logits of the left, top, right and bottom side."""
+    return [values[side * head.box_bins : (side + 1) * head.box_bins] for side in range(4)]
+
+
+def bin_loss(values: list[float], box: list[float], head: Head, row: int, column: int) -> float:
+    """Mean over the sides of the cross-entropy with their distances from the middle of the cell."""
+    x, y, w, h = (each / head.stride for each in box)
+    x, y, total = x - column - 0.5, y - row - 0.5, 0.0
+    distances = [min(max(far, 0.0), head.box_bins - 1.001) for far in (w / 2 - x, h / 2 - y, w / 2 + x, h / 2 + y)]
+    for logits, distance in zip(sides(values, head), distances, strict=True):
+        all_of = math.log(sum(map(math.exp, logits)))
+        total += sum((all_of - logit) * max(0.0, 1 - abs(bin - distance)) for bin, logit in enumerate(logits))
+    return total / 4
+
+
 def decoded(values: list[float], head: Head, a: int, row: int, column: int) -> Box:
     """The box that an anchor of a cell predicts: cx, cy, w, h."""
+    if head.box_bins:
+        left, top, right, bottom = (
+            sum(bin * math.exp(logit) for bin, logit in enumerate(logits)) / sum(map(math.exp, logits))
+            for logits in sides(values, head)
+        )
+        x, y = column + 0.5 + (right - left) / 2, row + 0.5 + (bottom - top) / 2
+        return x * head.stride, y * head.stride, (left + right) * head.stride, (top + bottom) * head.stride
     reach, scale = (head.scale_x_y - 1) / 2, head.scale_x_y
     return (
         (column + sigmoid(values[0]) * scale - reach) * head.stride,
@@ -95,7 +118,7 @@ def by_prediction(
                     iou = overlap(decoded(values, head, a, row, column), (x, y, w, h), "iou")
                     if iou > 0:
                         place = (int(image), number, a, row, column)
-                        candidates.append(Candidate(merit(iou, values, int(label), by), iou, place))
+                        candidates.append(Candidate(merit(iou, values, head.num_classes, int(label), by), iou, place))
         most = sorted((candidate.iou for candidate in candidates), reverse=True)[:count]
         learn = max(min(3, count), int(sum(most))) if by == "cost" else count
         chosen.append(sorted(candidates, key=lambda candidate: -candidate.merit)[:learn])
@@ -113,9 +136,9 @@ def by_prediction(
     return found
 
 
-def merit(iou: float, values: list[float], label: int, by: str) -> float:
+def merit(iou: float, values: list[float], classes: int, label: int, by: str) -> float:
     """How well a prediction suits a target of the class ``label``: more is better."""
-    scores = [sigmoid(values[4]) * sigmoid(logit) for logit in values[5:]]
+    scores = [sigmoid(values[-classes - 1]) * sigmoid(logit) for logit in values[-classes:]]
     if by == "alignment":
         return scores[label] * iou**6
     losses = (-math.log(p**0.5 if index == label else 1 - p**0.5) for index, p in enumerate(scores))
@@ -160,6 +183,8 @@ def yolo_loss(
                     abs(one - other) / head.stride for one, other in zip(predicted[:2], box[:2], strict=True)
                 )
                 miss += 0.2 * sum(abs(math.log(one / other)) for one, other in zip(predicted[2:], box[2:], strict=True))
+            if head.box_bins:
+                miss += 0.2 * bin_loss(values, box, head, row, column)
             box_losses.append(miss * weight)
             weights.append(weight)
             cell = (int(image), a, row, column)
@@ -168,11 +193,13 @@ def yolo_loss(
             )
             there = 1 if of_yolox else 1 - ratio + ratio * max(quality, 0.0)
             wanted[cell] = max(wanted.get(cell, 0.0), there * weight)
-            for index, logit in enumerate(values[5:]):
+            for index, logit in enumerate(values[-head.num_classes :]):
                 loss = cross_entropy(logit, float(index == label) * (max(quality, 0.0) if of_yolox else 1))
                 class_losses.append(loss * weight / (1 if of_yolox else head.num_classes))
         cells = list(product(range(len(raw)), range(len(head.anchors)), range(rows), range(columns)))
-        objectness = sum(cross_entropy(raw[i][a][r][c][4], wanted.get((i, a, r, c), 0.0)) for i, a, r, c in cells)
+        objectness = sum(
+            cross_entropy(raw[i][a][r][c][-head.num_classes - 1], wanted.get((i, a, r, c), 0.0)) for i, a, r, c in cells
+        )
         terms.append((sum(box_losses), objectness, sum(class_losses), sum(weights), len(cells)))
     gain = config.classification * (1 if of_yolox else heads[0].num_classes / 80)
     if of_yolox:

@@ -51,9 +51,9 @@ EACH = pytest.mark.parametrize("heads", CASES.values(), ids=CASES)
 
 def random_maps(batch: int, heads: list[Head]) -> list[Tensor]:
     return [
-        torch.randn(batch, len(head.anchors), SIZE[0] // head.stride, SIZE[1] // head.stride, 5 + head.num_classes)
-        - torch.tensor([0, 0, 0, 0, 1] + [2] * head.num_classes)
+        torch.randn(batch, len(head.anchors), SIZE[0] // head.stride, SIZE[1] // head.stride, len(lower)) - lower
         for head in heads
+        for lower in [torch.tensor([0] * 4 * max(1, head.box_bins) + [1] + [2] * head.num_classes)]
     ]
 
 

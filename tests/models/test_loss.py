@@ -41,6 +41,7 @@ YOLOX = YoloxLossConfig(
 )
 REFINING = YoloxLoss(WIDE_HEADS, YOLOX)
 REFINING.refines = True
+BINNED = YoloxLoss([replace(head, box_bins=8) for head in ONE_ANCHOR], YOLOX)
 ALIGNED = replace(YOLOX, positives_by=PositivesBy.alignment)
 CHOICES: dict[str, YoloLoss | YoloxLoss] = {
     "yolov3": YoloLoss(HEADS, CONFIG),
@@ -60,6 +61,7 @@ VARIANTS = [
     *[YoloLoss(HEADS, replace(CONFIG, iou=kind)) for kind in IouKind],
     YoloLoss(HEADS, replace(CONFIG, anchor_iou=0.5)),
     *[YoloxLoss(WIDE_HEADS, replace(YOLOX, iou=kind)) for kind in IouKind],
+    BINNED,
     *[YoloxLoss(ONE_ANCHOR, replace(YOLOX, positives=positives)) for positives in (1, 3, 1000)],
     *[YoloxLoss(WIDE_HEADS, replace(ALIGNED, positives=positives)) for positives in (1, 1000)],
 ]
@@ -76,14 +78,14 @@ def test_equals_the_plain_reference(loss: YoloLoss | YoloxLoss, ratio: float) ->
     torch.testing.assert_close(parts.total, sum(parts[1:]))
 
 
-@pytest.mark.parametrize("loss", CHOICES.values(), ids=CHOICES)
+@pytest.mark.parametrize("loss", [*CHOICES.values(), BINNED], ids=[*CHOICES, "yolox, bins"])
 @pytest.mark.parametrize("ratio", [1.0, 0.3])
 def test_gradient_is_the_references_with_constant_targets(loss: YoloLoss | YoloxLoss, ratio: float) -> None:
     """Neither these targets nor the choice of positives pass a gradient on."""
     maps, targets = [raw.double().requires_grad_() for raw in random_maps(1, loss.heads)], random_targets(12, 1)
     gradients = torch.autograd.grad(loss(maps, targets, objectness_ratio=ratio).total, maps)
     fixed, step = [raw.tolist() for raw in maps], 1e-5
-    for values in (slice(0, 4), slice(4, 5), slice(5, 8)):
+    for values in (slice(0, -4), slice(-4, -3), slice(-3, None)):  # boxes, objectness, three classes
         direction = [torch.zeros_like(raw) for raw in maps]
         for part in direction:
             part[..., values].normal_()
@@ -114,6 +116,8 @@ def test_a_loss_refuses_heads_that_are_not_for_it() -> None:
         YoloxLoss(HEADS, YOLOX)
     with pytest.raises(ModelError, match="fix: loss=yolox"):
         YoloLoss([replace(head, parts=(RawPart(1, 5, 0), RawPart(2, 0, 1))) for head in ONE_ANCHOR], CONFIG)
+    with pytest.raises(ModelError, match=r"fix: model\.box_bins=0"):
+        DarknetLoss(BINNED.heads)
 
 
 @EACH

@@ -1,12 +1,14 @@
 """Every odd construct of published .cfg files in small files: read, run, trained and stored."""
 
+import math
 from pathlib import Path
 
 import pytest
 import torch
 
-from models import Darknet, ModelError, load_cfg, load_darknet_weights, parse_cfg, save_darknet_weights
+from models import Darknet, ModelError, load_cfg, load_darknet_weights, parse_cfg, save_darknet_weights, with_box_bins
 from models.cfg import SECTION_KEYS
+from models.decode import decode
 from tests.models.cfg_writer import CLASSES, cfg, conv, head, route, section, shortcut
 from tests.models.small_network import randomise
 from tests.models.test_cfg import EVERY_KIND
@@ -25,7 +27,8 @@ def exercise(model: Darknet, folder: Path) -> None:
     for height, width in ((step, step), (2 * step, 3 * step)):
         maps = model(torch.rand(2, 3, height, width))
         for raw, its in zip(maps, model.heads, strict=True):
-            assert raw.shape == (2, len(its.anchors), height // its.stride, width // its.stride, 5 + CLASSES)
+            values = 4 * max(1, its.box_bins) + 1 + CLASSES
+            assert raw.shape == (2, len(its.anchors), height // its.stride, width // its.stride, values)
     sum(raw.square().mean() for raw in maps).backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None and parameter.grad.isfinite().all(), name
@@ -134,11 +137,12 @@ def test_options_of_training_change_nothing() -> None:
     assert build(more).shapes == build(text).shapes
 
 
-def decoupled(boxes: int = 5, classes: int = CLASSES, mask: str = "0", join: str = "-2,-1") -> str:
+def decoupled(boxes: int = 5, classes: int = CLASSES, mask: str = "0", join: str = "-2,-1", **more: int) -> str:
     """Two branches on one map, joined by a [route] before their [yolo]."""
     branches = conv(8) + conv(boxes, batch_normalize=0, activation="linear") + route(-2)
     branches += conv(classes, batch_normalize=0, activation="linear") + section("route", layers=join)
-    return cfg(conv(8, 3, 2), branches, section("yolo", mask=mask, anchors="4,6, 8,9", classes=CLASSES, scale_x_y=6))
+    yolo = section("yolo", mask=mask, anchors="4,6, 8,9", classes=CLASSES, scale_x_y=6, **more)
+    return cfg(conv(8, 3, 2), branches, yolo)
 
 
 def test_boxes_and_classes_from_branches_of_their_own(tmp_path: Path) -> None:
@@ -153,6 +157,19 @@ def test_boxes_and_classes_from_branches_of_their_own(tmp_path: Path) -> None:
     assert Darknet(model.cfg, num_classes=7)(images)[0].shape == (1, 1, 4, 4, 12)
 
 
+def test_the_sides_of_a_box_as_distributions(tmp_path: Path) -> None:
+    model = Darknet(with_box_bins(build(decoupled(join="-3,-1")).cfg, 3))
+    assert build(decoupled(13, join="-3,-1", box_bins=3)).heads == model.heads
+    exercise(model, tmp_path)
+    assert Darknet(model.cfg, num_classes=7)(torch.rand(1, 3, 8, 8))[0].shape == (1, 1, 4, 4, 20)
+    assert Darknet(with_box_bins(model.cfg, 0)).heads == build(decoupled(join="-3,-1")).heads
+    raw = torch.full((1, 1, 4, 4, 15), -9.0)  # left 2 cells, top 1, right 0.25 * 2 and bottom 0
+    raw[0, 0, 2, 1, [2, 4, 6, 9]], raw[0, 0, 2, 1, 8] = torch.tensor([9.0, 9, 9, 9]), 9 - math.log(3)
+    boxes, _ = decode([raw], model.heads)
+    corners = torch.tensor([(1.5 - 2) * 2, (2.5 - 1) * 2, (1.5 + 0.5) * 2, 2.5 * 2])  # middles of a cell of 2 pixels
+    torch.testing.assert_close(boxes[0].view(4, 4, 4)[2, 1], corners, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -163,6 +180,8 @@ def test_boxes_and_classes_from_branches_of_their_own(tmp_path: Path) -> None:
         ({"join": "-1,0"}, "needs filters=5 in layer 4"),
         ({"join": "-1,-2,-3"}, "must follow a .convolutional. layer"),
         ({"join": "-1,9"}, "layers refers to layer 9"),
+        ({"box_bins": 1}, "box_bins must be 0 or 2 and more"),
+        ({"box_bins": 65}, "box_bins must lie in 0"),
     ],
 )
 def test_branches_that_make_no_raw_map_are_refused(change: dict, message: str) -> None:

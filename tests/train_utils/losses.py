@@ -11,11 +11,11 @@ from conf.entry import compose
 from conf.schema import TrainConfig
 from models import Head, HeadLoss, LossSection
 
-COST = ("loss=yolox",)
+COST = ("loss=yolox", "loss.positives_by=cost")
 LOSSES = (
     ("loss=yolov3",),
     ("loss=yolov3", "loss.anchor_iou=0"),
-    ("loss=yolox", "loss.positives_by=alignment"),
+    ("loss=yolox",),
     COST,
     ("loss=darknet",),
 )
