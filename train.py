@@ -58,9 +58,8 @@ def train(requested: schema.TrainConfig) -> programs.Outcome:  # noqa: PLR0915 -
         # The global batch is formed, then dealt: more ranks change the speed, not the training.
         sampler = build.build_sampler(config, train_set, model.max_stride, world)
         dataset = build.build_dataset(config, train_set, build.open_images(train_set, config.data, world))
-        timeout = options.timeout_seconds
+        size, timeout = config.evaluate.image_size or options.image_size, options.timeout_seconds
         loader = data.make_loader(dataset, sampler, config.data.workers, world.device, timeout, sampler.batch_bytes)
-        size = config.evaluate.image_size or options.image_size
         evaluator = Evaluator(val_set, config.evaluate, size, model, config.data, world, timeout, config.loss)
 
         folder = folder or stack.enter_context(opening)

@@ -67,7 +67,7 @@ class Darknet(nn.Module):
 
         images: float (batch, in_channels, height, width), RGB in 0..1; height and width multiples
         of max_stride. They become float64 if the weights are. The last dimension of a map is x, y,
-        w, h, objectness, classes, all before any activation.
+        w, h (or 4 * box_bins logits), objectness, classes, all before any activation.
         """
         channels, height, width = images.shape[-3:]
         if channels != self.in_channels:

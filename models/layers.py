@@ -85,7 +85,7 @@ class YoloMap(nn.Module):
     """The raw map of one [yolo] section: a view of its input, not decoded.
 
     (batch, anchors * (5 + classes), rows, columns) -> (batch, anchors, rows, columns, 5 + classes).
-    The last dimension is x, y, w, h, objectness, classes; it is contiguous in channels_last memory.
+    The last dimension is contiguous in channels_last memory; Darknet.forward says what it holds.
     """
 
     def __init__(self, num_anchors: int) -> None:

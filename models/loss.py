@@ -133,11 +133,10 @@ class YoloLoss(HeadLoss):
 class YoloxLoss(HeadLoss):
     """The loss of YOLOX (Ge et al. 2021, arXiv 2107.08430), for heads whose cells reach far.
 
-    The predictions choose the positives (dynamic_positives). Objectness is 1 at these and 0 at all
-    other cells, the target of a class is the IoU of its box, and the box term is 1 - IoU^2, or 1
-    minus another overlap measure. In the last epochs it has the L1 distance of the boxes, too, and
-    with box_bins the cross-entropy of the sides. All are sums over the heads, by the number of
-    positives.
+    The predictions choose and weigh the positives (dynamic_positives). The target of objectness is
+    this weight, and 0 at all other cells, that of a class is the IoU of its box. The box term is 1
+    - IoU^2, or 1 minus another overlap measure, with box_bins the cross-entropy of the sides, too,
+    and in the last epochs the L1 distance. All are sums over the heads, by that of the weights.
     """
 
     def __init__(self, heads: Sequence[Head], config: YoloxLossConfig) -> None:

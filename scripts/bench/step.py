@@ -16,9 +16,9 @@ from statistics import median
 import torch
 
 from conf import entry, schema
-from conf.build import build_loss
+from conf.build import build_loss, load_network
 from data import Batch
-from models import Darknet, count_flops, count_parameters, for_detection, zoo_cfg
+from models import Darknet, count_flops, count_parameters, for_detection
 from models.cfg import ZOO
 from train_utils import checkpoint, distributed, engine, numerics, optim, progress, stop, sync_batchnorm, train_state
 from train_utils.compiled import compile_step
@@ -32,7 +32,7 @@ STEPS = 100_000  # of the whole training: a measurement lies at the start of the
 def new_network(name: str, width: float = 1.0) -> Darknet:
     """A network of the zoo, with the same random weights each time."""
     torch.manual_seed(0)
-    network = Darknet(zoo_cfg(name), CLASSES, width)
+    network = Darknet(load_network(configured(f"model={name}").model), CLASSES, width)
     network.init_head_biases()
     return network
 

@@ -7,16 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from data.anchors import (
-    CHUNK,
-    FIT_RECALL,
-    GAIN,
-    choose_anchors,
-    describe_set,
-    match_anchors,
-    network_sizes,
-    recall,
-)
+from data.anchors import CHUNK, FIT_RECALL, GAIN, choose_anchors, describe_set, match_anchors, network_sizes, recall
 from models.decode import wh_iou
 from tests.data.conftest import CocoSet
 

@@ -149,12 +149,7 @@ def test_published_cfgs_equal_opencvs(name: str, shared_dir: Path, tmp_path: Pat
 
 
 def assert_equal_maps(
-    cfg: Cfg,
-    values: Array,
-    images: Array,
-    expected: Mapping[str, Array],
-    folder: Path,
-    tolerance: float = 1e-5,
+    cfg: Cfg, values: Array, images: Array, expected: Mapping[str, Array], folder: Path, tolerance: float = 1e-5
 ) -> None:
     """The network with these values of a .weights file maps the images as expected."""
     model = Darknet(cfg).eval()

@@ -22,14 +22,7 @@ HEADS = [
 ]
 WIDE_HEADS = [replace(head, scale_x_y=scale) for head, scale in zip(HEADS, (3.0, 6.0), strict=True)]
 ONE_ANCHOR = [replace(head, anchors=head.anchors[:1], scale_x_y=6.0) for head in HEADS]
-CONFIG = LossConfig(
-    name="yolov3",
-    box=3.54,
-    objectness=64.3,
-    classification=37.4,
-    iou=IouKind.giou,
-    anchor_iou=0.2,
-)
+CONFIG = LossConfig(name="yolov3", box=3.54, objectness=64.3, classification=37.4, iou=IouKind.giou, anchor_iou=0.2)
 YOLOX = YoloxLossConfig(
     name="yolox",
     box=5.0,

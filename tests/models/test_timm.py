@@ -70,8 +70,7 @@ def features(state: State, x: Tensor, csp: bool) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("csp", "network", "last", "count"),
-    [(False, "yolov3-spp-decoupled", 74, 52), (True, "yolov4", 104, 72)],
+    ("csp", "network", "last", "count"), [(False, "yolov3-spp-decoupled", 74, 52), (True, "yolov4", 104, 72)]
 )
 @torch.no_grad()
 def test_the_backbone_computes_what_timm_computes(csp: bool, network: str, last: int, count: int) -> None:

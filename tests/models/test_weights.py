@@ -221,10 +221,7 @@ KERNELS, SHAPE = "module_list.3.Conv2d.weight", (16, 8, 3, 3)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            without("module_list.0.Conv2d.weight"),
-            r"list\.1\.Conv2d.* of .* in the place of layers\.0\.conv\.weight",
-        ),
+        (without("module_list.0.Conv2d.weight"), r"list\.1\.Conv2d.* of .* in the place of layers\.0\.conv\.weight"),
         (without("module_list.11.Conv2d.bias"), r"nothing of shape .* in the place of layers\.11\.conv\.bias"),
         (instead("extra.weight", torch.ones(1, 1, 1, 1)), r"extra\.weight of .*in the place of nothing"),
         (without("module_list.3.BatchNorm2d.running_var"), r"running_var of shape .* in the place of"),

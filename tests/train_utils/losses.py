@@ -12,13 +12,7 @@ from conf.schema import TrainConfig
 from models import Head, HeadLoss, LossSection
 
 COST = ("loss=yolox", "loss.positives_by=cost")
-LOSSES = (
-    ("loss=yolov3",),
-    ("loss=yolov3", "loss.anchor_iou=0"),
-    ("loss=yolox",),
-    COST,
-    ("loss=darknet",),
-)
+LOSSES = (("loss=yolov3",), ("loss=yolov3", "loss.anchor_iou=0"), ("loss=yolox",), COST, ("loss=darknet",))
 
 
 @cache

@@ -47,10 +47,7 @@ def forward(name: str, precision: torch.dtype = torch.float32) -> tuple[Darknet,
         return model, model(batch().to(CUDA).network_input())
 
 
-@pytest.mark.parametrize(
-    ("name", "precision"),
-    [("yolov3-tiny", torch.float16), ("yolov4-csp", torch.bfloat16)],
-)
+@pytest.mark.parametrize(("name", "precision"), [("yolov3-tiny", torch.float16), ("yolov4-csp", torch.bfloat16)])
 def test_input_network_losses_and_decoding_stay_on_their_device(
     fake: FakeTensorMode, name: str, precision: torch.dtype
 ) -> None:

@@ -32,11 +32,7 @@ def batch(job: str, restarts: int = 0) -> dict[str, str]:
 
 
 def torchrun(run: str, restarts: int = 0) -> dict[str, str]:
-    return {
-        "TORCHELASTIC_RUN_ID": run,
-        "TORCHELASTIC_MAX_RESTARTS": "3",
-        "TORCHELASTIC_RESTART_COUNT": str(restarts),
-    }
+    return {"TORCHELASTIC_RUN_ID": run, "TORCHELASTIC_MAX_RESTARTS": "3", "TORCHELASTIC_RESTART_COUNT": str(restarts)}
 
 
 def lock_for(folder: Path, pid: int, host: str | None = None, job: str | None = None) -> None:
