@@ -74,6 +74,6 @@ def convert(config: schema.ConvertConfig) -> None:
     print(f"wrote {out}: {count:,} values, header {version}, trained on {model.seen:,} images")
     if config.cfg is not None:
         Path(config.cfg).write_text(fitted_cfg(model), encoding="utf-8")
-    print(
-        f"its .cfg is {config.cfg}" if config.cfg else "its .cfg: add cfg=<file>, if classes, width or anchors changed"
-    )
+    print(f"its .cfg: {config.cfg or 'add cfg=<file>, if classes, width or anchors changed'}")
+    if any(head.box_bins for head in model.heads):
+        print("Darknet itself does not read it, as it has box_bins: model.box_bins=0 trains a network that it reads")

@@ -143,7 +143,7 @@ def test_state_dict_of_a_checkpoint_with_and_without_heads(tmp_path: Path) -> No
     assert load_weights_of_checkpoint(tiny(3), odd, path, network).heads_left_out
     load_weights_of_checkpoint(other, source.state_dict(), path, network)
     assert other.layers[13].conv.weight.equal(source.layers[13].conv.weight)
-    with pytest.raises(ModelError, match=r"layers\.2\..* fix: set model\.cfg and model\.width"):
+    with pytest.raises(ModelError, match=r"layers\.2\..* fix: set model\.cfg, model\.width"):
         load_weights_of_checkpoint(tiny(3, width=0.5), source.state_dict(), path, network)
 
 
