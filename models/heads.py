@@ -56,10 +56,10 @@ class Head:
     `layer` is the Darknet layer index and `stride` the pixels per cell. `anchors` are the
     (width, height) of `all_anchors` that `mask` selects, in pixels at network scale. Centres are
     decoded as sigmoid * scale_x_y - (scale_x_y - 1) / 2. With `new_coords` sizes are
-    (2 * sigmoid)^2 anchors instead of exp(raw) anchors. With `box_bins` neither counts, nor do
-    anchors: the left, top, right and bottom side have so many logits each, and lie as far from the
-    middle of the cell, in cells, as the mean of the bins 0, 1, ... by their softmax. `parts` are
-    the convolutions that make the raw map, in the order of its values.
+    (2 * sigmoid)^2 anchors instead of exp(raw) anchors. With `box_bins` the left, top, right
+    and bottom side have so many logits each instead, and lie as far from the middle of the cell, in
+    cells, as the mean of the bins 0, 1, ... by their softmax. `parts` are the convolutions that
+    make the raw map, in the order of its values.
     """
 
     layer: int
