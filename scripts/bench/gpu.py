@@ -283,7 +283,7 @@ def graphs(settings: Settings, add: Add) -> None:
     add_in_turns(add, {mode: Step(small, small.batches[0], mode) for mode in ("off", "default", "reduce-overhead")})
 
 
-# Call, stage and deadline in seconds, in the order of worth; those of a call add up to 525.
+# Call, stage and deadline in seconds, in the order of worth; those of a call add up to 525 at most.
 STAGES: dict[str, tuple[int, Callable[[Settings, Add], None], int]] = {
     "machine": (1, machine, 35), "correct": (1, correct, 50), "eager": (1, partial(steps, mode="off"), 105),
     "compiled": (1, partial(steps, mode="default"), 225), "tests": (1, tests, 110),

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from models import Darknet, ModelError, Postprocess, parse_cfg, zoo_cfg
+from models import Darknet, ModelError, Postprocess, load_cfg, parse_cfg, with_box_bins, zoo_cfg
 from models import export as files
 from models.decode import decode
 from models.export import DetectorGraph, FixedSuppression
@@ -184,10 +184,16 @@ def test_files_hold_their_metadata_and_one_that_differs_is_found_out(small: Dark
 
 @pytest.mark.parametrize(
     ("name", "nms"),
-    [("yolov3-tiny", True), ("yolov4-tiny", False), pytest.param("yolov3-spp", True, marks=pytest.mark.slow)],
+    [
+        ("yolov3-tiny", True),
+        ("yolov4-tiny", False),
+        ("yolov3-tiny-decoupled", False),
+        pytest.param("yolov3-spp", True, marks=pytest.mark.slow),
+    ],
 )
 def test_onnx_equals_the_network(name: str, nms: bool, tmp_path: Path) -> None:
-    model, images = random_network(zoo_cfg(name)), torch.rand(1 if nms else 2, 3, 96, 128)
+    cfg, images = load_cfg(zoo_cfg(name)), torch.rand(1 if nms else 2, 3, 96, 128)
+    model = random_network(with_box_bins(cfg, 16) if "decoupled" in name else cfg)
     graph = DetectorGraph(model, FixedSuppression(**OPTIONS) if nms else None, show_candidates=True)
     path = write(tmp_path, "onnx", graph, images, {})
     assert max(files.check(path, model, graph, [images])) < 1e-5

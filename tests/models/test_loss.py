@@ -132,7 +132,7 @@ def test_no_targets_is_background_only_and_the_rank_still_joins_the_sum(loss: He
         assert (raw.grad[..., 4] > 0).all() and (raw.grad[..., :4] == 0).all() and (raw.grad[..., 5:] == 0).all()
 
 
-@EACH
+@pytest.mark.parametrize("loss", [*LOSSES.values(), BINNED], ids=[*LOSSES, "yolox, bins"])
 def test_the_ranks_shares_add_up_to_the_whole_batch(loss: HeadLoss) -> None:
     maps, targets = [raw.requires_grad_() for raw in random_maps(4, loss.heads)], random_targets(30, 4)
     targets[:, 0] = torch.where(torch.arange(30) < 27, targets[:, 0] % 2, targets[:, 0] % 2 + 2)  # 27 on rank 0, 3 on 1
@@ -192,3 +192,9 @@ def test_half_precision_maps_are_computed_in_float32(loss: HeadLoss) -> None:
         parts = loss(maps, targets)
     assert parts.total.dtype == torch.float32
     assert parts.total.equal(loss([raw.float() for raw in maps], targets).total)
+
+
+def test_bins_are_one_graph() -> None:
+    maps, targets = random_maps(2, BINNED.heads), random_targets(9, 2)
+    compiled = torch.compile(BINNED.__call__, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(maps, targets).total, BINNED(maps, targets).total)

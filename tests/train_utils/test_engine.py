@@ -262,6 +262,13 @@ def test_a_broken_weight_ends_the_training_before_it_is_saved_or_evaluated(
     assert state.step == (steps if place == "1.running_var" and not saves else 1) and not saved
 
 
+def test_a_norm_that_overflows_under_a_loss_scale_is_not_excused_by_it() -> None:
+    """Each gradient is finite, so the scale stays, and nothing would ever change."""
+    state = start(None, loss_scale=8.0)
+    with pytest.raises(TrainError, match="no longer finite at step 0"):
+        train_epoch(state, BATCH, loss=spoilt(1e30))
+
+
 def test_the_first_overflows_of_a_loss_scale_are_no_trouble() -> None:
     """float16 starts at 65536 and halves the scale until no gradient overflows."""
     said: list[str] = []
