@@ -10,9 +10,9 @@ The figures are the same to the last bit on any number of ranks.
 """
 
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
-    from conf.programs import run
+    import conf.run
 
-    raise SystemExit(run("eval"))
+    raise SystemExit(conf.run.run("eval"))
 
 import math
 from collections.abc import Callable
@@ -24,16 +24,16 @@ import torch
 
 import data
 import models
-from conf import ConfigError, build, programs
+from conf import ConfigError, run
 from conf.schema import EvalConfig, EvaluateConfig
-from train_utils import coco_eval, detect, detections, numerics, plots, report, run_folder, train_state
-from train_utils.config import EvalPrecision
+from conf.train_options import EvalPrecision
+from train_utils import build, coco_eval, detect, numerics, plots, report_page, results, run_folder, train_state
 from train_utils.distributed import World, broadcast_module, gather_arrays, init_distributed_mode
 from train_utils.progress import Progress, counted
 
 
-@programs.callable_from_python("eval")
-def evaluate(config: EvalConfig) -> programs.Outcome:
+@run.callable_from_python("eval")
+def evaluate(config: EvalConfig) -> run.Outcome:
     """Score ``config.ckpt``, or Darknet weights of ``config.model``, or ``config.detections``.
 
     Returns the figures, and the folder if there is one. From Python it takes a list of overrides as
@@ -50,7 +50,7 @@ def evaluate(config: EvalConfig) -> programs.Outcome:
 
     evaluation = None
     if config.detections is not None and world.is_main:
-        found = detections.read_results(Path(config.detections), val_set.image_ids, val_set.category_ids)
+        found = results.read_results(Path(config.detections), val_set.image_ids, val_set.category_ids)
         print(f"{config.detections}: {counted(len(found), 'detection')}")
         evaluation = coco_eval.score(ground_truth_of(val_set), found)
     elif config.detections is None:
@@ -64,24 +64,24 @@ def evaluate(config: EvalConfig) -> programs.Outcome:
         )
         evaluation = evaluator(model, print)
     if evaluation is None:
-        return programs.Outcome({}, out)
+        return run.Outcome({}, out)
 
     matches = coco_eval.matches_at_half(evaluation.truth, evaluation.detections)
     for index, row in enumerate(evaluation.per_class.values()):
         row.update(coco_eval.best_f1(matches, index) or dict.fromkeys(coco_eval.OPERATING_POINT, coco_eval.ABSENT))
     print(coco_eval.format_table(evaluation), flush=True)
     if out is not None:
-        detections.write_json(out / "figures.json", evaluation.figures)
-        detections.write_json(out / "per_class.json", evaluation.per_class)
+        results.write_json(out / "figures.json", evaluation.figures)
+        results.write_json(out / "per_class.json", evaluation.per_class)
         if config.detections is None:
-            results = detections.to_coco_json(evaluation.detections, val_set.category_ids)
-            detections.write_json(out / "detections.json", results)
-            report.keep_best(out, evaluation)
+            rows = results.to_coco_json(evaluation.detections, val_set.category_ids)
+            results.write_json(out / "detections.json", rows)
+            report_page.keep_best(out, evaluation)
         if config.plots:
             read = data.ImageSource(val_set, config.data.on_error).read
             plots.draw_evaluation(out / plots.FOLDER, evaluation, read, val_set.file_name, print)
             print(f"plots: {out / plots.FOLDER}")
-    return programs.Outcome(evaluation.figures, out)
+    return run.Outcome(evaluation.figures, out)
 
 
 def load_model(config: EvalConfig, val_set: data.Annotations, world: World) -> tuple[models.Darknet, list[int] | None]:
@@ -112,10 +112,10 @@ def load_model(config: EvalConfig, val_set: data.Annotations, world: World) -> t
     return opened.model, [opened.names.index(name) for name in val_set.names]
 
 
-def ground_truth_of(annotations: data.Annotations) -> detections.GroundTruth:
+def ground_truth_of(annotations: data.Annotations) -> results.GroundTruth:
     """The part of an index that detections are scored against."""
-    parts = {field.name: getattr(annotations, field.name) for field in fields(detections.GroundTruth)}
-    return detections.GroundTruth(**parts)
+    parts = {field.name: getattr(annotations, field.name) for field in fields(results.GroundTruth)}
+    return results.GroundTruth(**parts)
 
 
 class Evaluator:

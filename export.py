@@ -9,9 +9,9 @@ Everything runs on the CPU.
 """
 
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
-    from conf.programs import run
+    import conf.run
 
-    raise SystemExit(run("export"))
+    raise SystemExit(conf.run.run("export"))
 
 import importlib.util
 import json
@@ -24,19 +24,20 @@ import cv2
 import numpy as np
 import torch
 
-from conf import ConfigError, build, help, programs, schema
+from conf import ConfigError, help, run, schema
+from conf.errors import install_command
+from conf.run_files import CHECKPOINTS
 from data.errors import printable
 from data.shapes import draw_image
 from models import export as files
-from train_utils.errors import install_command
-from train_utils.files import CHECKPOINTS
+from train_utils import build
 
 EXTRA = ("onnx", "onnxscript", "onnxruntime")
 DRAWN_SIDE = 320  # pixels
 MOST_CANDIDATES = 1000  # boxes of an image, best first, that enter suppression
 
 
-@programs.callable_from_python("export")
+@run.callable_from_python("export")
 def export(config: schema.ExportConfig) -> Path:
     """Write and check a file as configured and return its path.
 

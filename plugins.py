@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from conf import ConfigError
-from conf.build import LOSSES
 from conf.schema import CHOICES
+from conf.train_options import OPTIMISERS
 from data.config import FORMATS
 from data.dataset import AUGMENTATIONS
 from models.cfg import SECTION_KEYS, layer_keys
 from models.config import AUTO, LossConfig
+from models.graph import BUILDERS as LAYERS
 from models.layers import ACTIVATIONS
-from models.sections import BUILDERS as LAYERS
-from train_utils.config import OPTIMISERS
+from train_utils.build import LOSSES
 from train_utils.loggers import LOGGERS
 
 __all__ = [

@@ -11,19 +11,19 @@ labels/*.txt. Ctrl-C ends a prediction, with what was found so far in whole file
 """
 
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
-    from conf.programs import run
+    import conf.run
 
-    raise SystemExit(run("predict"))
+    raise SystemExit(conf.run.run("predict"))
 
 import sys
 import time
 from collections import Counter
 from pathlib import Path
 
-from conf import ConfigError, programs, schema
-from conf.detector import Detector, Prediction, Predictor, format_counts
+from conf import ConfigError, run, schema
 from data import Medium, count_frames, find_media
-from train_utils import detections, distributed, run_folder
+from train_utils import distributed, results, run_folder
+from train_utils.detector import Detector, Prediction, Predictor, format_counts
 from train_utils.draw import WRITTEN, DrawnFiles
 from train_utils.progress import Progress, counted
 from train_utils.stop import StopRequest
@@ -31,7 +31,7 @@ from train_utils.stop import StopRequest
 __all__ = ["Detector", "predict"]
 
 
-@programs.callable_from_python("predict")
+@run.callable_from_python("predict")
 def predict(config: schema.PredictConfig) -> Path:
     """Detect as configured and return the folder with the results.
 
@@ -94,17 +94,17 @@ class ResultWriter:
         self.network, self.out = predictor.network, out
         self.draw, self.save_json, self.save_txt = draw, save_json, save_txt
         names = [medium.name for medium in media]
-        videos = detections.file_names([medium.name for medium in media if medium.is_video], video_suffix)
-        pictures = detections.file_names(names, ".png")
+        videos = results.file_names([medium.name for medium in media if medium.is_video], video_suffix)
+        pictures = results.file_names(names, ".png")
         self.drawn_names = {
             name: videos.get(name, name if name.lower().endswith(WRITTEN) else pictures[name]) for name in names
         }
-        self.label_names = detections.file_names([medium.name for medium in media if not medium.is_video], ".txt")
+        self.label_names = results.file_names([medium.name for medium in media if not medium.is_video], ".txt")
         for medium in media:
             if draw and medium.path.resolve() == (out / self.drawn_names[medium.name]).resolve():
                 raise ConfigError(f"out={out} would overwrite {medium.path}. fix: choose another out=, or draw=false")
         self.drawn = DrawnFiles(self.network.names)
-        self.results: list[detections.ImageResult] = []
+        self.results: list[results.ImageResult] = []
         self.num_images = 0
         self.counts = Counter[str]()  # detections of each class
 
@@ -112,14 +112,14 @@ class ResultWriter:
         """Draw a frame, write its labels and count it."""
         frame, columns = prediction.frame, (prediction.boxes_xyxy, prediction.classes, prediction.scores)
         medium = frame.medium
-        rows = detections.make_detections(0, prediction.classes, prediction.scores, prediction.boxes_xyxy)
-        result = detections.ImageResult(medium.name, frame.number if medium.is_video else None, frame.size, rows)
+        rows = results.make_detections(0, prediction.classes, prediction.scores, prediction.boxes_xyxy)
+        result = results.ImageResult(medium.name, frame.number if medium.is_video else None, frame.size, rows)
         if self.save_json:  # else a camera may run for days without filling the memory
             self.results.append(result)
         self.num_images += 1
         self.counts.update(prediction.class_names)
         if self.save_txt and not medium.is_video:
-            detections.write_yolo(self.out / "labels" / self.label_names[medium.name], result)
+            results.write_yolo(self.out / "labels" / self.label_names[medium.name], result)
         path = self.out / self.drawn_names[medium.name]
         if self.draw and medium.is_video:
             self.drawn.frame(path, frame.frames_per_second, frame.image, *columns)
@@ -133,6 +133,6 @@ class ResultWriter:
     def close(self) -> None:
         """Write the files that need all results."""
         if self.save_json:
-            images, found = detections.coco_files(self.results, self.network.names, self.network.category_ids)
-            detections.write_json(self.out / "images.json", images)
-            detections.write_json(self.out / "detections.json", found)
+            images, found = results.coco_files(self.results, self.network.names, self.network.category_ids)
+            results.write_json(self.out / "images.json", images)
+            results.write_json(self.out / "detections.json", found)

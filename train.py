@@ -8,9 +8,9 @@ What a run leaves is in runs/<name>/<date_time>/.
 """
 
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
-    from conf.programs import run
+    import conf.run
 
-    raise SystemExit(run("train"))
+    raise SystemExit(conf.run.run("train"))
 
 import time
 from contextlib import ExitStack
@@ -18,20 +18,32 @@ from contextlib import ExitStack
 import torch
 
 import data
-from conf import auto, build, entry, programs, report, schema
+from conf import compose, run, schema
+from conf.options import option
 from eval import Evaluator
-from train_utils import checkpoint, compiled, distributed, engine, numerics, optim, run_folder, sync_batchnorm
+from train_utils import (
+    auto,
+    build,
+    checkpoint,
+    compile,
+    distributed,
+    engine,
+    numerics,
+    optim,
+    run_folder,
+    run_report,
+    sync_batchnorm,
+)
 from train_utils.log import RunLog
 from train_utils.loggers import Loggers
-from train_utils.options import option
 from train_utils.progress import Progress
-from train_utils.report import keep_best
+from train_utils.report_page import keep_best
 from train_utils.stop import StopRequest, ask_for_requeue
 from train_utils.train_state import TrainState
 
 
-@programs.callable_from_python("train")
-def train(requested: schema.TrainConfig) -> programs.Outcome:  # noqa: PLR0915 - the story of a training
+@run.callable_from_python("train")
+def train(requested: schema.TrainConfig) -> run.Outcome:  # noqa: PLR0915 - the story of a training
     """Train as configured; return the best epoch's figures and the run folder.
 
     From Python it takes a list of overrides as well: ``train(["data=coco", "train.epochs=2"])``.
@@ -39,7 +51,7 @@ def train(requested: schema.TrainConfig) -> programs.Outcome:  # noqa: PLR0915 -
     with StopRequest() as stop, ExitStack() as stack:
         world = distributed.init_distributed_mode(requested.train.device.value, requested.train.timeout_seconds)
         numerics.prepare_numerics(requested.train)
-        mode = compiled.choose_mode(requested.train, world)
+        mode = compile.choose_mode(requested.train, world)
         dtype = numerics.autocast_dtype(requested.train.precision.value, world.device)
 
         # Whatever is wrong with data and network shows before a new run folder is made. An existing
@@ -64,8 +76,8 @@ def train(requested: schema.TrainConfig) -> programs.Outcome:  # noqa: PLR0915 -
 
         folder = folder or stack.enter_context(opening)
         log = RunLog(folder, world.is_main)
-        stack.enter_context(report.errors_kept(log))
-        report.announce(log, folder, config, world, train_set, val_set, sampler, model)
+        stack.enter_context(run_report.errors_kept(log))
+        run_report.announce(log, folder, config, world, train_set, val_set, sampler, model)
         for note in (saved_note, *notes):
             log.line(note)
 
@@ -83,21 +95,21 @@ def train(requested: schema.TrainConfig) -> programs.Outcome:  # noqa: PLR0915 -
             description=auto.describe_run(config, requested, model, train_set),
             seen=model.seen,
         )
-        step_loss, to_input = compiled.compile_step(model, loss, data.Batch.network_input, mode, sampler.sizes.count)
+        step_loss, to_input = compile.compile_step(model, loss, data.Batch.network_input, mode, sampler.sizes.count)
         forward = engine.ForwardPass(distributed.wrap_ddp(model, world), step_loss, to_input, dtype, world)
         if saved is not None:
             engine.rehearse(forward, state, 2 * model.max_stride)
             log.line(state.resume(saved, folder, world))
             del saved
         elif world.is_main and config.logger.pictures:
-            report.draw_first_batch(dataset, sampler, train_set.names, folder / "train_batch.jpg")
-        run_folder.on_main(world, lambda: report.save_config(folder, requested))  # a refused resume changes nothing
+            run_report.draw_first_batch(dataset, sampler, train_set.names, folder / "train_batch.jpg")
+        run_folder.on_main(world, lambda: run_report.save_config(folder, requested))  # a refused resume changes nothing
 
         guard = engine.NonFiniteGuard(model, options.max_nonfinite_steps, log.line)
         writer = checkpoint.CheckpointWriter(folder, log.line, options.save_every_steps, options.save_every_minutes)
         loggers = Loggers(folder, config.logger, state, options.epochs, log)
         stack.callback(loggers.close)
-        run_folder.on_main(world, lambda: loggers.start(entry.to_dictionary(config)))
+        run_folder.on_main(world, lambda: loggers.start(compose.to_dictionary(config)))
         loggers.pictures("train_batch.jpg")
 
         is_evaluated, evaluation, over = False, None, state.why_over(options, world)
@@ -122,7 +134,7 @@ def train(requested: schema.TrainConfig) -> programs.Outcome:  # noqa: PLR0915 -
             # The tables first: a run that ends in between repeats the epoch, and its row.
             loggers.epoch(result, evaluation, time.perf_counter() - started, is_best)
             if is_best and evaluation is not None:
-                with report.log_failure("best_detections.npz", log):
+                with run_report.log_failure("best_detections.npz", log):
                     keep_best(folder, evaluation)
             writer.save(state.to_plain(), is_best)
             stop.agree()
@@ -135,9 +147,9 @@ def train(requested: schema.TrainConfig) -> programs.Outcome:  # noqa: PLR0915 -
             again = option("resume", folder)
             log.line(f"stopped at step {state.step} by {stop.agreed.name}; {again} continues from there")
             ask_for_requeue(world, stop.agreed)
-            return programs.Outcome(state.best_figures, folder)
+            return run.Outcome(state.best_figures, folder)
         if not is_evaluated or rough is not None:  # the latter if it stopped early
             evaluation = evaluator(state.average.module, log.line)
         if evaluation is not None:
-            report.finish_run(log, loggers, folder, config, state, val_set, evaluation)
-        return programs.Outcome(state.best_figures, folder)
+            run_report.finish_run(log, loggers, folder, config, state, val_set, evaluation)
+        return run.Outcome(state.best_figures, folder)

@@ -19,7 +19,7 @@ from contextlib import suppress
 from importlib.metadata import version
 from typing import Any, NamedTuple, get_args, get_type_hints
 
-from conf import REPOSITORY, entry, messages
+from conf import REPOSITORY, compose, suggestions
 from conf.schema import CHOICES
 
 KINDS = {str: "text", int: "integer", float: "number", bool: "true or false", Any: "any", type(None): "null"}
@@ -55,9 +55,9 @@ def help_page(name: str, command: str, schema: type, arguments: Sequence[str]) -
     file = REPOSITORY / f"{command.removesuffix('.py').replace('.', '/')}.py"
     parts = [ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""]
     groups = [*get_type_hints(schema), *(["experiment"] if name == "train" else [])]
-    rows = [row(group, ", ".join(choices)) for group in groups if (choices := messages.choices_of(group))]
+    rows = [row(group, ", ".join(choices)) for group in groups if (choices := suggestions.choices_of(group))]
     parts += ["\nGroups, typed as group=choice; data and experiment take paths, too", *rows] if rows else []
-    values = entry.defaults(name, schema, [word for word in arguments if "=" in word])
+    values = compose.defaults(name, schema, [word for word in arguments if "=" in word])
     for section, options in sections(schema, values):
         parts.append(f"\n{' '.join((section.__doc__ or '').partition(chr(10) * 2)[0].split())}")
         parts += [row(f"{option.key}={option.value}", f"{option.meaning} ({option.kind})") for option in options]
@@ -69,7 +69,7 @@ def options_page(programs: Mapping[str, Any]) -> str:
     """All options of PROGRAMS as Markdown: each section stands at the first program that has it."""
     parts, described = [PAGE_HEAD], set[type]()
     for name, program in programs.items():
-        for section, options in sections(program.schema, entry.defaults(name, program.schema)):
+        for section, options in sections(program.schema, compose.defaults(name, program.schema)):
             if section in described:
                 continue
             described.add(section)
@@ -104,7 +104,7 @@ def own_version() -> str:
 def sections(schema: type, values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[type, list[Option]]]:
     """Each section with its options; of a section with choices, those of the chosen."""
     kinds, meanings = get_type_hints(schema), meanings_of(schema)
-    parts = {name: messages.section_of(kind) for name, kind in kinds.items()}
+    parts = {name: suggestions.section_of(kind) for name, kind in kinds.items()}
     yield (
         schema,
         [
@@ -158,6 +158,6 @@ def shown(value: Any) -> str:
 
 
 if __name__ == "__main__":
-    from conf.programs import PROGRAMS  # which imports this file
+    from conf.run import PROGRAMS  # which imports this file
 
     print(options_page(PROGRAMS), end="")

@@ -1,8 +1,8 @@
 """Types of the options of all programs.
 
 Fields have no defaults: YAML holds every value once, so a missing key fails by its full name. Each
-package has its own sections (data/config.py, models/config.py, train_utils/config.py); this file
-puts them together. conf/entry.py checks the limits of numbers. None of these imports torch.
+package has its own sections (data/config.py, models/config.py, conf/train_options.py); this file
+puts them together. conf/compose.py checks the limits of numbers. None of these imports torch.
 """
 
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ from enum import StrEnum
 from pathlib import PurePath
 from typing import Annotated, Any
 
+from conf import train_options
+from conf.train_options import Count, Seed, Share, Whole
 from data.config import AugmentConfig, Below1, DataConfig, Exif, OnBadFile, Resize
 from models.config import AutoLoss, LossConfig, LossSection, ModelConfig, YoloxLossConfig
 from models.published import PUBLISHED
-from train_utils import config
-from train_utils.config import Count, Seed, Share, Whole
 
 
 def _check_devices(devices: Any) -> None:
@@ -32,7 +32,9 @@ class DetectionSection:
     image_size: Count | None  # longest side in pixels; null: as trained, or that of the .cfg
     resize: Resize  # letterbox: keep the aspect ratio and pad; stretch: fill the square, as Darknet does
     rect: bool  # letterbox each image into its own rectangle; false, or resize=stretch: into a square
-    precision: config.EvalPrecision  # of the forward pass; others than float32 are faster on GPUs and round more; auto:
+    precision: (
+        train_options.EvalPrecision
+    )  # of the forward pass; others than float32 are faster on GPUs and round more; auto:
     # float32, and train.precision in the evaluations within a training but its last one
     confidence: Share  # drop detections with this score or less
     nms_iou: Share  # a box suppresses those of its class that overlap it by more than this IoU
@@ -74,10 +76,10 @@ class TrainConfig(PluggedConfig):
     model: ModelConfig
     augment: AugmentConfig
     loss: LossSection  # one of CHOICES["loss"]
-    optim: config.OptimConfig
-    train: config.TrainSection
+    optim: train_options.OptimConfig
+    train: train_options.TrainSection
     evaluate: EvaluateConfig
-    logger: config.LoggerConfig
+    logger: train_options.LoggerConfig
 
     def __post_init__(self) -> None:
         _check_devices(self.devices)
@@ -101,9 +103,9 @@ class EvalConfig(PluggedConfig):
     out: str | None  # folder for scores and detections as JSON, and for plots; null: print only, or
     # runs/eval/<date_time> with plots
     plots: bool  # draw precision and recall, confusions and the first images into the folder plots of out
-    device: config.Device  # auto: CUDA if there is a GPU
+    device: train_options.Device  # auto: CUDA if there is a GPU
     devices: Any  # as of train.py
-    timeout_seconds: config.Positive  # as train.timeout_seconds
+    timeout_seconds: train_options.Positive  # as train.timeout_seconds
     data: DataConfig
     model: ModelConfig | None
     evaluate: EvaluateConfig
@@ -122,7 +124,7 @@ class DetectConfig(DetectionSection, PluggedConfig):
     # null: COCO's for 80 classes, else numbers
     classes: Any  # report these alone, by name or number, as in [person,3]; null: all
     exif: Exif  # apply: turn images upright by their EXIF tag; ignore: read them as stored
-    device: config.Device  # auto: CUDA if there is a GPU
+    device: train_options.Device  # auto: CUDA if there is a GPU
     workers: Count  # threads that read
 
     def __post_init__(self) -> None:

@@ -23,6 +23,7 @@ from .index import Annotations as Annotations
 from .index import check_same_classes as check_same_classes
 from .index import open_annotations as open_annotations
 from .index import warn_of_shared_images as warn_of_shared_images
+from .layouts import read_names as read_names
 from .loader import Batch as Batch
 from .loader import make_loader as make_loader
 from .media import Frame as Frame
@@ -37,5 +38,4 @@ from .samplers import MultiScale as MultiScale
 from .samplers import TrainBatchSampler as TrainBatchSampler
 from .samplers import eval_batches as eval_batches
 from .samplers import repeat_factors as repeat_factors
-from .set_files import read_names as read_names
 from .shapes import ensure_shapes as ensure_shapes

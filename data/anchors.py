@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from data.files import counted
 from data.index import Annotations
+from data.io import counted
 
 Sizes = np.typing.NDArray[np.float64]  # (n, 2) width, height
 

@@ -12,9 +12,9 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
+from data.annotations_read import Findings, Source
 from data.errors import DataError, shown
-from data.set_files import choose_classes, read_file
-from data.source import Findings, Source
+from data.layouts import choose_classes, read_file
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 MAX_INT = 2**63 - 1

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from data.errors import DataError
-from data.set_files import class_names, find_set_file, read_names
+from data.layouts import class_names, find_set_file, read_names
 
 AUTO = "auto"  # of data.workers
 # What scripts/get_data.py fetches into these folders, the roots of data=coco and data=voc.
@@ -27,7 +27,7 @@ Resize = StrEnum("Resize", ["letterbox", "stretch"])
 ImageCache = StrEnum("ImageCache", ["none", "ram", "disk"])
 Colour = StrEnum("Colour", ["auto", "cpu", "device"])
 
-# Limits that conf/entry.py checks, as it prints them.
+# Limits that conf/compose.py checks, as it prints them.
 Share = Annotated[float, ">= 0 and <= 1"]
 Below1 = Annotated[float, ">= 0 and < 1"]
 Count = Annotated[int, ">= 1"]

@@ -15,11 +15,11 @@ import cv2
 import numpy as np
 import PIL.Image
 
+from data.annotations_read import Source
 from data.config import Exif
-from data.files import in_chunks
 from data.geometry import Image, Size
-from data.set_files import read_file
-from data.source import Source
+from data.io import in_chunks
+from data.layouts import read_file
 
 KINDS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "JPEG2000", "AVIF")  # as Pillow calls them
 KNOWN_TYPES = ", ".join(KINDS)

@@ -18,11 +18,11 @@ import torch
 
 from data.config import ImageCache, OnError
 from data.errors import DataError
-from data.files import counted, stamp_files, usable_cores
 from data.geometry import Image
 from data.headers import KNOWN_TYPES, MAX_PIXELS, Header, TooLargeError, read_header, read_segments, turn_decoded
 from data.index import Annotations
-from data.set_files import read_file
+from data.io import counted, stamp_files, usable_cores
+from data.layouts import read_file
 
 try:
     import simplejpeg

@@ -27,11 +27,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data import coco, headers, shapes, validate, voc, yolo
+from data.annotations_read import Files, Findings, Source, of_classes, part_of
 from data.config import FORMATS, DataConfig, DataFormat, Exif, OnError
 from data.errors import DataError
-from data.files import new_folder, stamp_files
-from data.set_files import read_file
-from data.source import Files, Findings, Source, of_classes, part_of
+from data.io import new_folder, stamp_files
+from data.layouts import read_file
 
 logger = logging.getLogger(__name__)
 

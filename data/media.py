@@ -16,7 +16,7 @@ import numpy as np
 import PIL.Image
 import torch
 
-from data import files, headers, images, samplers, set_files
+from data import headers, images, io, layouts, samplers
 from data.config import Exif, OnBadFile, Resize
 from data.errors import DataError, without_login
 from data.geometry import Image, Letterbox, resize_into
@@ -56,7 +56,7 @@ class Medium:
         """
         suffix = os.path.splitext(self.shown)[1].lower()
         if self.address:
-            return not (suffix in set_files.IMAGE_SUFFIXES and self.address.startswith(("http://", "https://")))
+            return not (suffix in layouts.IMAGE_SUFFIXES and self.address.startswith(("http://", "https://")))
         return self.image is None and suffix in VIDEO_SUFFIXES
 
 
@@ -92,9 +92,9 @@ def find_media(source: str) -> list[Medium]:
     if os.path.isfile(source):
         paths = [Path(source)]
     else:
-        suffixes = set_files.IMAGE_SUFFIXES.union(VIDEO_SUFFIXES)
+        suffixes = layouts.IMAGE_SUFFIXES.union(VIDEO_SUFFIXES)
         is_folder = os.path.isdir(source)
-        matches = files.files_below(Path(source), suffixes) if is_folder else glob.glob(source, recursive=True)
+        matches = io.files_below(Path(source), suffixes) if is_folder else glob.glob(source, recursive=True)
         paths = [Path(path) for path in matches if os.path.isfile(path) and Path(path).suffix.lower() in suffixes]
     if not paths:
         raise DataError(f"source={source} holds no picture or video. fix: a file, a folder or a pattern in quotes")
@@ -125,7 +125,7 @@ def read_picture(medium: Medium, exif: Exif) -> Frame:
     """
     if medium.image is not None:
         return Frame(medium, 1, medium.image)
-    fetched = files.fetch(medium.address, medium.shown) if medium.address else None
+    fetched = io.fetch(medium.address, medium.shown) if medium.address else None
     data, header = images.open_image(medium.shown, _FIX, fetched)
     image = images.decode_stored(medium.shown, data, header, _FIX)
     return Frame(medium, 1, headers.turn_decoded(image, header.orientation if exif == Exif.apply else 1))

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from data.config import ShapesConfig
 from data.errors import DataError
-from data.files import counted, new_folder
+from data.io import counted, new_folder
 
 DRAWING_VERSION = 5  # raise it when the same settings give other files
 JPEG_QUALITY = 90

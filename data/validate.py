@@ -6,10 +6,10 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from data import files, headers
+from data import headers, io
+from data.annotations_read import Source
 from data.config import OnError
 from data.errors import DataError
-from data.source import Source
 
 BORDER_TOLERANCE = 1.0  # pixels: common tools round up to one pixel outside
 LEAST_INSIDE = 1e-3  # pixels of a box, in each direction, that must lie inside its image
@@ -62,7 +62,7 @@ def _usable(
 def _check_images(source: Source, split: str) -> NDArray[np.bool_]:
     """Which images (N,) are usable."""
     count, root = len(source.file_names), source.image_root
-    exists = files.stamp_files([os.path.join(root, name) for name in source.file_names]).is_file
+    exists = io.stamp_files([os.path.join(root, name) for name in source.file_names]).is_file
     if not exists.any():  # a wrong folder, which skipping would hide
         raise DataError(
             f"none of the {count} images of {source.path} is in {root}: {source.file_names[:3]}. "

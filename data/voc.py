@@ -12,9 +12,9 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from data import files, set_files
+from data import io, layouts
+from data.annotations_read import Files, Findings, Source, relative_name
 from data.errors import DataError, shown
-from data.source import Files, Findings, Source, relative_name
 
 BoxXywh = tuple[float, float, float, float]  # left, top, width, height
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
@@ -46,7 +46,7 @@ def locate_voc(pairs: Sequence[tuple[Path, Path]], image_root: Path, names: list
     digests = []
     for place, voc_root in pairs:
         items = _items_below(place, voc_root) if place.is_dir() else _items_of_list(place, voc_root)
-        stamps = files.stamp_files([item.xml for item in items])
+        stamps = io.stamp_files([item.xml for item in items])
         if not stamps.is_file.any():
             where = f"names no image that has an xml file in {os.path.dirname(items[0].xml)}" if items else "holds none"
             raise DataError(
@@ -56,7 +56,7 @@ def locate_voc(pairs: Sequence[tuple[Path, Path]], image_root: Path, names: list
         digests.append(stamps.digest)
     path = pairs[0][0] if len(pairs) == 1 else image_root
     return Files(
-        stamps=[*digests, files.stamp_files([str(place) for place, _ in pairs if place.is_file()]).digest],
+        stamps=[*digests, io.stamp_files([str(place) for place, _ in pairs if place.is_file()]).digest],
         image_root=image_root,
         read=lambda: read_voc(listed, path, image_root, names),
     )
@@ -65,9 +65,9 @@ def locate_voc(pairs: Sequence[tuple[Path, Path]], image_root: Path, names: list
 def _items_of_list(image_list: Path, voc_root: Path) -> list[_Listed]:
     xml_folder, image_folder = (_folder_or(voc_root, name) for name in ("Annotations", "JPEGImages"))
     items = []
-    for line in filter(None, map(str.strip, set_files.read_lines(image_list))):
+    for line in filter(None, map(str.strip, layouts.read_lines(image_list))):
         stem, suffix = os.path.splitext(line)
-        stem = stem if suffix.lower() in set_files.IMAGE_SUFFIXES else line
+        stem = stem if suffix.lower() in layouts.IMAGE_SUFFIXES else line
         items.append(_Listed(stem, f"{xml_folder}/{stem}.xml", (image_folder,)))
     return items
 
@@ -75,7 +75,7 @@ def _items_of_list(image_list: Path, voc_root: Path) -> list[_Listed]:
 def _items_below(folder: Path, images: Path) -> list[_Listed]:
     """The xml files below a folder. Images lie beside them, or below ``images``."""
     items = []
-    for xml in map(Path, files.files_below(folder, {".xml"})):
+    for xml in map(Path, io.files_below(folder, {".xml"})):
         below = xml.parent.relative_to(folder)
         places = (xml.parent, Path(_folder_or(images, "JPEGImages"), below), images / below)
         items.append(_Listed(xml.stem, str(xml), tuple(dict.fromkeys(map(str, places)))))
@@ -103,7 +103,7 @@ def read_voc(listed: list[_Listed], path: Path, image_root: Path, names: list[st
     boxes: list[BoxXywh] = []
     labels: list[tuple[int, int, int]] = []  # of each box: image id, category id, number within its file
     annotations: list[_Annotation | str] = []
-    for chunk in files.in_chunks(lambda items: [_parse(item.xml) for item in items], listed, "reading labels"):
+    for chunk in io.in_chunks(lambda items: [_parse(item.xml) for item in items], listed, "reading labels"):
         annotations += chunk
     for image_id, (item, annotation) in enumerate(zip(listed, annotations, strict=True), start=1):
         if isinstance(annotation, str):
@@ -148,7 +148,7 @@ def _image_of(item: _Listed, file_name: str, present: dict[str, frozenset[str]])
     """
     base = os.path.basename(file_name.replace("\\", "/"))
     first = item.stem + (os.path.splitext(base)[1] or ".jpg")
-    names = (first, base, *(item.stem + suffix for suffix in sorted(set_files.IMAGE_SUFFIXES)))
+    names = (first, base, *(item.stem + suffix for suffix in sorted(layouts.IMAGE_SUFFIXES)))
     matches = (f"{folder}/{name}" for folder in item.image_folders for name in names if name in present.get(folder, ()))
     return next(matches, f"{item.image_folders[-1]}/{first}")
 
@@ -156,7 +156,7 @@ def _image_of(item: _Listed, file_name: str, present: dict[str, frozenset[str]])
 def _parse(xml: str) -> _Annotation | str:
     """Return the content of an xml file, or a sentence on why it is unusable."""
     try:
-        root = ElementTree.fromstring(set_files.read_file(xml))  # expat limits what entities expand to
+        root = ElementTree.fromstring(layouts.read_file(xml))  # expat limits what entities expand to
         size = (int(root.findtext("size/height", "")), int(root.findtext("size/width", "")))
     except OSError as error:
         return f"{xml} cannot be read ({error.strerror})"

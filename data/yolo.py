@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data import files, headers, set_files
+from data import headers, io, layouts
+from data.annotations_read import Files, Findings, Source, relative_name
 from data.config import Exif
 from data.errors import DataError, shown
-from data.source import Files, Findings, Source, relative_name
 
 MAX_FRACTION = 2  # larger numbers are pixels; a little above 1, a box reaches out of its image
 IMAGE_FOLDERS = ("images", "JPEGImages")  # the usual ones, with a folder "labels" beside them
@@ -52,14 +52,14 @@ def locate_yolo(
     read = [place for place, _ in pairs if place.is_file()]
     named: list[list[str]] = []
     for place, base in pairs:
-        if not place.is_file() or not set_files.is_set_file(place):
+        if not place.is_file() or not layouts.is_set_file(place):
             groups.append(find_images(place, [base]))
             continue
-        content = set_files.read_set_file(place)
+        content = layouts.read_set_file(place)
         named += [content["names"]] if content.get("names") else []
-        starts = set_files.starts_of(place, str(content.get("path") or ""))
+        starts = layouts.starts_of(place, str(content.get("path") or ""))
         for entry in _entries(content, split, place):
-            part = set_files.find_place(entry, place, starts)
+            part = layouts.find_place(entry, place, starts)
             read += [part] if part.is_file() else []
             groups.append(find_images(part, starts))
     path = pairs[0][0] if len(pairs) == 1 else image_root
@@ -71,11 +71,11 @@ def locate_yolo(
             f"{path} holds no class names. fix: set data.names to those of classes 0, 1, ..., or to a file of them in "
             "data.root, one per line (data.names=classes.txt)"
         )
-    categories = set_files.choose_classes(dict(enumerate(classes)), names, path)
+    categories = layouts.choose_classes(dict(enumerate(classes)), names, path)
     listed: list[_Listed] = []
     digests = []
     for group in groups:
-        image_stamps = files.stamp_files(group)
+        image_stamps = io.stamp_files(group)
         labels, label_stamps = find_labels(group)
         listed += map(_Listed, group, labels, image_stamps.is_file.tolist(), label_stamps.is_file.tolist())
         digests += [image_stamps.digest, label_stamps.digest]
@@ -90,7 +90,7 @@ def locate_yolo(
             "fix: put the .txt files there, or set data.format to that of the set"
         )
     return Files(
-        stamps=[*digests, files.stamp_files(list(map(str, read))).digest, str(categories)],
+        stamps=[*digests, io.stamp_files(list(map(str, read))).digest, str(categories)],
         image_root=image_root,
         read=lambda: read_yolo(listed, path, image_root, len(classes), categories, exif),
     )
@@ -106,7 +106,7 @@ def read_yolo(
     """
     findings, notes = Findings(), Findings()
     images: list[_Read] = []
-    for chunk in files.in_chunks(lambda items: _read_chunk(items, num_classes, exif), listed, "reading labels"):
+    for chunk in io.in_chunks(lambda items: _read_chunk(items, num_classes, exif), listed, "reading labels"):
         images += chunk
     for image in images:
         for kind, sentence in image.problems:
@@ -157,7 +157,7 @@ def _read_chunk(listed: Sequence[_Listed], num_classes: int, exif: Exif) -> list
 def read_label_file(path: str, num_classes: int) -> tuple[list[list[float]], list[tuple[str, str]]]:
     """Rows of line, class, cx, cy, w, h; and kind and sentence of each unusable row."""
     try:
-        text = set_files.read_file(path).decode("utf-8-sig")
+        text = layouts.read_file(path).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         return [], [("label files that cannot be read", f"{path} cannot be read ({error})")]
     rows, problems = [], []
@@ -205,20 +205,20 @@ def find_images(place: Path, starts: Sequence[Path]) -> list[str]:
     the one of ``starts``, or the list's own folder, where most exist. Raises ``DataError``.
     """
     if place.is_dir():
-        images = files.files_below(Path(os.path.normpath(place)), set_files.IMAGE_SUFFIXES)
+        images = io.files_below(Path(os.path.normpath(place)), layouts.IMAGE_SUFFIXES)
     else:
-        lines = [line.strip().replace("\\", "/") for line in set_files.read_lines(place)]  # Windows writes \\
+        lines = [line.strip().replace("\\", "/") for line in layouts.read_lines(place)]  # Windows writes \\
         images = [line for line in lines if line]
         bases = (*starts, place.parent)
         base = max(bases, key=lambda base: sum(os.path.exists(base / line) for line in images[:COMPARED_LINES]))
         images = [os.path.normpath(os.path.join(base, line)) for line in images]
     if not images:
-        suffixes = " ".join(sorted(set_files.IMAGE_SUFFIXES))
+        suffixes = " ".join(sorted(layouts.IMAGE_SUFFIXES))
         raise DataError(f"{place} holds no images. fix: name a folder that does ({suffixes}), or a list of paths")
     return images
 
 
-def find_labels(images: list[str]) -> tuple[list[str], files.Stamps]:
+def find_labels(images: list[str]) -> tuple[list[str], io.Stamps]:
     """The path of each image's label file, whether or not it exists, and the stamps of these.
 
     Labels lie in ``labels`` instead of the last ``images`` in the image's path, in ``labels``
@@ -227,7 +227,7 @@ def find_labels(images: list[str]) -> tuple[list[str], files.Stamps]:
     """
     candidates = (_label_paths(images, folder) for folder in (*IMAGE_FOLDERS, None, IMAGE_FOLDERS[0]))
     for labels in candidates:
-        stamps = files.stamp_files(labels)
+        stamps = io.stamp_files(labels)
         if stamps.is_file.any():
             break
     return labels, stamps

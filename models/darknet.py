@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from models.cfg import Cfg, Section, load_cfg, parse_cfg, with_options
 from models.errors import ModelError
+from models.graph import IMAGES, Graph
 from models.heads import Head
 from models.layers import Convolution, SharedConvolution, YoloMap
-from models.sections import IMAGES, Graph
 
 Version = tuple[int, int, int]
 WEIGHTS_VERSION: Version = (0, 2, 5)  # of .weights files, as Darknet writes them today

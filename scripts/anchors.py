@@ -8,7 +8,7 @@ and after.
 """
 
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
-    from conf.programs import run
+    from conf.run import run
 
     raise SystemExit(run("anchors"))
 
@@ -17,10 +17,11 @@ from pathlib import Path
 
 import numpy as np
 
-from conf import ConfigError, build, schema
+from conf import ConfigError, schema
+from conf.options import option
 from data import open_annotations
 from data.anchors import SEED, Sizes, kmeans_anchors, match_anchors, network_sizes, recall, refine_anchors
-from train_utils.options import option
+from train_utils import build
 
 MOST_BOXES = 50_000  # that the search uses; the figures are for all boxes
 

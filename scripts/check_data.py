@@ -10,7 +10,7 @@ such data set or option.
 """
 
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
-    from conf.programs import run
+    from conf.run import run
 
     raise SystemExit(run("check_data"))
 
@@ -22,11 +22,12 @@ from pathlib import Path
 
 import numpy as np
 
-from conf import build, schema
-from data import Annotations, DataConfig, DataError, ImageSource, OnError, check_same_classes, files, validate
+from conf import schema
+from data import Annotations, DataConfig, DataError, ImageSource, OnError, check_same_classes, io, validate
 from data.anchors import LOW_RECALL, Sizes, fix_of_anchors, network_sizes, objects_per_image, recall
+from data.annotations_read import Findings
 from data.index import read_annotations
-from data.source import Findings
+from train_utils import build
 from train_utils.draw import Cell, save_sheet
 
 SHEET_COLUMNS = 4
@@ -131,9 +132,9 @@ def _check_images(splits: dict[str, Annotations], problems: dict[str, Findings])
     for split, part in splits.items():
         readable[split] = []
         images = [ImageSource(part, OnError.stop)] * len(part)
-        with ThreadPoolExecutor(len(files.usable_cores())) as pool:  # OpenCV decodes without the GIL
+        with ThreadPoolExecutor(len(io.usable_cores())) as pool:  # OpenCV decodes without the GIL
             hashes = pool.map(_pixel_hash, images, range(len(part)))
-            for index, result in enumerate(files.counted(hashes, f"decoding {split}", len(part))):
+            for index, result in enumerate(io.counted(hashes, f"decoding {split}", len(part))):
                 if isinstance(result, str):
                     problems[split].add("images that cannot be read", [result])
                     continue

@@ -8,7 +8,7 @@ Runs that differ in train.seed only are one setting; the others are compared wit
 """
 
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
-    from conf.programs import run
+    from conf.run import run
 
     raise SystemExit(run("compare"))
 
@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 import hotcoco
 import numpy as np
 
-from conf import saved, schema
-from conf.report import report_run
-from train_utils import coco_eval, errors, files, progress, report
-from train_utils.options import MAY_CHANGE, flat, is_covered
+from conf import errors, from_checkpoint, run_files, schema
+from conf.options import MAY_CHANGE, flat, is_covered
+from train_utils import coco_eval, progress, report_page
+from train_utils.run_report import report_run
 
 FIGURES = ("AP", "AP50", "AP75")
 CONFIDENCE = 0.95  # of the intervals
@@ -37,7 +37,7 @@ def compare(config: schema.CompareConfig) -> "list[Gain]":
 
     Of one run write the report. Raises TrainError if runs cannot be read or compared.
     """
-    folders = [Path(files.full_name(run)) for run in config.runs]
+    folders = [Path(run_files.full_name(run)) for run in config.runs]
     if len(folders) == 1:
         print(f"page: {report_run(folders[0])}")
         return []
@@ -98,7 +98,7 @@ def read_groups(folders: Sequence[Path]) -> list[Group]:
     groups: dict[str, Group] = {}
     truth = None
     for folder in folders:
-        options, best = flat(saved.read_config(folder, "")), report.read_best(folder)
+        options, best = flat(from_checkpoint.read_config(folder, "")), report_page.read_best(folder)
         truth = truth or best.truth
         if not all(map(np.array_equal, vars(truth).values(), vars(best.truth).values())):
             raise errors.TrainError(

@@ -24,12 +24,12 @@ from pathlib import Path
 
 import torch
 
-from conf import REPOSITORY, build
-from conf.programs import options_of
+from conf import REPOSITORY, launch
+from conf.run import options_of
 from eval import evaluate
 from models import Darknet, zoo_cfg
 from train import train
-from train_utils import checkpoint, distributed, engine, launch, sync_batchnorm
+from train_utils import build, checkpoint, distributed, engine, sync_batchnorm
 
 PRECISIONS = ("float64", "auto")
 EXACT = 1e-9  # largest relative difference in float64; the network multiplies rounding

@@ -13,7 +13,7 @@ be a .pt file with the state dict of another system. `up_to_layer`, which counts
 """
 
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
-    from conf.programs import run
+    from conf.run import run
 
     raise SystemExit(run("convert"))
 
@@ -21,8 +21,9 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from conf import ConfigError, build, entry, schema
+from conf import ConfigError, compose, schema
 from models import fitted_cfg, save_darknet_weights
+from train_utils import build
 from train_utils.checkpoint import save_checkpoint
 
 
@@ -48,7 +49,7 @@ def convert(config: schema.ConvertConfig) -> None:
         detector = build.open_detector(None, source, config.names, config.image_size)
         print(detector.note)
         options = {
-            "model": entry.to_dictionary(replace(config.model, weights=None)),
+            "model": compose.to_dictionary(replace(config.model, weights=None)),
             "evaluate": {"image_size": detector.image_size},
         }
         state = {  # of no training and no data set

@@ -8,7 +8,7 @@ Ctrl-C ends it.
 """
 
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
-    from conf.programs import run
+    from conf.run import run
 
     raise SystemExit(run("demo"))
 
@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from conf import ConfigError, schema
-from conf.detector import Prediction, Predictor, format_counts
+from conf import ConfigError, errors, schema
 from data import Medium, OnBadFile
 from predict import ResultWriter
-from train_utils import distributed, errors
+from train_utils import distributed
+from train_utils.detector import Prediction, Predictor, format_counts
 
 SECONDS_BETWEEN_FRAMES = 0.2  # of the camera
 

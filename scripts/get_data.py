@@ -7,7 +7,7 @@ Archives are checked and unpacked once.
 """
 
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
-    from conf.programs import run
+    from conf.run import run
 
     raise SystemExit(run("get_data"))
 
@@ -15,7 +15,7 @@ import shutil
 from pathlib import Path
 
 from conf import ConfigError, schema
-from data.files import download
+from data.io import download
 
 _COCO, _VOC = "http://images.cocodataset.org", "http://host.robots.ox.ac.uk/pascal/VOC"
 # Of each set the folder to unpack into, and the MD5 of each archive by its address.

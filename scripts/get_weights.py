@@ -8,25 +8,25 @@ nodes have no network. Files are in YOLO_HOME, by default ~/.cache/hydra-yolov3-
 """
 
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
-    from conf.programs import run
+    from conf.run import run
 
     raise SystemExit(run("get_weights"))
 
-from conf import saved, schema
+from conf import from_checkpoint, schema
 from models.published import LICENCE, PUBLISHED
 
 
 def get_weights(config: schema.GetWeightsConfig) -> None:
     """Fetch the weights called ``config.name``, or list all."""
     if config.name == "list":
-        print(f"weights in {saved.weights_folder()}:")
+        print(f"weights in {from_checkpoint.weights_folder()}:")
     for entry in PUBLISHED:
         use = f"model={' or '.join(entry.networks)} model.weights={entry.kind}"
         if config.name == "list":
-            here = "here" if (saved.weights_folder() / entry.file_name).is_file() else ""
+            here = "here" if (from_checkpoint.weights_folder() / entry.file_name).is_file() else ""
             size = f"{entry.size / 1e6:.0f} MB" if entry.size is not None else ""
             print(f"  {entry.name:<34}{size:>6}  {here:<6}{use}")
         elif config.name == entry.name:
-            print(f"{saved.fetch_weights(entry)} is here: {use}")
+            print(f"{from_checkpoint.fetch_weights(entry)} is here: {use}")
     if config.name == "list":
         print(LICENCE)

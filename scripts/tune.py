@@ -9,7 +9,7 @@ a stop, and several of them at once, each with its own CUDA_VISIBLE_DEVICES, sha
 """
 
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
-    from conf.programs import run
+    from conf.run import run
 
     raise SystemExit(run("tune"))
 
@@ -24,8 +24,7 @@ from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from conf import ConfigError, entry, saved, schema
-from train_utils import errors, options
+from conf import ConfigError, compose, errors, from_checkpoint, options, schema
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
 Space = dict[str, Any]  # by option its values, or Hydra's interval
@@ -46,7 +45,9 @@ def tune(config: schema.TuneConfig) -> None:
         raise ConfigError("nothing to search. fix: an option with several values or an interval behind --, see --help")
     first = {key: values[0] if isinstance(values, list) else values.start for key, values in space.items()}
     checked = [*fixed, *written(first)]
-    entry.compose("train", schema.TrainConfig, checked, lambda options, _: saved.with_full_names(options, once=False))
+    compose.compose(
+        "train", schema.TrainConfig, checked, lambda options, _: from_checkpoint.with_full_names(options, once=False)
+    )
     try:
         import optuna
     except ImportError as error:

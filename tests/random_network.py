@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
-from conf.build import build_model, describe_network
-from conf.entry import to_dictionary
+from conf.compose import to_dictionary
 from conf.schema import TrainConfig
+from train_utils.build import build_model, describe_network
 from train_utils.checkpoint import save_checkpoint
 
 

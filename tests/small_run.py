@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from conf.entry import compose
+from conf.compose import compose
+from conf.errors import TrainError
 from conf.schema import TrainConfig
 from data import ShapesConfig
 from train_utils.checkpoint import CheckpointWriter
-from train_utils.errors import TrainError
 
 
 def small_run(root: Path, shapes: ShapesConfig, run_dir: Path, *more: str) -> TrainConfig:

@@ -20,8 +20,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from PIL import Image, ImageShow
 from torch.distributed.run import get_args_parser
 
-from conf.entry import compose, defaults, keys_of
-from conf.programs import PROGRAMS, prepare_arguments
+from conf.compose import compose, defaults, keys_of
+from conf.run import PROGRAMS, prepare_arguments
 from tests.test_house import tracked
 from tests.test_predict import folder
 

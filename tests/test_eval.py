@@ -8,17 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from conf import ConfigError, build
-from conf.entry import compose
-from conf.saved import complete_from_checkpoint
+from conf import ConfigError
+from conf.compose import compose
+from conf.errors import TrainError
+from conf.from_checkpoint import complete_from_checkpoint
 from conf.schema import EvalConfig
 from data import ShapesConfig, ensure_shapes
 from eval import evaluate
 from tests.small_run import rows, small_run
 from tests.train_utils.coco_sets import plain_pycocotools
 from train import train
+from train_utils import build
 from train_utils.coco_eval import ABSENT, FIGURES, OPERATING_POINT, PER_CLASS
-from train_utils.errors import TrainError
 from train_utils.plots import PLOTS
 from train_utils.train_state import LOSS_NAMES
 

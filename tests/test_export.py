@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from conf import ConfigError
-from conf.entry import compose
+from conf.compose import compose
 from conf.schema import TrainConfig
 from data.shapes import CLASSES
 from export import export

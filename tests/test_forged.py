@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from conf import entry
-from conf.build import build_model, open_checkpoint
-from conf.programs import USER_ERRORS
-from conf.saved import complete_conversion, complete_from_checkpoint, resumed_options
+from conf import compose
+from conf.from_checkpoint import complete_conversion, complete_from_checkpoint, resumed_options
+from conf.run import USER_ERRORS
 from conf.schema import ConvertConfig, EvalConfig, TrainConfig
 from data import ShapesConfig
 from models import network_of_checkpoint
@@ -24,6 +23,7 @@ from tests.models.cfg_writer import cfg, conv, head
 from tests.small_run import small_run
 from train import train
 from train_utils import checkpoint, optim
+from train_utils.build import build_model, open_checkpoint
 from train_utils.distributed import World
 from train_utils.train_state import TrainState
 
@@ -44,26 +44,26 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 @cache
 def composed(name: str, schema: type, *overrides: str) -> Any:
-    return entry._composed(name, schema, overrides)
+    return compose._composed(name, schema, overrides)
 
 
-def read_options(name: str, schema: type, complete: entry.Complete) -> Callable[[Path], object]:
+def read_options(name: str, schema: type, complete: compose.Complete) -> Callable[[Path], object]:
     """What a program does before it imports torch."""
     more = ["out=x"] * (name == "convert")
-    return lambda run: entry.to_plain(composed(name, schema, f"ckpt={run}", *more), schema, complete)
+    return lambda run: compose.to_plain(composed(name, schema, f"ckpt={run}", *more), schema, complete)
 
 
 def start_from(run: Path) -> None:
     """``model.weights=<run>``"""
     options = composed("train", TrainConfig, f"model.cfg={run.parent / 'a.cfg'}", f"model.weights={run}")
-    build_model(entry.to_plain(options, TrainConfig).model, 5)
+    build_model(compose.to_plain(options, TrainConfig).model, 5)
 
 
 def resume(run: Path) -> None:
     """``resume=<run>``, and a step."""
     saved, _ = checkpoint.continue_from(str(run))
     assert saved is not None
-    given = entry.from_dictionary(FIRST[str(run)]["config"] | {"resume": str(run), "run_dir": None}, TrainConfig)
+    given = compose.from_dictionary(FIRST[str(run)]["config"] | {"resume": str(run), "run_dir": None}, TrainConfig)
     config = resumed_options(given, saved)
     model = network_of_checkpoint(saved["network"], run, saved["model"])
     schedule = optim.Schedule(config.optim, 1, 1)

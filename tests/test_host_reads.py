@@ -15,12 +15,12 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision.ops import nms
 
+from conf.train_options import Optimizer
 from data import Batch
 from models import Darknet, zoo_cfg
 from tests.models.small_network import small
 from tests.train_utils.losses import COST, LOSSES, loss_of
 from tests.train_utils.small_training import CONFIG, new_state, train_epoch
-from train_utils.config import Optimizer
 from train_utils.distributed import World, init_distributed_mode
 from train_utils.numerics import DTYPES, weights_dtype
 from train_utils.optim import Schedule

@@ -15,15 +15,15 @@ import pytest
 import torch
 import yaml
 
-from conf.detector import Predictor
-from conf.entry import compose
-from conf.programs import override, run
-from conf.saved import model_or_checkpoint
+from conf.compose import compose
+from conf.errors import printable
+from conf.from_checkpoint import model_or_checkpoint
+from conf.run import override, run
 from conf.schema import DemoConfig
 from data.shapes import draw_image
 from scripts.demo import Session
 from tests.data.test_media import video
-from train_utils.errors import printable
+from train_utils.detector import Predictor
 
 NAMES = ["caf\udce9", "\U0001f600", "日本"]  # the first is Latin-1 where UTF-8 is meant
 CLASSES = [*NAMES, "\ud800"]  # half a letter of UTF-16, which no file can be called

@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from conf import ConfigError
-from conf.build import build_model, load_network
-from conf.entry import compose
-from conf.programs import options_of
+from conf.compose import compose
+from conf.errors import TrainError
+from conf.run import options_of
 from conf.schema import TrainConfig
 from data import Annotations, ImageSource, Request, ShapesConfig, TrainDataset, open_annotations
 from eval import evaluate
@@ -27,8 +27,8 @@ from plugins import AUGMENTATIONS, LOGGERS, import_plugins
 from tests.models.cfg_writer import cfg, conv, head, section
 from tests.small_run import die_after, small_run
 from train import train
+from train_utils.build import build_model, load_network
 from train_utils.checkpoint import load_last
-from train_utils.errors import TrainError
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "docs" / "examples" / "plugins"
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py"))

@@ -11,8 +11,8 @@ import cv2
 import numpy as np
 import pytest
 
-from conf.entry import compose
-from conf.programs import USER_ERRORS, run
+from conf.compose import compose
+from conf.run import USER_ERRORS, run
 from conf.schema import TrainConfig
 from data import Frame, InputFit, ShapesConfig, ensure_shapes
 from data.shapes import CLASSES

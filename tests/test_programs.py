@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from conf.entry import compose
-from conf.saved import complete_from_checkpoint
+from conf.compose import compose
+from conf.from_checkpoint import complete_from_checkpoint
 from conf.schema import EvalConfig
 from data import ShapesConfig, ensure_shapes
 from eval import evaluate

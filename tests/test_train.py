@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from conf import auto
-from conf.build import open_checkpoint, open_detector
-from conf.entry import compose
-from conf.saved import complete_from_checkpoint, complete_training
+from conf.compose import compose
+from conf.errors import CheckpointError, TrainError
+from conf.from_checkpoint import complete_from_checkpoint, complete_training
 from conf.schema import EvalConfig, TrainConfig
 from data import DataError, ShapesConfig, ensure_shapes
 from eval import evaluate
@@ -21,9 +20,10 @@ from models import Darknet, save_darknet_weights, zoo_cfg
 from tests.runs.kill_resume import differences
 from tests.small_run import die_after, rows, small_run
 from train import train
+from train_utils import auto
+from train_utils.build import open_checkpoint, open_detector
 from train_utils.checkpoint import CheckpointWriter, load_checkpoint, load_last
 from train_utils.coco_eval import FIGURES
-from train_utils.errors import CheckpointError, TrainError
 from train_utils.train_state import TrainState
 
 SHAPES = ShapesConfig(train_images=18, val_images=5, image_size=64)
@@ -84,7 +84,7 @@ def test_patience_ends_a_training_that_does_not_get_better_and_a_resume_knows(
     train(options(shapes, whole, *STILL))
     config = options(shapes, run, *STILL)
     with monkeypatch.context() as patch, pytest.raises(TrainError, match="power cut"):
-        patch.setattr("conf.report.finish_run", power_cut)
+        patch.setattr("train_utils.run_report.finish_run", power_cut)
         train(config)
     assert closing_tables(run) == []
     before, table = load_last(run)[0], (run / "metrics.csv").read_bytes()

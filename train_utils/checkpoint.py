@@ -17,7 +17,7 @@ import msgspec
 import torch
 from msgspec import Meta
 
-from train_utils import errors, files
+from conf import errors, run_files
 
 FORMAT = "hydra-yolov3-spp checkpoint"
 VERSION = 1
@@ -55,7 +55,7 @@ def save_checkpoint(path: Path, state: dict[str, Any], keep_previous: bool = Fal
     content = {"format": FORMAT, "version": VERSION, "digest": digest_of(plain), "state": plain}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with files.whole_file(path, "wb", path.with_stem(PREVIOUS) if keep_previous else None) as file:
+        with run_files.whole_file(path, "wb", path.with_stem(PREVIOUS) if keep_previous else None) as file:
             torch.save(content, file)
     except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError about positions
         raise errors.CheckpointError(
@@ -68,7 +68,7 @@ def load_checkpoint(path: Path, which: str = "best") -> dict[str, Any]:
 
     Raises CheckpointError if it is missing, damaged, or not of this project.
     """
-    file = files.find_checkpoint(path, which)
+    file = run_files.find_checkpoint(path, which)
     content = _content(file)
     state: dict[str, Any] = content["state"]
     with suppress(RuntimeError, TypeError, ValueError):  # lists without end, tensors without values, endless numbers
@@ -93,7 +93,7 @@ def check_entries(state: dict[str, Any], source: object, kinds: dict[str, Any] =
 
 def peek_config(path: Path) -> dict[str, Any]:
     """Read only the configuration of the checkpoint that ``load_checkpoint`` would read."""
-    state: dict[str, Any] = _content(files.find_checkpoint(path, "best"), mapped=True)["state"]
+    state: dict[str, Any] = _content(run_files.find_checkpoint(path, "best"), mapped=True)["state"]
     config: dict[str, Any] = check_entries(state, path, {"config": NAMED})["config"]
     return config
 
@@ -103,7 +103,7 @@ def load_last(run_dir: Path) -> tuple[dict[str, Any], str | None]:
 
     Those are the ``last.pt`` before it and ``best.pt``. Raises CheckpointError if none can be read.
     """
-    last = run_dir / files.CHECKPOINTS / "last.pt"
+    last = run_dir / run_files.CHECKPOINTS / "last.pt"
     present = [file for file in (last, last.with_stem(PREVIOUS), last.with_stem("best")) if file.exists()]
     if not present:
         raise errors.CheckpointError(f"there is no checkpoint in {last.parent.absolute()}. fix: give a run's folder")
@@ -128,7 +128,7 @@ def continue_from(resume: str | None) -> tuple[dict[str, Any] | None, str | None
     if resume is None:
         return None, None
     folder = Path(resume)
-    if (folder / "config.yaml").is_file() and not files.has_checkpoint(folder):
+    if (folder / "config.yaml").is_file() and not run_files.has_checkpoint(folder):
         return None, f"{folder} holds no checkpoint yet: its run starts over"
     state, message = load_last(folder)
     if "optimizer" not in state:
@@ -216,7 +216,7 @@ class CheckpointWriter:
     def __init__(
         self, folder: Path, log_line: Callable[[str], None], every_steps: int = 0, every_minutes: float = 0
     ) -> None:
-        self._folder, self._log_line = folder / files.CHECKPOINTS, log_line
+        self._folder, self._log_line = folder / run_files.CHECKPOINTS, log_line
         self._every_steps, self._every_seconds = every_steps, 60 * every_minutes
         self._last_save = time.monotonic()
         self._pool = ThreadPoolExecutor(1, "checkpoint")

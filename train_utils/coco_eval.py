@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import hotcoco
 import numpy as np
 
-from train_utils.detections import Detections, GroundTruth, canonical_order
+from train_utils.results import Detections, GroundTruth, canonical_order
 
 # In the order of pycocotools' stats; s, m, l: boxes of less than 32**2, up to 96**2, more pixels.
 FIGURES = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")

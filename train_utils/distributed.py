@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from train_utils import errors, launch
+from conf import errors, launch
 
 NVIDIA_DEVICE = Path("/dev/nvidiactl")  # there if the kernel knows a GPU, whatever torch can do
 PAUSE_SECONDS = 0.1  # between looks at the store

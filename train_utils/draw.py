@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 import cv2
 import numpy as np
 
-from train_utils.errors import TrainError, printable
+from conf.errors import TrainError, printable
 
 DARK, LIGHT = (0, 0, 0), (255, 255, 255)
 FONT = cv2.FONT_HERSHEY_SIMPLEX

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from train_utils import checkpoint, distributed, errors, optim, train_state
+from conf import errors
+from train_utils import checkpoint, distributed, optim, train_state
 from train_utils.progress import Progress
 from train_utils.stop import StopRequest
 

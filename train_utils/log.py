@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from train_utils import errors, files, progress
+from conf import errors, run_files
+from train_utils import progress
 
 
 class GrowingFile:
@@ -77,7 +78,7 @@ class MetricsCsv:
                 if line.endswith("\n") and number.isdecimal() and int(number) <= done:  # a kill may have cut the last
                     rows.append(line)
         try:
-            with files.whole_file(path) as file:
+            with run_files.whole_file(path) as file:
                 csv.writer(file).writerow(columns)
                 file.writelines(rows)
         except OSError as error:

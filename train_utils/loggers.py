@@ -16,8 +16,9 @@ import cv2
 import torch
 import yaml
 
-from train_utils import coco_eval, engine, errors, files, progress
-from train_utils.config import LoggerConfig
+from conf import errors, run_files
+from conf.train_options import LoggerConfig
+from train_utils import coco_eval, engine, progress
 from train_utils.log import EPOCH_COLUMNS, MetricsCsv, RunLog, epoch_row
 from train_utils.train_state import LOSS_NAMES, TrainState
 
@@ -238,7 +239,7 @@ def own_id(folder: Path) -> str:
     """The id by which services find the run in ``folder`` again, from ``run_id.txt``."""
     path = folder / "run_id.txt"
     if not path.exists():
-        with files.whole_file(path) as file:
+        with run_files.whole_file(path) as file:
             file.write(secrets.token_hex(6))
     return path.read_text()
 

@@ -11,7 +11,7 @@ from threading import Lock
 import numpy as np
 import torch
 
-from train_utils import config, errors, launch
+from conf import errors, launch, train_options
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # parameters of mallopt(3)
 CPU_INFO = Path("/proc/cpuinfo")
@@ -39,9 +39,9 @@ def autocast_dtype(precision: str, device: torch.device, key: str = "train.preci
     return DTYPES.get(precision)
 
 
-def evaluation_dtype(precision: config.EvalPrecision, device: torch.device, key: str) -> torch.dtype | None:
+def evaluation_dtype(precision: train_options.EvalPrecision, device: torch.device, key: str) -> torch.dtype | None:
     """The same outside of a training, where ``auto`` means float32."""
-    return None if precision is config.EvalPrecision.auto else autocast_dtype(precision.value, device, key)
+    return None if precision is train_options.EvalPrecision.auto else autocast_dtype(precision.value, device, key)
 
 
 def allow_tf32(allowed: bool) -> None:
@@ -72,7 +72,7 @@ def has_native_bfloat16() -> bool:
     return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(listed)
 
 
-def prepare_numerics(options: config.TrainSection) -> None:
+def prepare_numerics(options: train_options.TrainSection) -> None:
     """Set seeds, determinism, TF32 and cuDNN's benchmark of a training, before CUDA computes.
 
     The seed is the same on every rank. Samples do not depend on it: each has its own generator,
@@ -88,7 +88,7 @@ def prepare_numerics(options: config.TrainSection) -> None:
     # The benchmark picks algorithms by speed, and times them anew for each image size.
     one_size = not options.rect and options.multi_scale[0] == options.multi_scale[1]
     torch.backends.cudnn.benchmark = one_size and not options.deterministic
-    allow_tf32(options.precision is config.Precision.tf32)
+    allow_tf32(options.precision is train_options.Precision.tf32)
     keep_freed_memory()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from train_utils.config import OPTIMISERS, Decay, OptimConfig, Optimizer
+from conf.train_options import OPTIMISERS, Decay, OptimConfig, Optimizer
 
 BURN_IN_MIN_STEPS, BURN_IN_MAX_SHARE = 500, 0.1  # the share of the training limits the steps, too
 BURN_IN_MOMENTUM = 0.9  # at its first step

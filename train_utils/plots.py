@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from train_utils import errors
+from conf import errors
 from train_utils.coco_eval import IOU, Evaluation, best_f1, match, matches_at_half
-from train_utils.detections import to_xyxy
 from train_utils.draw import Cell, save_sheet
+from train_utils.results import to_xyxy
 
 # matplotlib takes longer to import than to draw, so only the functions that draw import it.
 FOLDER = "plots"  # in the folder of the run or of the evaluation

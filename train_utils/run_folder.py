@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from train_utils import distributed, errors, files, launch, options
+from conf import errors, launch, options, run_files
+from train_utils import distributed
 
 LOCK = ".lock"
 
@@ -33,7 +34,7 @@ def open_run_folder(world: distributed.World, name: str, run_dir: str | None, re
             folder = _locked(Path(resume).resolve(), "resume")
         elif run_dir is not None:
             folder = _locked(path := Path(run_dir).resolve(), "run_dir")
-            if files.has_checkpoint(path):
+            if run_files.has_checkpoint(path):
                 raise errors.TrainError(
                     f"run_dir={path} already holds a run. fix: {options.option('resume', path)} to continue it"
                     " (resume=auto finds it), or another run_dir"
@@ -64,7 +65,7 @@ def find_run(name: str, run_dir: str | None, is_same: Callable[[Path], bool]) ->
         return own if (own / "config.yaml").is_file() else None
     runs, job = [path.parent for path in Path("runs", name).resolve().glob("*/config.yaml")], launch.job_folder_name()
     if job is None:
-        return files.newest(runs)
+        return run_files.newest(runs)
     ours = [run for run in runs if re.fullmatch(rf"{re.escape(job)}(-\d+)?", run.name) and is_same(run)]
     return min(ours, key=lambda run: (len(run.name), run.name), default=None)
 
@@ -99,7 +100,7 @@ def _locked(folder: Path, key: str) -> Path:
     it over, since SLURM and torchrun end a job before they restart it. Raises TrainError, naming
     ``key``, if another run holds it or it is not writable.
     """
-    _make(folder / files.CHECKPOINTS, key)
+    _make(folder / run_files.CHECKPOINTS, key)
     path, own = folder / LOCK, {"host": os.uname().nodename, "pid": os.getpid(), "job": launch.job_folder_name()}
     with path.open("a+", encoding="utf-8") as file:
         with suppress(OSError):  # some network disks know no such locks

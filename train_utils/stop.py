@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from train_utils import distributed, launch
+from conf import launch
+from train_utils import distributed
 
 NAMES = ("SIGUSR1", "SIGUSR2", "SIGTERM", "SIGHUP", "SIGINT")
 STOP_SIGNALS = tuple(signal.Signals[name] for name in NAMES if hasattr(signal, name))

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from train_utils import coco_eval, config, distributed, errors, optim
-from train_utils.options import changed_values
+from conf import errors, train_options
+from conf.options import changed_values
+from train_utils import coco_eval, distributed, optim
 
 LOSS_NAMES = ("loss", "loss_box", "loss_objectness", "loss_classification")
 COUNTERS = ("epoch", "step", "seen", "best", "best_epoch", "evaluated_epoch", "loss_steps")  # saved as they are
@@ -42,7 +43,7 @@ class TrainState:
         device = next(self.model.parameters()).device
         self.loss_sums = torch.zeros(len(LOSS_NAMES), dtype=torch.float64, device=device)
 
-    def why_over(self, options: config.TrainSection, world: distributed.World) -> str | None:
+    def why_over(self, options: train_options.TrainSection, world: distributed.World) -> str | None:
         """Why training is over, the same on all ranks, which ask together; None if it is not."""
         if self.epoch >= options.epochs:
             return f"all {options.epochs} epochs are done"

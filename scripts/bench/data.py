@@ -20,11 +20,11 @@ import numpy as np
 import torch
 
 import data
-from conf import build, schema
+from conf import schema
 from data import images, loader
 from scripts.bench.step import configured, take_turns
 from tests.data.reference_path import reference_sample
-from train_utils import distributed, numerics
+from train_utils import build, distributed, numerics
 
 ROUNDS, LOADER_ROUNDS = 15, 4
 BATCH_SIZE = 16

@@ -33,13 +33,13 @@ import torch
 
 import data
 import models
-from conf import build
+from conf import train_options
 from data.config import ShapesConfig
-from data.files import usable_cores
+from data.io import usable_cores
 from data.shapes import ensure_shapes
 from scripts.bench import step
 from train import train
-from train_utils import config, detect, distributed, numerics
+from train_utils import build, detect, distributed, numerics
 
 BF16 = torch.bfloat16
 COLUMNS = ("call", "stage", "figure", "value", "unit", "card", "torch", "date")
@@ -153,7 +153,7 @@ def add_in_turns(add: Add, steps: dict[str, Step]) -> None:
 
 def machine(settings: Settings, add: Add) -> None:
     """Versions, and the peaks of arithmetic and memory."""
-    fast = config.is_installed("simplejpeg")
+    fast = train_options.is_installed("simplejpeg")
     add("versions", f"CUDA {torch.version.cuda}, OpenCV {cv2.__version__}{', simplejpeg' * fast}")
     add("cores", len(usable_cores()))
     add("bfloat16 matrix product", peak(settings.matrix) / 1e12, "TFLOP/s")

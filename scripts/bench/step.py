@@ -15,13 +15,13 @@ from statistics import median
 
 import torch
 
-from conf import entry, schema
-from conf.build import build_loss, load_network
+from conf import compose, schema
 from data import Batch
 from models import Darknet, count_flops, count_parameters, for_detection
 from models.cfg import ZOO
 from train_utils import checkpoint, distributed, engine, numerics, optim, progress, stop, sync_batchnorm, train_state
-from train_utils.compiled import compile_step
+from train_utils.build import build_loss, load_network
+from train_utils.compile import compile_step
 
 VARIANTS = ("float32", "float32 sync_bn", "bfloat16", "bfloat16 sync_bn")
 WARM_UP, COUNTED = 3, 6
@@ -39,7 +39,7 @@ def new_network(name: str, width: float = 1.0) -> Darknet:
 
 def configured(*options: str) -> schema.TrainConfig:
     """The default options of a training, and these."""
-    return entry.compose("train", schema.TrainConfig, ["data=shapes", *options])
+    return compose.compose("train", schema.TrainConfig, ["data=shapes", *options])
 
 
 def new_step(

@@ -14,8 +14,8 @@ import yaml
 from omegaconf.errors import ConfigKeyError
 
 from conf import ConfigError
-from conf.entry import compose
-from conf.programs import PROGRAMS, in_one_sentence
+from conf.compose import compose
+from conf.run import PROGRAMS, in_one_sentence
 from data import ShapesConfig
 from tests.small_run import small_run
 from train import train

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from conf import REPOSITORY, help
-from conf.programs import PROGRAMS
+from conf.run import PROGRAMS
 
 
 def test_an_unpacked_archive_has_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import cv2
 import numpy as np
 import pytest
 
-from conf.entry import compose
+from conf.compose import compose
 from conf.schema import AnchorsConfig
 from data import Annotations, DataError, open_annotations
 

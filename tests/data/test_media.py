@@ -107,7 +107,7 @@ def test_the_address_of_a_picture_is_the_picture(tmp_path: Path, monkeypatch: py
     with serving_folder(tmp_path) as port:
         (found,) = media.find_media(f"http://me:secret@127.0.0.1:{port}/a%20b.PNG?size=1")
         assert np.array_equal(media.read_picture(found, Exif.apply).image, pixels)
-        monkeypatch.setattr("data.files.MAX_FETCHED", 2_000)
+        monkeypatch.setattr("data.io.MAX_FETCHED", 2_000)
         with pytest.raises(DataError, match=r"a%20b\.PNG has more than 2,000 bytes\. fix: "):
             media.read_picture(found, Exif.apply)
 

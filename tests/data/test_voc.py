@@ -8,7 +8,7 @@ import cv2
 import numpy as np
 import pytest
 
-from conf.entry import compose
+from conf.compose import compose
 from conf.schema import TrainConfig
 from data import Annotations, DataConfig, DataError, DataFormat, OnError, SplitConfig, open_annotations
 from tests.data.bad_inputs import voc_text

@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from models import Darknet, ModelError, count_flops, load_cfg, parse_cfg, sections, zoo_cfg
+from models import Darknet, ModelError, count_flops, graph, load_cfg, parse_cfg, zoo_cfg
 from models.cfg import SECTION_KEYS, ZOO
 from tests.models.cfg_writer import cfg, conv, head, route, section, shortcut
 
@@ -158,7 +158,7 @@ def run(model: Darknet) -> None:
 
 @pytest.mark.slow
 def test_damaged_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sections, "MAX_VALUES", 3_000_000)  # near the real limit each would take seconds to draw
+    monkeypatch.setattr(graph, "MAX_VALUES", 3_000_000)  # near the real limit each would take seconds to draw
     rng = random.Random(0)
     outcomes = {"runs": 0, "refused": 0}
     for case in range(CASES):

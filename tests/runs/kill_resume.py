@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conf.entry import compose
-from conf.saved import complete_training
+from conf.compose import compose
+from conf.from_checkpoint import complete_training
+from conf.launch import shutdown
 from conf.schema import TrainConfig
 from tests.runs.process_group import fork_context, free_port, take_place
 from train import train
 from train_utils.checkpoint import load_last
-from train_utils.launch import shutdown
 
 EPOCHS = 12
 PATIENCE = 120.0  # seconds for a training to begin, or for survivors to give up

@@ -70,7 +70,7 @@ def take_place(rank: int, world_size: int, port: int) -> None:
 def _run_one(
     rank: int, world_size: int, port: int, results: Any, function: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> None:
-    from train_utils.launch import shutdown
+    from conf.launch import shutdown
 
     take_place(rank, world_size, port)
     try:

@@ -193,8 +193,8 @@ PLACES: dict[str, Callable[[Path], Any]] = {
 
 def option_cases() -> Iterator[Case]:
     """Every option of every program with each of VALUES."""
-    from conf.messages import kinds_of
-    from conf.programs import PROGRAMS
+    from conf.run import PROGRAMS
+    from conf.suggestions import kinds_of
 
     bases = {
         "train": [*TRAIN, *COCO], "eval": [*EVAL, CKPT], "predict": [*PREDICT, CKPT], "export": [*EXPORT, CKPT],
@@ -288,7 +288,7 @@ def start(arguments: Sequence[str], folder: Path) -> tuple[int, str]:
 
 def run_here(arguments: Sequence[str]) -> int:
     """The exit code of a program in this process."""
-    from conf.programs import options_of, report, run
+    from conf.run import options_of, report, run
     from conf.schema import TrainConfig
 
     sys.argv, code = list(arguments), 0

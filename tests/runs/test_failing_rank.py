@@ -28,9 +28,9 @@ MORE = ("train.epochs=1", "evaluate.every=1", "evaluate.batch_size=1", "train.ti
 
 def run_rank(event: str) -> None:
     """Run ``train.py`` as a user does; what ``event`` names happens to rank 1."""
-    from conf.programs import run
+    from conf.launch import read_launch
+    from conf.run import run
     from models import Darknet, ModelError
-    from train_utils.launch import read_launch
 
     forward, calls = Darknet.forward, []
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from conf.errors import TrainError
 from data import ShapesConfig, ensure_shapes
 from tests.runs.process_group import run_group
 from tests.small_run import small_run
 from train import train
-from train_utils.errors import TrainError
 
 
 def run_out(folder: Path) -> str:

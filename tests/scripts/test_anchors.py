@@ -6,11 +6,11 @@ import pytest
 from omegaconf import OmegaConf
 
 from conf import ConfigError
-from conf.build import load_network
-from conf.entry import compose
+from conf.compose import compose
 from conf.schema import AnchorsConfig, TrainConfig
 from models import Darknet, ModelError
 from scripts.anchors import find_anchors
+from train_utils.build import load_network
 
 SHAPES = "data.shapes={train_images: 30, val_images: 4, image_size: 64}"
 

@@ -8,10 +8,10 @@ import cv2
 import numpy as np
 import pytest
 
-from conf.entry import compose
+from conf.compose import compose
 from conf.schema import CheckDataConfig
 from data import DataFormat
-from data.source import Findings
+from data.annotations_read import Findings
 from scripts.check_data import CheckedSet, check, check_dataset, text_report
 from tests.data.drawn_set import DrawnSet
 

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from conf import ConfigError
-from conf.entry import compose, to_yaml
-from conf.programs import run
+from conf.compose import compose, to_yaml
+from conf.errors import CheckpointError, TrainError
+from conf.run import run
 from conf.schema import CompareConfig, TrainConfig
 from scripts.compare import Group, bootstrap, compare, gain, read_groups
 from train_utils.coco_eval import Evaluation, score
-from train_utils.detections import DETECTION, GroundTruth
-from train_utils.errors import CheckpointError, TrainError
-from train_utils.report import FILE, keep_best, read_best
+from train_utils.report_page import FILE, keep_best, read_best
+from train_utils.results import DETECTION, GroundTruth
 
 IMAGES, BOXES = 40, 4  # boxes of each image
 

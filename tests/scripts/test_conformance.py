@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from conf.launch import environment_of_one
 from scripts.conformance import largest_difference
-from train_utils.launch import environment_of_one
 
 REPOSITORY = Path(__file__).parents[2]
 CHECKS = 6

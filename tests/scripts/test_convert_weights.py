@@ -8,17 +8,17 @@ import pytest
 import torch
 
 from conf import ConfigError
-from conf.build import build_model, load_network, open_detector
-from conf.entry import compose
-from conf.programs import run
+from conf.compose import compose
+from conf.errors import CheckpointError
+from conf.run import run
 from conf.schema import TrainConfig
 from eval import evaluate
 from models import Darknet, fitted_cfg, load_cfg, load_darknet_weights, parse_cfg, save_darknet_weights, zoo_cfg
 from models.published import COCO_NAMES
 from tests.models.small_network import PlainNetwork, cfg_text, randomise, small
 from train import train
+from train_utils.build import build_model, load_network, open_detector
 from train_utils.checkpoint import load_checkpoint
-from train_utils.errors import CheckpointError
 
 Command = Callable[..., str]
 

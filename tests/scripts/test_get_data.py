@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from conf import ConfigError
-from conf.entry import compose
-from conf.programs import PROGRAMS, prepare_arguments
+from conf.compose import compose
+from conf.run import PROGRAMS, prepare_arguments
 from conf.schema import GetDataConfig
 from scripts.get_data import SETS, get_data
 from tests.file_server import serving

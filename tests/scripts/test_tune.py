@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from conf.entry import compose
-from conf.programs import PROGRAMS, prepare_arguments
+from conf.compose import compose
+from conf.run import PROGRAMS, prepare_arguments
 from conf.schema import TrainConfig, TuneConfig
 from scripts import tune
 

@@ -13,11 +13,11 @@ import numpy as np
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from conf.entry import compose
+from conf.compose import compose
 from conf.schema import TrainConfig
 from data.index import read_annotations
 from eval import ground_truth_of
-from train_utils.detections import Detections, GroundTruth, make_detections, read_results
+from train_utils.results import Detections, GroundTruth, make_detections, read_results
 
 CATEGORY_IDS = [3, 7, 8, 90]  # with gaps, as in COCO
 NAMES = ["cell", "dog", "no boxes", "crowd only"]

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
-from conf.build import build_loss
-from conf.entry import compose
+from conf.compose import compose
 from conf.schema import TrainConfig
 from models import Head, HeadLoss, LossSection
+from train_utils.build import build_loss
 
 COST = ("loss=yolox", "loss.positives_by=cost")
 LOSSES = (("loss=yolov3",), ("loss=yolov3", "loss.anchor_iou=0"), ("loss=yolox",), COST, ("loss=darknet",))

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from conf.train_options import Decay, OptimConfig, Optimizer
 from data import Batch
 from train_utils.checkpoint import CheckpointWriter
-from train_utils.config import Decay, OptimConfig, Optimizer
 from train_utils.distributed import World
 from train_utils.engine import EpochResult, ForwardPass, NonFiniteGuard, train_one_epoch
 from train_utils.optim import Schedule, WeightAverage, make_optimizer

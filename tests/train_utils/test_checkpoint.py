@@ -15,9 +15,9 @@ import pytest
 import torch
 from torch import nn
 
+from conf.errors import CheckpointError
 from train_utils import checkpoint
 from train_utils.checkpoint import CheckpointWriter, load_checkpoint, load_last, save_checkpoint
-from train_utils.errors import CheckpointError
 
 
 class Color(enum.StrEnum):

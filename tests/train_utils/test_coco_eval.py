@@ -22,7 +22,7 @@ from train_utils.coco_eval import (
     matches_at_half,
     score,
 )
-from train_utils.detections import DETECTION, Detections, GroundTruth, make_detections, to_coco_json
+from train_utils.results import DETECTION, Detections, GroundTruth, make_detections, to_coco_json
 
 Case = tuple[GroundTruth, Detections]
 

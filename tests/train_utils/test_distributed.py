@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 
+from conf.errors import DistributedError
+from conf.launch import claim_report, environment_of_one, is_lost_peer
 from tests.runs.process_group import fork_context, free_port
 from tests.train_utils.worker import run_in
 from train_utils import distributed
 from train_utils.distributed import World, choose_device, init_distributed_mode
-from train_utils.errors import DistributedError
-from train_utils.launch import claim_report, environment_of_one, is_lost_peer
 from train_utils.numerics import autocast_dtype
 
 WORKER = Path(__file__).with_name("worker.py")

@@ -13,6 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from conf.errors import TrainError
+from conf.train_options import Optimizer
 from data import Batch
 from tests.runs.process_group import run_group
 from tests.train_utils.small_training import (
@@ -28,11 +30,9 @@ from tests.train_utils.small_training import (
     train_epoch,
 )
 from train_utils.checkpoint import CheckpointWriter
-from train_utils.config import Optimizer
 from train_utils.detect import detect
 from train_utils.distributed import World, init_distributed_mode
 from train_utils.engine import explain_out_of_memory
-from train_utils.errors import TrainError
 from train_utils.numerics import DTYPES, weights_dtype
 from train_utils.optim import Schedule
 from train_utils.progress import Progress

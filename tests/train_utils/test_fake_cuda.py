@@ -19,7 +19,7 @@ from models import Darknet, zoo_cfg
 from models.decode import decode
 from tests.models.small_network import small
 from tests.train_utils.losses import COST, LOSSES, loss_of
-from train_utils.compiled import compile_step
+from train_utils.compile import compile_step
 
 CUDA = torch.device("cuda", 0)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from train_utils.errors import TrainError
+from conf.errors import TrainError
 from train_utils.log import EPOCH_COLUMNS, MetricsCsv, RunLog, epoch_row
 
 

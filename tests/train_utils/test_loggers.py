@@ -15,15 +15,15 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from conf.errors import TrainError
 from conf.schema import TrainConfig
+from conf.train_options import LoggerConfig
 from data import ShapesConfig, ensure_shapes
 from tests.small_run import rows as table_of
 from tests.small_run import small_run
 from train import train
 from train_utils import loggers as module
 from train_utils.checkpoint import load_last
-from train_utils.config import LoggerConfig
-from train_utils.errors import TrainError
 from train_utils.loggers import Loggers
 from train_utils.train_state import LOSS_NAMES
 
@@ -159,6 +159,6 @@ def test_a_hung_service_delays_neither_the_training_nor_its_end(
 
 
 def test_a_missing_extra_is_one_sentence(shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("train_utils.config.is_installed", lambda module: module != "wandb")
+    monkeypatch.setattr("conf.train_options.is_installed", lambda module: module != "wandb")
     with pytest.raises(TrainError, match=r"^logger=wandb is not installed\. fix: uv pip install .* wandb, or"):
         options(shapes, tmp_path, "logger=[tensorboard,wandb]")

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from train_utils.config import Precision
+from conf.train_options import Precision
 from train_utils.numerics import prepare_numerics
 
 

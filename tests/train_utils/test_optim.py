@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+from conf.train_options import Decay, Optimizer
 from tests.train_utils.small_training import CONFIG
-from train_utils.config import Decay, Optimizer
 from train_utils.optim import Schedule, WeightAverage, make_optimizer
 
 

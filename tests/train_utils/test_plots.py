@@ -14,7 +14,6 @@ from matplotlib.figure import Figure
 from tests.train_utils.coco_sets import coco128, draw, many_classes
 from train_utils import plots
 from train_utils.coco_eval import score
-from train_utils.detections import Detections, GroundTruth, make_detections
 from train_utils.draw import GAP, LINE, SIDE, class_color
 from train_utils.plots import (
     PLOTS,
@@ -25,6 +24,7 @@ from train_utils.plots import (
     draw_precision_recall,
     label,
 )
+from train_utils.results import Detections, GroundTruth, make_detections
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ from typing import Any, cast
 import pytest
 import torch
 
+from conf.train_options import Optimizer
 from tests.train_utils.small_training import CONFIG, WORLD, batches, network_with_norm, new_state, tensors, train_epoch
 from train_utils.checkpoint import to_plain
 from train_utils.coco_eval import ABSENT
-from train_utils.config import Optimizer
 from train_utils.optim import Schedule
 from train_utils.train_state import TrainState
 

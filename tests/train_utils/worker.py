@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from train_utils import launch
-from train_utils.detections import make_detections
+from conf import launch
+from conf.errors import DistributedError
+from conf.launch import claim_report, explain_lost_peer, read_launch, shutdown
 from train_utils.distributed import (
     World,
     barrier,
@@ -28,8 +29,7 @@ from train_utils.distributed import (
     sum_over_ranks,
     torch_distributed_zero_first,
 )
-from train_utils.errors import DistributedError
-from train_utils.launch import claim_report, explain_lost_peer, read_launch, shutdown
+from train_utils.results import make_detections
 
 
 def exchange(world: World, folder: Path) -> dict[str, Any]:

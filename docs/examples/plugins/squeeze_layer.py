@@ -9,7 +9,7 @@ in a .cfg, then ``python train.py model.cfg=my.cfg plugins=[squeeze_layer.py]``.
 from torch import Tensor, nn
 
 from models.cfg import Section
-from models.sections import Graph, Node
+from models.graph import Graph, Node
 from plugins import LAYERS, SECTION_KEYS, layer_keys
 
 

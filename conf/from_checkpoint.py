@@ -11,15 +11,14 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from conf import ConfigError
-from conf.entry import check_values, from_dictionary, plain, to_dictionary
-from conf.messages import NOT_COMPOSED, darknet_options, explain
+from conf import ConfigError, launch, run_files
+from conf.compose import check_values, from_dictionary, plain, to_dictionary
+from conf.errors import CheckpointError
+from conf.options import MAY_CHANGE, OF_THE_MACHINE, changed_values, is_covered
 from conf.schema import TrainConfig
-from data import DataError, set_files
+from conf.suggestions import NOT_COMPOSED, darknet_options, explain
+from data import DataError, layouts
 from models.published import WORDS, Published
-from train_utils import files, launch
-from train_utils.errors import CheckpointError
-from train_utils.options import MAY_CHANGE, OF_THE_MACHINE, changed_values, is_covered
 
 
 def complete_from_checkpoint(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
@@ -116,10 +115,10 @@ def with_full_names(options: dict[str, Any], once: bool = True) -> dict[str, Any
     ``model.weights`` unless it is read only ``once``: later the training's own run is newer.
     """
     if options.get("ckpt") is not None:
-        options = {**options, "ckpt": files.full_name(options["ckpt"])}
+        options = {**options, "ckpt": run_files.full_name(options["ckpt"])}
     model = options.get("model") or {}
     weights = model.get("weights")
-    if weights is None or weights in WORDS or (run := files.full_name(weights)) == weights:
+    if weights is None or weights in WORDS or (run := run_files.full_name(weights)) == weights:
         return options
     if not once:
         raise ConfigError(
@@ -142,7 +141,7 @@ def config_of_checkpoint(path: str) -> dict[str, Any]:
             f"{path} is not a checkpoint: ckpt takes run folders and their .pt files, Darknet's are two files. "
             f"fix: {darknet_options(path)} instead of ckpt="
         )
-    files.find_checkpoint(Path(path), "best")  # before torch is imported
+    run_files.find_checkpoint(Path(path), "best")  # before torch is imported
     from train_utils.checkpoint import peek_config
 
     return checked_config(peek_config(Path(path)), path)
@@ -201,7 +200,7 @@ def continue_run(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any
     if options.get("resume") is None or "run_dir" in named:
         return options  # the schema refuses resume with run_dir
     folder = Path(options["resume"])
-    if folder.parts[-2:] == (files.CHECKPOINTS, "last.pt"):
+    if folder.parts[-2:] == (run_files.CHECKPOINTS, "last.pt"):
         folder = folder.parents[1]
     before = read_config(folder)
     ask_for_plugins(before, f"resume={folder}", named)
@@ -211,7 +210,7 @@ def continue_run(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any
         # A group replaces its section: another choice may have other keys.
         OmegaConf.update(now, key, OmegaConf.select(wanted, key), merge=False, force_add=True)
     now.run_dir, now.resume = None, str(folder)
-    changed = changed_values(before, plain(now)) if files.has_checkpoint(folder) else {}
+    changed = changed_values(before, plain(now)) if run_files.has_checkpoint(folder) else {}
     if refused := [f"{key}: {change}" for key, change in changed.items() if not is_covered(key, MAY_CHANGE)]:
         raise ConfigError(
             f"resume={folder}: the training would change ({'; '.join(refused)}). fix: leave these options as they "
@@ -236,7 +235,7 @@ def read_config(folder: Path, key: str = "resume=") -> dict[str, Any]:
     """The options in a run folder's config.yaml. ConfigError if there are none, after ``key``."""
     path = folder / "config.yaml"
     try:
-        saved = set_files.load_yaml(path)
+        saved = layouts.load_yaml(path)
     except (DataError, OSError) as error:
         problem = str(error).partition(". fix: ")[0]
         raise ConfigError(f"{key}{folder}: {problem}. fix: the folder of a run or its last.pt, or auto") from error
@@ -275,7 +274,7 @@ def fetch_weights(entry: Published) -> Path:
 
     Raises the DataError of ``download``, which says where to put the file by hand.
     """
-    from data.files import download  # imports numpy
+    from data.io import download  # imports numpy
 
     path = weights_folder() / entry.file_name
     if not path.is_file():

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any
 
-from train_utils.errors import TrainError, install_command
+from conf.errors import TrainError, install_command
 
 AUTO = "auto"  # of optim.flat_fraction
 SHORT_TRAINING = 2000  # steps (docs/develop/decisions.md)
@@ -25,7 +25,7 @@ Optimizer = StrEnum("Optimizer", ["sgd", "darknet", "adamw"])
 OPTIMISERS: dict[str, Callable[..., Any]] = {}  # of plugins by name: groups and rate -> a torch optimiser
 Decay = StrEnum("Decay", ["cosine", "linear", "constant"])
 
-# Limits that conf/entry.py checks, as it prints them.
+# Limits that conf/compose.py checks, as it prints them.
 Count = Annotated[int, ">= 1"]
 Whole = Annotated[int, ">= 0"]
 Seed = Annotated[int, ">= 0 and <= 4294967295"]

@@ -9,15 +9,16 @@ import cv2
 import numpy as np
 import pytest
 
-from conf import ConfigError, report
-from conf.entry import compose
+from conf import ConfigError
+from conf.compose import compose
 from conf.schema import CompareConfig
 from data import ShapesConfig
 from scripts.compare import compare
 from tests.small_run import small_run
 from train import train
+from train_utils import run_report
 from train_utils.coco_eval import score
-from train_utils.report import read_best
+from train_utils.report_page import read_best
 
 SHAPES = ShapesConfig(train_images=8, val_images=6, image_size=64)
 
@@ -76,7 +77,7 @@ def test_written_again_without_what_may_be_absent(run_folder: Path, tmp_path: Pa
 def test_a_report_that_fails_is_a_line_and_the_training_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(report, "report_run", lambda folder: 1 / 0)
+    monkeypatch.setattr(run_report, "report_run", lambda folder: 1 / 0)
     monkeypatch.setattr("train.keep_best", lambda *given: 1 / 0)
     train(small_run(tmp_path / "shapes", SHAPES, tmp_path / "run", "train.epochs=1", "train.batch_size=4"))
     said = capsys.readouterr().out

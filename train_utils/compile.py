@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
-from train_utils import distributed, engine, errors, launch
-from train_utils.config import TrainSection, is_installed
+from conf import errors, launch
+from conf.train_options import TrainSection, is_installed
+from train_utils import distributed, engine
 
 CUDA_GRAPHS = "reduce-overhead"  # torch's name of the mode
 INPUT_ONLY = "input"  # colours are a dozen kernels; as one they save a GPU some milliseconds a batch

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 
 import models
-from conf import ConfigError, build, entry
-from conf.saved import resumed_options
+from conf import ConfigError, compose
+from conf.from_checkpoint import resumed_options
 from conf.schema import TrainConfig
 from data import Annotations, Colour
 from data.anchors import choose_anchors
 from models.config import AUTO
+from train_utils import build
 from train_utils.distributed import World, broadcast_text
 
 
@@ -89,7 +90,7 @@ def describe_run(
         "network": build.describe_network(model, config.model),
         "names": list(train_set.names),
         "category_ids": train_set.category_ids.tolist(),
-        "config": entry.to_dictionary(replace(config, data=given.data)),
+        "config": compose.to_dictionary(replace(config, data=given.data)),
         "weights_version": list(models.WEIGHTS_VERSION),
         "data": {"images": len(train_set), "boxes": len(train_set.classes), "digest": train_set.digest()},
     }

@@ -15,14 +15,14 @@ import torch
 from PIL import Image, ImageOps, ImageShow
 
 from conf import ConfigError
-from conf.programs import override
+from conf.errors import TrainError
+from conf.run import override
 from data import DataError
 from data.shapes import CLASSES
 from predict import Detector, predict
 from tests.data.test_media import picture, video
 from tests.file_server import serving_folder
 from tests.test_predict import IDS, folder
-from train_utils.errors import TrainError
 
 __all__ = ["folder"]  # a fixture
 LOW = {"confidence": 0.6, "device": "cpu"}

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data.errors import DataError, printable
-from data.set_files import class_numbers
+from data.layouts import class_numbers
 
 REPORTED_FINDINGS = 20
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from conf.programs import run
+from conf.options import option
+from conf.run import run
 from data import ShapesConfig, ensure_shapes
 from models import Darknet, save_darknet_weights
 from tests.models.cfg_writer import cfg, conv, head
-from train_utils.options import option
 
 SHAPES = [
     "data=shapes", "data.root=shapes", "data.index_dir=index", "data.workers=0",

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from data import DataError
-from data.files import download
+from data.io import download
 from tests.file_server import FileServer, serving
 
 CONTENT = np.random.default_rng(0).bytes(300_000)

@@ -16,9 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pycocotools.coco import COCO
 
+from conf.errors import TrainError
 from tests.train_utils.coco_sets import CATEGORY_IDS, draw, plain_pycocotools, write_coco
 from train_utils.coco_eval import score
-from train_utils.detections import (
+from train_utils.results import (
     DETECTION,
     GroundTruth,
     ImageResult,
@@ -30,7 +31,6 @@ from train_utils.detections import (
     write_json,
     write_yolo,
 )
-from train_utils.errors import TrainError
 
 NAMES, IDS = ["cat", "dog", "bird"], [17, 18, 16]
 

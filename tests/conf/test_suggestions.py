@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from conf import REPOSITORY, ConfigError, messages
-from conf.entry import compose
-from conf.programs import PROGRAMS, prepare_arguments
+from conf import REPOSITORY, ConfigError, suggestions
+from conf.compose import compose
+from conf.run import PROGRAMS, prepare_arguments
 
 GPUS = "(the environment variable CUDA_VISIBLE_DEVICES={} chooses the GPUs)"
 SIZE = "train.image_size=640", "evaluate.image_size=640", "image_size=640"
@@ -49,7 +49,7 @@ MEANT = {  # typed, and what it means: the first whose keys a program has; "ckpt
 
 def options_meant(program: str, typed: str) -> str | None:
     """What ``typed`` means in a program."""
-    kinds = messages.kinds_of(PROGRAMS[program].schema)
+    kinds = suggestions.kinds_of(PROGRAMS[program].schema)
     for options in MEANT[typed]:
         if all(key in kinds for key in re.findall(r"(?<![^ '])([a-z._]+)=", options)):
             return options.removeprefix("ckpt= ")
@@ -94,7 +94,7 @@ def test_one_sentence_answers_all_that_is_wrong(typed: str, sentence: str) -> No
 
 def test_the_documentation_has_the_names_of_the_table() -> None:
     rows = ""
-    for names, keys in messages.NAMES.items():
+    for names, keys in suggestions.NAMES.items():
         ours = keys.strip("()") if keys[0] == "(" else _as_code(keys)
         rows += f"| {_as_code(names)} | {ours} |\n"
     assert (REPOSITORY / "docs/coming-from.md").read_text(encoding="utf-8").endswith(f"\n|---|---|\n{rows}")

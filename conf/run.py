@@ -19,11 +19,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import hydra
 
-from conf import CONF_DIR, REPOSITORY, ConfigError, entry, help, messages, saved, schema
+from conf import CONF_DIR, REPOSITORY, ConfigError, compose, errors, from_checkpoint, help, launch, schema, suggestions
+from conf.options import quoted
 from data.errors import DataError, without_login
 from models.errors import ModelError
-from train_utils import errors, launch
-from train_utils.options import quoted
 
 Config = TypeVar("Config")
 Result = TypeVar("Result")
@@ -42,7 +41,7 @@ class Program(NamedTuple):
 
     schema: type
     function: str  # "module:function", imported once the options are right
-    complete: entry.Complete | None = None  # adds values of a checkpoint or an earlier run
+    complete: compose.Complete | None = None  # adds values of a checkpoint or an earlier run
     splits: tuple[str, ...] = ()  # of the data that it reads
     bare: str = ""  # the option that a bare word gives; with "..." the list of all of them
 
@@ -54,16 +53,16 @@ class Program(NamedTuple):
 
 
 PROGRAMS = {  # by the name of their YAML file in conf/
-    "train": Program(schema.TrainConfig, "train:train", saved.complete_training, ("train", "val")),
-    "eval": Program(schema.EvalConfig, "eval:evaluate", saved.complete_from_checkpoint, ("val",)),
-    "predict": Program(schema.PredictConfig, "predict:predict", saved.model_or_checkpoint),
-    "export": Program(schema.ExportConfig, "export:export", saved.model_or_checkpoint),
+    "train": Program(schema.TrainConfig, "train:train", from_checkpoint.complete_training, ("train", "val")),
+    "eval": Program(schema.EvalConfig, "eval:evaluate", from_checkpoint.complete_from_checkpoint, ("val",)),
+    "predict": Program(schema.PredictConfig, "predict:predict", from_checkpoint.model_or_checkpoint),
+    "export": Program(schema.ExportConfig, "export:export", from_checkpoint.model_or_checkpoint),
     "check_data": Program(schema.CheckDataConfig, "scripts.check_data:main", splits=("train", "val")),
     "anchors": Program(schema.AnchorsConfig, "scripts.anchors:find_anchors", splits=("train",)),
     "get_data": Program(schema.GetDataConfig, "scripts.get_data:get_data", bare="name"),
     "get_weights": Program(schema.GetWeightsConfig, "scripts.get_weights:get_weights", bare="name"),
-    "convert": Program(schema.ConvertConfig, "scripts.convert_weights:convert", saved.complete_conversion),
-    "demo": Program(schema.DemoConfig, "scripts.demo:main", saved.model_or_checkpoint),
+    "convert": Program(schema.ConvertConfig, "scripts.convert_weights:convert", from_checkpoint.complete_conversion),
+    "demo": Program(schema.DemoConfig, "scripts.demo:main", from_checkpoint.model_or_checkpoint),
     "compare": Program(schema.CompareConfig, "scripts.compare:compare", bare="runs..."),
     "tune": Program(schema.TuneConfig, "scripts.tune:tune"),
 }
@@ -86,7 +85,7 @@ def run(name: str) -> int:
         elif any(word.startswith("-") for word in arguments):
             run_by_hydra(name, program, arguments)
         else:
-            config: Any = entry.compose(name, program.schema, arguments, program.complete)
+            config: Any = compose.compose(name, program.schema, arguments, program.complete)
             find_data(config, program.splits)
             if (count := ranks_to_start(config)) > 1:
                 become_torchrun(count)
@@ -110,7 +109,7 @@ def run_by_hydra(name: str, program: Program, arguments: list[str]) -> None:
     @hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name=name)
     def job(cfg: Any) -> None:
         try:
-            config: Any = entry.to_plain(cfg, program.schema, program.complete, entry.keys_of(arguments))
+            config: Any = compose.to_plain(cfg, program.schema, program.complete, compose.keys_of(arguments))
             if ranks_to_start(config) > 1:
                 raise ConfigError(f"devices={config.devices} is for one setting. fix: start each without -m")
             pkgutil.resolve_name(program.function)(config)
@@ -125,7 +124,7 @@ def run_by_hydra(name: str, program: Program, arguments: list[str]) -> None:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: it ends all jobs
         arguments = sorted(arguments, key=lambda word: word[:1] == "-")  # Hydra wants options before flags
     sys.argv[1:] = arguments
-    entry.register(name, program.schema)
+    compose.register(name, program.schema)
     try:
         job()
     except Exception as error:
@@ -167,7 +166,7 @@ def ranks_to_start(config: Any) -> int:
 
 def become_torchrun(count: int) -> None:
     """Replace this process by a torchrun that starts the same command ``count`` times."""
-    from data.files import usable_cores  # imports numpy
+    from data.io import usable_cores  # imports numpy
 
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(usable_cores()) // count)))
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
@@ -194,7 +193,7 @@ def prepare_arguments(arguments: list[str], program: Program) -> list[str]:
         raise ConfigError(
             "-m (multirun) cannot run under a launcher of several processes. fix: start each setting by itself"
         )
-    if sentence := messages.refusal(arguments, program.schema, bool(program.bare)):
+    if sentence := suggestions.refusal(arguments, program.schema, bool(program.bare)):
         raise ConfigError(sentence)
     if not program.bare or any(word.startswith("-") for word in arguments):
         return arguments
@@ -234,8 +233,8 @@ def in_one_sentence(error: BaseException, schema: type) -> str | None:
     if isinstance(error, USER_ERRORS):
         # Without the traceback that torch adds to what a loader's process raised.
         return str(error).rpartition(f"{type(error).__name__}: ")[2].strip()
-    if isinstance(error, messages.NOT_COMPOSED):
-        return messages.explain(error, schema)
+    if isinstance(error, suggestions.NOT_COMPOSED):
+        return suggestions.explain(error, schema)
     if isinstance(error, OSError) and error.errno in UNUSABLE:
         path = error.filename2 or error.filename or "a file"  # a write does not know its path
         return f"{path} cannot be used ({error.strerror}). fix: name another place, or free space"
@@ -291,7 +290,7 @@ def options_of(name: str, overrides: Any) -> Any:
     for word in arguments:
         if word.startswith("-"):
             raise ConfigError(f"{word} is for the command line. fix: options of the form key=value alone")
-    config: Any = entry.compose(name, program.schema, arguments, program.complete)
+    config: Any = compose.compose(name, program.schema, arguments, program.complete)
     if ranks_to_start(config) > 1:
         raise ConfigError("devices starts processes on a command line alone. fix: leave it out, or python train.py")
     return config

@@ -15,15 +15,15 @@ import PIL.Image
 import PIL.ImageShow
 import torch
 
-from conf import ConfigError, build, entry, programs
+from conf import ConfigError, compose, errors, run
 from conf.schema import DetectConfig
+from conf.train_options import EvalPrecision
 from data import DataError, Exif, OnBadFile, cut_at_edges
+from data.layouts import class_numbers
 from data.media import Frame, FrameBatch, FrameBatches, InputFit, Medium, find_media, pixels_of, read_picture
-from data.set_files import class_numbers
 from models import Postprocess, for_detection
 from models.darknet import fuse_batch_norm
-from train_utils import detect, detections, distributed, draw, errors, numerics
-from train_utils.config import EvalPrecision
+from train_utils import build, detect, distributed, draw, numerics, results
 
 FILE_OPTIONS = {"source", "out", "draw", "save_json", "save_txt"}  # of predict.py, which mean nothing to a Detector
 GPU_BATCH_SIZE = 8  # on a CPU it is 1, because threads process several batches at a time
@@ -77,8 +77,8 @@ class Prediction:
 
         A bbox is left, top, width and height in pixels.
         """
-        rows = detections.make_detections(image_id, self.classes, self.scores, self.boxes_xyxy)
-        return detections.to_coco_json(rows, self.all_category_ids)
+        rows = results.make_detections(image_id, self.classes, self.scores, self.boxes_xyxy)
+        return results.to_coco_json(rows, self.all_category_ids)
 
     def to_supervision(self) -> Any:
         """The objects as ``supervision.Detections``, with ``data["class_name"]``.
@@ -152,7 +152,7 @@ class Predictor:
         """
         other = copy(self)
         other.config = replace(self.config, **limits)
-        entry.check_limits(other.config)
+        compose.check_limits(other.config)
         other.postprocess = other._suppression()
         return other
 
@@ -208,8 +208,8 @@ class Detector(Predictor):
         if wrong := FILE_OPTIONS & options.keys():
             raise ConfigError(f"{', '.join(sorted(wrong))} is for the files of predict.py. fix: leave it out")
         options = options if ckpt is None else {"ckpt": ckpt, **options}
-        overrides = [programs.override(key, value) for key, value in options.items()]
-        config = programs.options_of("predict", [*overrides, "source=''"])
+        overrides = [run.override(key, value) for key, value in options.items()]
+        config = run.options_of("predict", [*overrides, "source=''"])
         super().__init__(config, distributed.choose_device(config.device.value))
         # Batch norm of its own would take a tenth of the time of a single picture.
         self.for_one = fuse_batch_norm(self.model).to(memory_format=torch.channels_last)

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from train_utils.errors import CheckpointError
+from conf.errors import CheckpointError
 
 CHECKPOINTS = "checkpoints"  # folder in that of a run
 FIX = "fix: give a run folder or a .pt file of train.py"

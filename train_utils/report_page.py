@@ -11,8 +11,9 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from train_utils import coco_eval, detections, errors, files, plots
-from train_utils.options import option
+from conf import errors, run_files
+from conf.options import option
+from train_utils import coco_eval, plots, results
 
 FILE = "best_detections.npz"
 
@@ -20,7 +21,7 @@ FILE = "best_detections.npz"
 def keep_best(folder: Path, best: coco_eval.Evaluation) -> None:
     """Write ``best_detections.npz`` whole or not at all. Raises OSError."""
     scores = json.dumps({"figures": best.figures, "per_class": best.per_class})
-    with files.whole_file(folder / FILE, "wb") as file:
+    with run_files.whole_file(folder / FILE, "wb") as file:
         np.savez(file, scores=scores, detections=best.detections, **vars(best.truth))
 
 
@@ -34,12 +35,12 @@ def read_best(folder: Path) -> coco_eval.Evaluation:
         with np.load(path) as file:
             arrays = dict(file)
         text, reported, names = map(arrays.pop, ("scores", "detections", "names"))
-        truth = detections.GroundTruth(**arrays, names=names.tolist())
+        truth = results.GroundTruth(**arrays, names=names.tolist())
         images, boxes = (len(truth.image_ids),), (len(truth.classes),)
         shapes = {"sizes": (*images, 2), "offsets": (images[0] + 1,), "boxes_xywh": (*boxes, 4)}
         shapes |= {"image_ids": images, **dict.fromkeys(("classes", "crowd", "areas"), boxes)}
         wrong = [key for key, shape in shapes.items() if arrays[key].shape != shape or arrays[key].dtype.kind in "OSU"]
-        if wrong or reported.dtype not in (detections.DETECTION, detections.DETECTION_AS_READ):
+        if wrong or reported.dtype not in (results.DETECTION, results.DETECTION_AS_READ):
             raise ValueError(f"{', '.join(wrong) or 'detections'} of another shape")
         classes, ids = range(len(names)), truth.image_ids
         known = (truth.classes, classes), (reported["class"], classes), (reported["image_id"], ids)
@@ -114,7 +115,7 @@ def write_report(folder: Path, options: Mapping[str, Any], defaults: Mapping[str
         changed=html_table(["option", "value", "default"], changed),
         unchanged=html_table(["option", "value"], unchanged),
     )
-    with files.whole_file(folder / "report.html") as file:
+    with run_files.whole_file(folder / "report.html") as file:
         file.write(text)
     return folder / "report.html"
 

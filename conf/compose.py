@@ -24,10 +24,10 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 
-from conf import CONF_DIR, ConfigError, messages
+from conf import CONF_DIR, ConfigError, suggestions
+from conf.options import flat
 from conf.schema import CHOICES
-from data import DataConfig, errors, set_files
-from train_utils.options import flat
+from data import DataConfig, errors, layouts
 
 Config = TypeVar("Config")
 Complete = Callable[[dict[str, Any], Sequence[str]], dict[str, Any]]
@@ -43,8 +43,8 @@ def compose(name: str, schema: type[Config], overrides: Sequence[str], complete:
         raise ConfigError(f"{missing} is no value. fix: give one, or leave it out")
     try:
         cfg = _composed(name, schema, overrides)
-    except messages.NOT_COMPOSED as error:
-        raise ConfigError(messages.explain(error, schema)) from error
+    except suggestions.NOT_COMPOSED as error:
+        raise ConfigError(suggestions.explain(error, schema)) from error
     except (ConfigError, errors.DataError):
         raise
     except (TypeError, ValueError, RecursionError) as error:  # Hydra's, for no text, or for a file that is not
@@ -94,8 +94,8 @@ def to_plain(
         if "plugins" in completed:  # a file is imported because a user names it, never because another file does
             completed = {**completed, "plugins": [Path(file).name for file in plugins]}
         return from_dictionary(completed, schema)
-    except messages.NOT_COMPOSED as error:
-        raise ConfigError(messages.explain(error, schema)) from error
+    except suggestions.NOT_COMPOSED as error:
+        raise ConfigError(suggestions.explain(error, schema)) from error
     except ValueError as error:  # of a section's __post_init__; it names the key
         raise ConfigError(str(error)) from error
 
@@ -217,7 +217,7 @@ class _FileChoices(ConfigSource):
             content = _data_options(path)
         else:
             package = self._get_header_dict(path.read_text(encoding="utf-8"))["package"] or "_global_"
-            content = set_files.load_yaml(path)
+            content = layouts.load_yaml(path)
         # Hydra looks for plain names beside the file; they are those of the group.
         content["defaults"] = [
             f"/{group}/{name}@_here_" if isinstance(name, str) and name[:1] != "/" and name != "_self_" else name
@@ -230,8 +230,8 @@ class _FileChoices(ConfigSource):
         group, _, word = config_path.partition("/")
         path = Path(word).expanduser()
         if group == "experiment":
-            return path.suffix.lower() in set_files.YAML_SUFFIXES and path.is_file()
-        return group == "data" and messages.is_path(word) and path.exists()
+            return path.suffix.lower() in layouts.YAML_SUFFIXES and path.is_file()
+        return group == "data" and suggestions.is_path(word) and path.exists()
 
     def is_group(self, config_path: str) -> bool:
         return False
@@ -252,8 +252,8 @@ class _OurPath(SearchPathPlugin):
 
 def _data_options(path: Path) -> dict[str, Any]:
     """The options ``data.*`` of a data set's place. Raises DataError for a file with others."""
-    is_yaml = path.is_file() and path.suffix.lower() in set_files.YAML_SUFFIXES
-    content = set_files.load_yaml(path) if is_yaml else {}
+    is_yaml = path.is_file() and path.suffix.lower() in layouts.YAML_SUFFIXES
+    content = layouts.load_yaml(path) if is_yaml else {}
     if {"defaults", "format"} & content.keys():  # which no data.yaml of another program has
         keys, chosen = {"defaults", *(field.name for field in fields(DataConfig))}, content.get("defaults", [])
         if other := next((key for key in content if key not in keys), None):
@@ -261,8 +261,8 @@ def _data_options(path: Path) -> dict[str, Any]:
         if not isinstance(chosen, list) or not all(re.fullmatch(r"[\w-]+", str(one)) for one in chosen):
             raise errors.DataError(f"{path} has other defaults than names of data sets. fix: defaults: [coco], or none")
     else:
-        recognised = set_files.recognise(path)
-        content = {**set_files.load_yaml(CONF_DIR / "data" / f"{recognised['format']}.yaml"), **recognised}
+        recognised = layouts.recognise(path)
+        content = {**layouts.load_yaml(CONF_DIR / "data" / f"{recognised['format']}.yaml"), **recognised}
     check_values(content, str(path))
     return content
 

@@ -18,9 +18,9 @@ from hydra.errors import HydraException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
 from conf import CONF_DIR
+from conf.options import option
 from conf.schema import CHOICES
-from data.set_files import KINDS
-from train_utils.options import option
+from data.layouts import KINDS
 
 NOT_COMPOSED = HydraException, OmegaConfBaseException, yaml.YAMLError  # what explain() explains
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from train_utils.errors import DistributedError, first_line
+from conf.errors import DistributedError, first_line
 
 LAUNCHER_SECONDS = 4.0  # in which a launcher ends this rank, after another one ended and said why
 

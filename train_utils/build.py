@@ -16,15 +16,15 @@ import torch
 
 import data
 import models
-from conf import ConfigError, entry
-from conf.saved import fetch_weights, trained_size
+from conf import ConfigError, compose, run_files
+from conf.from_checkpoint import fetch_weights, trained_size
 from conf.schema import CHOICES, DetectConfig, EvaluateConfig, TrainConfig
 from data import Annotations, ImageSource
 from data.dataset import AUGMENTATIONS
-from data.files import usable_cores
+from data.io import usable_cores
 from models.config import FAR, AutoLoss
 from models.published import COCO_NAMES
-from train_utils import checkpoint, distributed, files
+from train_utils import checkpoint, distributed
 from train_utils.distributed import World, torch_distributed_zero_first
 
 MEMORY_FILES = Path("/dev/shm")
@@ -100,19 +100,19 @@ def weights_path(config: models.ModelConfig, world: World | None = None) -> Path
 
     All ranks of ``world`` call this together; one of a node fetches published weights.
     """
-    entry = config.published()
+    compose = config.published()
     # Ranks may have other weights: all enter the wait if one fetches.
-    together = world is not None and distributed.any_rank(entry is not None)
+    together = world is not None and distributed.any_rank(compose is not None)
     with torch_distributed_zero_first(world) if world is not None and together else nullcontext():
-        if entry is not None:
-            return fetch_weights(entry)
+        if compose is not None:
+            return fetch_weights(compose)
     return Path(config.weights) if config.weights is not None else None
 
 
 def own_checkpoint(path: Path) -> dict[str, Any] | None:
     """The state of a checkpoint of this project, or of a run's best.pt; None of another file."""
     if path.is_dir():
-        path = files.find_checkpoint(path, "best")
+        path = run_files.find_checkpoint(path, "best")
     if path.suffix not in (".pt", ".pth"):
         return None
     content = models.read_tensor_file(path)
@@ -202,11 +202,11 @@ def suitable_loss(heads: Sequence[models.Head], config: models.LossSection) -> m
     if not isinstance(config, AutoLoss):
         return config
     name = "yolox" if min(head.scale_x_y for head in heads) >= FAR else "yolov3"
-    given = {key: value for key, value in entry.to_dictionary(config).items() if value is not None} | {"name": name}
+    given = {key: value for key, value in compose.to_dictionary(config).items() if value is not None} | {"name": name}
     if others := given.keys() - {field.name for field in fields(CHOICES["loss"][name])}:
         raise ConfigError(f"loss.{min(others)} is no option of loss={name}, which suits these heads. fix: leave it out")
     overrides = [f"loss={name}", *(f"loss.{key}={value}" for key, value in given.items())]
-    return entry.compose("train", TrainConfig, overrides).loss
+    return compose.compose("train", TrainConfig, overrides).loss
 
 
 def build_loss(heads: Sequence[models.Head], config: models.LossSection) -> models.HeadLoss:

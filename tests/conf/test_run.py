@@ -18,8 +18,8 @@ import yaml
 from hydra.core.global_hydra import GlobalHydra
 
 from conf import REPOSITORY, ConfigError
-from conf.entry import compose
-from conf.programs import PROGRAMS, in_one_sentence, options_of, override, ranks_to_start, run
+from conf.compose import compose
+from conf.run import PROGRAMS, in_one_sentence, options_of, override, ranks_to_start, run
 from conf.schema import PredictConfig, TrainConfig
 from data import DataError, ShapesConfig, ensure_shapes
 from eval import evaluate

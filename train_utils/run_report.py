@@ -9,12 +9,12 @@ import torch
 
 import data
 import models
-from conf import auto, entry, help, programs, saved
+from conf import compose, errors, from_checkpoint, help, run, run_files
+from conf.options import flat, option
 from conf.schema import TrainConfig
-from train_utils import coco_eval, distributed, draw, errors, files, numerics, plots, progress, report
+from train_utils import auto, coco_eval, distributed, draw, numerics, plots, progress, report_page
 from train_utils.log import RunLog
 from train_utils.loggers import Loggers
-from train_utils.options import flat, option
 from train_utils.train_state import TrainState
 
 
@@ -80,7 +80,7 @@ def errors_kept(log: RunLog) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        log.line((sentence := programs.in_one_sentence(error, TrainConfig)) and f"error: {sentence}", shown=False)
+        log.line((sentence := run.in_one_sentence(error, TrainConfig)) and f"error: {sentence}", shown=False)
         raise
 
 
@@ -91,8 +91,8 @@ def save_config(folder: Path, config: TrainConfig) -> None:
     """
     path = folder / "config.yaml"
     try:
-        with files.whole_file(path) as file:
-            file.write(entry.to_yaml(config))
+        with run_files.whole_file(path) as file:
+            file.write(compose.to_yaml(config))
     except OSError as error:
         raise errors.TrainError(f"cannot write {path} ({error.strerror}). fix: free some space there") from error
 
@@ -113,7 +113,7 @@ def finish_run(
     shown, of_epoch = evaluation, state.epoch
     if state.best_epoch != state.epoch:
         with contextlib.suppress(errors.TrainError):  # they may not have been written, as to a full disk
-            shown, of_epoch = report.read_best(folder), state.best_epoch
+            shown, of_epoch = report_page.read_best(folder), state.best_epoch
     log.line(f"figures of epoch {of_epoch}:")
     log.line(coco_eval.format_table(shown))
     log.line(state.best_sentence())
@@ -131,9 +131,9 @@ def finish_run(
 
 def report_run(folder: Path) -> Path:
     """Write the report of a run into its folder; return the file. Raises TrainError."""
-    options, defaults = flat(saved.read_config(folder, "")), flat(entry.defaults("train", TrainConfig))
+    options, defaults = flat(from_checkpoint.read_config(folder, "")), flat(compose.defaults("train", TrainConfig))
     # Of the defaults, only the name stands for another option.
-    return report.write_report(folder, options, defaults | {"name": options["data.name"]})
+    return report_page.write_report(folder, options, defaults | {"name": options["data.name"]})
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from train_utils.errors import TrainError
+from conf.errors import TrainError
 
 # A row per detection. "class" counts from 0; "box_xywh" is left, top, width and height in pixels of
 # the original image.

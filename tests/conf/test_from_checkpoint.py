@@ -16,11 +16,10 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 
 from conf import ConfigError
-from conf.build import build_model, open_detector
-from conf.entry import compose, to_dictionary
-from conf.programs import options_of, run
-from conf.report import save_config
-from conf.saved import complete_training, continue_run, fetch_weights, weights_folder
+from conf.compose import compose, to_dictionary
+from conf.errors import TrainError
+from conf.from_checkpoint import complete_training, continue_run, fetch_weights, weights_folder
+from conf.run import options_of, run
 from conf.schema import GetWeightsConfig, TrainConfig
 from data import DataError, ShapesConfig, ensure_shapes
 from models import Darknet, published, save_darknet_weights, zoo_cfg
@@ -31,9 +30,10 @@ from tests.models.test_timm import random_state
 from tests.runs.kill_resume import differences
 from tests.small_run import die_after, rows, small_run
 from train import train
+from train_utils.build import build_model, open_detector
 from train_utils.checkpoint import load_last, save_checkpoint
-from train_utils.errors import TrainError
 from train_utils.optim import Schedule
+from train_utils.run_report import save_config
 
 CONTENT = np.random.default_rng(0).bytes(30_000)
 SHA1 = hashlib.sha1(CONTENT).hexdigest()
@@ -42,7 +42,7 @@ SHA1 = hashlib.sha1(CONTENT).hexdigest()
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("YOLO_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("data.files.RETRIES", 0)
+    monkeypatch.setattr("data.io.RETRIES", 0)
     return tmp_path / "home"
 
 

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 import torch
 
-from conf import ConfigError, auto, build
-from conf.build import build_loss, build_model, describe_network, load_network, loader_workers, suitable_loss
-from conf.entry import compose, to_dictionary
-from conf.saved import resumed_options
+from conf import ConfigError
+from conf.compose import compose, to_dictionary
+from conf.from_checkpoint import resumed_options
 from conf.schema import CHOICES, TrainConfig
 from data import Colour
 from models import Darknet, DarknetLoss, ModelError, YoloLoss, YoloxLoss, parse_cfg, save_darknet_weights
 from tests.models.cfg_writer import cfg, conv, head
-from train_utils import checkpoint
+from train_utils import auto, build, checkpoint
+from train_utils.build import build_loss, build_model, describe_network, load_network, loader_workers, suitable_loss
 from train_utils.distributed import World
 
 CPU = World(0, 0, 1, 1, 1, torch.device("cpu"), "none")

@@ -15,21 +15,21 @@ import torch
 from torch import Tensor, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-import train_utils.compiled
-from conf.entry import compose
+import train_utils.compile
+from conf import launch
+from conf.compose import compose
+from conf.errors import TrainError
 from conf.schema import TrainConfig
+from conf.train_options import Compile, TrainSection
 from data import Batch
 from models import Darknet
 from models.cfg import ZOO
 from tests.models.small_network import small
 from tests.train_utils.losses import COST, LOSSES, loss_of
 from tests.train_utils.small_training import CONFIG, WORLD, mean_loss, network_with_norm, new_state, train_epoch
-from train_utils import launch
-from train_utils.compiled import CUDA_GRAPHS, INPUT_ONLY, choose_mode, compile_step
-from train_utils.config import Compile, TrainSection
+from train_utils.compile import CUDA_GRAPHS, INPUT_ONLY, choose_mode, compile_step
 from train_utils.distributed import World, wrap_ddp
 from train_utils.engine import ForwardPass
-from train_utils.errors import TrainError
 from train_utils.optim import Schedule
 from train_utils.sync_batchnorm import convert_sync_batchnorm
 from train_utils.train_state import TrainState
@@ -182,7 +182,7 @@ def test_what_cannot_be_compiled_is_refused(mode: str, place: dict[str, Any], re
 def test_auto_compiles_where_it_pays(
     world: World, options: dict[str, Any], triton: bool, chosen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(train_utils.compiled, "is_installed", lambda module: triton)
+    monkeypatch.setattr(train_utils.compile, "is_installed", lambda module: triton)
     monkeypatch.setattr(launch, "compiler", lambda: "/usr/bin/g++")
     assert choose_mode(training_options(**options), world) == chosen
     monkeypatch.setattr(launch, "compiler", lambda: None)

@@ -11,10 +11,10 @@ import pytest
 from omegaconf import OmegaConf
 
 from conf import CONF_DIR, ConfigError
-from conf.entry import compose, defaults, from_dictionary, to_dictionary, to_plain, to_yaml
-from conf.messages import kinds_of
-from conf.programs import PROGRAMS, run
+from conf.compose import compose, defaults, from_dictionary, to_dictionary, to_plain, to_yaml
+from conf.run import PROGRAMS, run
 from conf.schema import TrainConfig
+from conf.suggestions import kinds_of
 
 Program = Callable[..., str]
 
