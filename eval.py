@@ -1,4 +1,4 @@
-"""Score a checkpoint by COCO's figures.
+"""Score a checkpoint by COCO's metrics.
 
     python eval.py ckpt=runs/quickstart/.../checkpoints/best.pt
     python eval.py ckpt=runs/coco/... data=bccd data.root=../other evaluate.image_size=416
@@ -6,7 +6,7 @@
     python eval.py ckpt=runs/coco/... plots=true   # precision and recall, confusions
     python eval.py detections=results.json data=coco    # any system's, scored as by pycocotools
 
-The figures are the same to the last bit on any number of ranks.
+The metrics are the same to the last bit on any number of ranks.
 """
 
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
@@ -27,7 +27,18 @@ import models
 from conf import ConfigError, run
 from conf.schema import EvalConfig, EvaluateConfig
 from conf.train_options import EvalPrecision
-from train_utils import build, coco_eval, detect, numerics, plots, report_page, results, run_folder, train_state
+from train_utils import (
+    build,
+    coco_eval,
+    detect,
+    numerics,
+    open_checkpoint,
+    plots,
+    report_page,
+    results,
+    run_folder,
+    train_state,
+)
 from train_utils.distributed import World, broadcast_module, gather_arrays, init_distributed_mode
 from train_utils.progress import Progress, counted
 
@@ -36,7 +47,7 @@ from train_utils.progress import Progress, counted
 def evaluate(config: EvalConfig) -> run.Outcome:
     """Score ``config.ckpt``, or Darknet weights of ``config.model``, or ``config.detections``.
 
-    Returns the figures, and the folder if there is one. From Python it takes a list of overrides as
+    Returns the metrics, and the folder if there is one. From Python it takes a list of overrides as
     well: ``evaluate(["ckpt=best.pt"])``. Raises the errors of the parts: a checkpoint or weights
     that do not fit, data or a results file that cannot be read.
     """
@@ -71,7 +82,7 @@ def evaluate(config: EvalConfig) -> run.Outcome:
         row.update(coco_eval.best_f1(matches, index) or dict.fromkeys(coco_eval.OPERATING_POINT, coco_eval.ABSENT))
     print(coco_eval.format_table(evaluation), flush=True)
     if out is not None:
-        results.write_json(out / "figures.json", evaluation.figures)
+        results.write_json(out / "metrics.json", evaluation.metrics)
         results.write_json(out / "per_class.json", evaluation.per_class)
         if config.detections is None:
             rows = results.to_coco_json(evaluation.detections, val_set.category_ids)
@@ -81,7 +92,7 @@ def evaluate(config: EvalConfig) -> run.Outcome:
             read = data.ImageSource(val_set, config.data.on_error).read
             plots.draw_evaluation(out / plots.FOLDER, evaluation, read, val_set.file_name, print)
             print(f"plots: {out / plots.FOLDER}")
-    return run.Outcome(evaluation.figures, out)
+    return run.Outcome(evaluation.metrics, out)
 
 
 def load_model(config: EvalConfig, val_set: data.Annotations, world: World) -> tuple[models.Darknet, list[int] | None]:
@@ -96,10 +107,10 @@ def load_model(config: EvalConfig, val_set: data.Annotations, world: World) -> t
         if world.is_main:
             print(note)
         return built, None
-    opened = build.open_checkpoint(config.ckpt)
+    opened = open_checkpoint.open_checkpoint(config.ckpt)
     if world.is_main:
         print(opened.note)
-    if opened.names in (val_set.names, build.default_names(len(val_set.names))):  # converted without names
+    if opened.names in (val_set.names, open_checkpoint.default_names(len(val_set.names))):  # converted without names
         return opened.model, None
     if not set(val_set.names) <= set(opened.names):
         raise ConfigError(

@@ -30,7 +30,7 @@ from conf.run_files import CHECKPOINTS
 from data.errors import printable
 from data.shapes import draw_image
 from models import export as files
-from train_utils import build
+from train_utils import open_checkpoint
 
 EXTRA = ("onnx", "onnxscript", "onnxruntime")
 DRAWN_SIDE = 320  # pixels
@@ -50,7 +50,7 @@ def export(config: schema.ExportConfig) -> Path:
     out = output_path(config, ".onnx" if is_onnx else ".pt2")
     size = config.image_size
     longest = max(size) if isinstance(size, list) else size
-    detector = build.open_detector(config.ckpt, config.model, config.names, longest)
+    detector = open_checkpoint.open_detector(config.ckpt, config.model, config.names, longest)
     model = detector.model
     size = size or detector.image_size
     height, width = size if isinstance(size, list) else (size, size)
@@ -120,7 +120,7 @@ def output_path(config: schema.ExportConfig, suffix: str) -> Path:
 
 
 def metadata(
-    config: schema.ExportConfig, detector: build.TrainedNetwork, size: tuple[int, int], open_axes: list[str]
+    config: schema.ExportConfig, detector: open_checkpoint.TrainedNetwork, size: tuple[int, int], open_axes: list[str]
 ) -> dict[str, str]:
     """What the file says about itself, as JSON."""
     facts = {

@@ -26,7 +26,7 @@ from models.cfg import SECTION_KEYS, layer_keys
 from models.config import AUTO, LossConfig
 from models.graph import BUILDERS as LAYERS
 from models.layers import ACTIVATIONS
-from train_utils.build import LOSSES
+from models.losses import LOSSES
 from train_utils.loggers import LOGGERS
 
 __all__ = [

@@ -44,7 +44,7 @@ from train_utils.train_state import TrainState
 
 @run.callable_from_python("train")
 def train(requested: schema.TrainConfig) -> run.Outcome:  # noqa: PLR0915 - the story of a training
-    """Train as configured; return the best epoch's figures and the run folder.
+    """Train as configured; return the best epoch's metrics and the run folder.
 
     From Python it takes a list of overrides as well: ``train(["data=coco", "train.epochs=2"])``.
     """
@@ -130,7 +130,7 @@ def train(requested: schema.TrainConfig) -> run.Outcome:  # noqa: PLR0915 - the 
             is_evaluated = config.evaluate.is_due(state.epoch, options.epochs)
             rough = dtype if state.epoch < options.epochs else None  # the last one is in float32, as eval.py's
             evaluation = evaluator(state.average.module, log.line, rough) if is_evaluated else None  # None off rank 0
-            is_best = state.record(evaluation.figures if evaluation is not None else {})
+            is_best = state.record(evaluation.metrics if evaluation is not None else {})
             # The tables first: a run that ends in between repeats the epoch, and its row.
             loggers.epoch(result, evaluation, time.perf_counter() - started, is_best)
             if is_best and evaluation is not None:
@@ -147,9 +147,9 @@ def train(requested: schema.TrainConfig) -> run.Outcome:  # noqa: PLR0915 - the 
             again = option("resume", folder)
             log.line(f"stopped at step {state.step} by {stop.agreed.name}; {again} continues from there")
             ask_for_requeue(world, stop.agreed)
-            return run.Outcome(state.best_figures, folder)
+            return run.Outcome(state.best_metrics, folder)
         if not is_evaluated or rough is not None:  # the latter if it stopped early
             evaluation = evaluator(state.average.module, log.line)
         if evaluation is not None:
             run_report.finish_run(log, loggers, folder, config, state, val_set, evaluation)
-        return run.Outcome(state.best_figures, folder)
+        return run.Outcome(state.best_metrics, folder)

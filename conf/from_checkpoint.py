@@ -186,13 +186,12 @@ def continue_run(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any
     """
     options = _with_restarts(options, named)
     if options.get("resume") == "auto":
-        from train_utils.run_folder import find_run  # imports torch
 
         def is_same(folder: Path) -> bool:
             changed = changed_values(read_config(folder), plain(OmegaConf.create(options)))
             return all(is_covered(key, OF_THE_MACHINE) for key in changed)
 
-        run = find_run(options["name"], options["run_dir"], is_same)
+        run = run_files.find_run(options["name"], options["run_dir"], is_same)
         if run is None:
             return options | {"resume": None}
         options = options | {"resume": str(run), "run_dir": None}

@@ -242,13 +242,13 @@ def in_one_sentence(error: BaseException, schema: type) -> str | None:
 
 
 class Outcome(dict[str, float]):
-    """The figures of a training or an evaluation by name, such as ``AP``; none off rank 0.
+    """The metrics of a training or an evaluation by name, such as ``AP``; none off rank 0.
 
     ``folder`` is where everything else was written; None if nothing was.
     """
 
-    def __init__(self, figures: Mapping[str, float], folder: Path | None) -> None:
-        super().__init__(figures)
+    def __init__(self, metrics: Mapping[str, float], folder: Path | None) -> None:
+        super().__init__(metrics)
         self.folder = folder
 
 

@@ -1,11 +1,13 @@
 """Where checkpoints are, and atomic writes of files; imports no torch."""
 
 import os
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from conf import launch
 from conf.errors import CheckpointError
 
 CHECKPOINTS = "checkpoints"  # folder in that of a run
@@ -37,6 +39,22 @@ def has_checkpoint(folder: Path) -> bool:
 def newest(runs: Iterable[Path]) -> Path | None:
     """Of the folders of runs with a checkpoint the one whose options were written last."""
     return max(filter(has_checkpoint, runs), key=lambda run: (run / "config.yaml").stat().st_mtime, default=None)
+
+
+def find_run(name: str, run_dir: str | None, is_same: Callable[[Path], bool]) -> Path | None:
+    """Find the folder that ``resume=auto`` means; None if there is no run.
+
+    It is ``run_dir`` if given. Under SLURM or torchrun it is the first folder of this job or run
+    whose options ``is_same`` accepts, elsewhere the newest of ``runs/<name>`` with a checkpoint.
+    """
+    if run_dir is not None:
+        own = Path(run_dir).resolve()
+        return own if (own / "config.yaml").is_file() else None
+    runs, job = [path.parent for path in Path("runs", name).resolve().glob("*/config.yaml")], launch.job_folder_name()
+    if job is None:
+        return newest(runs)
+    ours = [run for run in runs if re.fullmatch(rf"{re.escape(job)}(-\d+)?", run.name) and is_same(run)]
+    return min(ours, key=lambda run: (len(run.name), run.name), default=None)
 
 
 def full_name(name: str) -> str:

@@ -32,10 +32,8 @@ class DetectionSection:
     image_size: Count | None  # longest side in pixels; null: as trained, or that of the .cfg
     resize: Resize  # letterbox: keep the aspect ratio and pad; stretch: fill the square, as Darknet does
     rect: bool  # letterbox each image into its own rectangle; false, or resize=stretch: into a square
-    precision: (
-        train_options.EvalPrecision
-    )  # of the forward pass; others than float32 are faster on GPUs and round more; auto:
-    # float32, and train.precision in the evaluations within a training but its last one
+    precision: train_options.EvalPrecision  # of the forward pass; all but float32 round more and are faster on GPUs;
+    # auto: train.precision during training, float32 for the final evaluation
     confidence: Share  # drop detections with this score or less
     nms_iou: Share  # a box suppresses those of its class that overlap it by more than this IoU
     merge_nms: bool  # replace each kept box by the mean of itself and those it suppresses, weighted by score

@@ -73,13 +73,13 @@ class OptimConfig:
     """Settings of the optimiser, its schedule and the weight average (keys ``optim.*``)."""
 
     name: Optimizer | str  # follows from optim=<choice>; text: that of a plugin
-    lr: Positive  # learning rate after burn-in, for a loss averaged over the global batch
+    lr: Positive  # learning rate after warm-up, for a loss averaged over the global batch
     final_lr_ratio: Share  # learning rate of the last step / lr
-    decay: Decay  # how the learning rate falls after burn-in
+    decay: Decay  # how the learning rate falls after warm-up
     flat_fraction: Any  # share of the training after which it begins to fall; auto: 0.5 in short ones, to 2000 steps
     momentum: Share  # of SGD with Nesterov momentum; beta1 of AdamW
     weight_decay: NotNegative  # on convolution weights only; each step of AdamW takes lr times this share of them away
-    burn_in_epochs: NotNegative  # length of the burn-in in epochs, at least 500 steps and at most a tenth of the
+    warmup_epochs: NotNegative  # length of the warm-up in epochs, at least 500 steps and at most a tenth of the
     # training; 0: none
     clip_norm: Positive | None  # largest gradient norm; null: no clipping
     ema_decay: Share  # largest decay of the weight average in a step; 0: no average

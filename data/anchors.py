@@ -119,7 +119,7 @@ def fix_of_anchors(recall: float, min_iou: float) -> str:
 def describe_set(
     annotations: Annotations, image_size: int, anchors: Sizes, min_iou: float | None
 ) -> tuple[str, str | None]:
-    """A set's figures in one line, and a warning if other anchors (k, 2) pay at ``image_size``.
+    """A set's metrics in one line, and a warning if other anchors (k, 2) pay at ``image_size``.
 
     The recall is the share of the boxes that overlap an anchor by more than ``min_iou``. It is None
     for a loss that gives each box its best anchor; then the line has the mean IoU with that. In

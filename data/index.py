@@ -239,7 +239,7 @@ def warn_of_shared_images(train: Annotations, val: Annotations) -> str | None:
         return None
     return (
         f"warning: {len(pairs)} of {len(sample)} validation images are training images under another path, such as "
-        f"{' and '.join(pairs[0])}: the figures tell nothing about new images. fix: data.split=0.1"
+        f"{' and '.join(pairs[0])}: the metrics tell nothing about new images. fix: data.split=0.1"
     )
 
 

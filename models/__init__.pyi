@@ -1,3 +1,4 @@
+from .cfg import ZOO_BINS as ZOO_BINS
 from .cfg import Cfg as Cfg
 from .cfg import image_size_of as image_size_of
 from .cfg import load_cfg as load_cfg
@@ -25,6 +26,7 @@ from .heads import with_box_bins as with_box_bins
 from .loss import HeadLoss as HeadLoss
 from .loss import YoloLoss as YoloLoss
 from .loss import YoloxLoss as YoloxLoss
+from .losses import LOSSES as LOSSES
 from .timm import is_of_timm as is_of_timm
 from .timm import load_timm_backbone as load_timm_backbone
 from .weights import WeightsReport as WeightsReport

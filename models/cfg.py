@@ -18,6 +18,7 @@ from models.errors import ModelError
 
 Number = TypeVar("Number", int, float)
 ZOO = Path(__file__).parent / "zoo"
+ZOO_BINS = {"yolov3-spp-decoupled": 16, "yolov3-tiny-decoupled": 16}  # of model.box_bins=null; Darknet knows none
 LARGEST = 2**31 - 1  # Darknet's integers have 32 bits
 
 # Sections of Darknet that this project does not build: of trackers, classifiers and other heads.

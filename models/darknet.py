@@ -189,7 +189,7 @@ def for_detection(model: Darknet, device: torch.device) -> Darknet:
     """``model`` as it detects fastest on the device that it is on.
 
     It is in channels_last memory, as the images are. On a GPU it is a copy with batch norm in the
-    convolutions, on a CPU the model itself, whose figures are kept to the last bit.
+    convolutions, on a CPU the model itself, whose metrics are kept to the last bit.
     """
     fastest = model if device.type == "cpu" else fuse_batch_norm(model)
     return fastest.to(memory_format=torch.channels_last)

@@ -23,7 +23,7 @@ from data import open_annotations
 from data.anchors import SEED, Sizes, kmeans_anchors, match_anchors, network_sizes, recall, refine_anchors
 from train_utils import build
 
-MOST_BOXES = 50_000  # that the search uses; the figures are for all boxes
+MOST_BOXES = 50_000  # that the search uses; the metrics are for all boxes
 
 
 def find_anchors(config: schema.AnchorsConfig) -> Sizes:

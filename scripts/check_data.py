@@ -174,12 +174,12 @@ def _box_name(annotations: Annotations, row: int) -> str:
 
 
 def text_report(checked: CheckedSet) -> list[str]:
-    """Lines of a report: figures, classes, notes and problems; the last line is the verdict."""
+    """Lines of a report: metrics, classes, notes and problems; the last line is the verdict."""
     lines: list[str] = []
     boxes: dict[str, dict[str, int]] = {}  # of each class in each set
     for split, part in checked.splits.items():
-        figures = f"{len(part):,} images, {len(part.classes):,} boxes"
-        lines.append(f"{split}: {figures}, recall of the anchors {checked.recall[split]:.4f}")
+        metrics = f"{len(part):,} images, {len(part.classes):,} boxes"
+        lines.append(f"{split}: {metrics}, recall of the anchors {checked.recall[split]:.4f}")
         for name, number in zip(part.names, np.bincount(part.classes, minlength=len(part.names)), strict=True):
             boxes.setdefault(name, {})[split] = int(number)
     width = max(map(len, ["class", *boxes]))

@@ -24,7 +24,7 @@ from conf.options import MAY_CHANGE, flat, is_covered
 from train_utils import coco_eval, progress, report_page
 from train_utils.run_report import report_run
 
-FIGURES = ("AP", "AP50", "AP75")
+METRICS = ("AP", "AP50", "AP75")
 CONFIDENCE = 0.95  # of the intervals
 DRAWS = 200_000  # for the quantiles of a sum of errors
 # What may change in a run, but counts here.
@@ -44,9 +44,9 @@ def compare(config: schema.CompareConfig) -> "list[Gain]":
     groups = read_groups(folders)
     table = []
     for group in groups:
-        figures = [*map(group.mean, FIGURES), group.spread()]
-        table.append((group.letter, str(len(group.runs)), *map(coco_eval.format_figure, figures)))
-    print_table(("setting", "runs", *FIGURES, "spread of AP"), table)
+        metrics = [*map(group.mean, METRICS), group.spread()]
+        table.append((group.letter, str(len(group.runs)), *map(coco_eval.format_metric, metrics)))
+    print_table(("setting", "runs", *METRICS, "spread of AP"), table)
     keys = dict.fromkeys(key for group in groups for key in group.setting)
     rows = [(key, *(str(group.setting.get(key, "-")) for group in groups)) for key in keys]
     print_table(("option", *(group.letter for group in groups)), [row for row in rows if len(set(row[1:])) > 1])
@@ -76,17 +76,17 @@ class Group(NamedTuple):
     runs: list[Path]
     best: list[coco_eval.Evaluation]  # of each run
 
-    def figures(self, name: str = "AP") -> list[float]:
-        """One of the COCO figures of each run's best epoch."""
-        return [best.figures[name] for best in self.best]
+    def metrics(self, name: str = "AP") -> list[float]:
+        """One of the COCO metrics of each run's best epoch."""
+        return [best.metrics[name] for best in self.best]
 
     def mean(self, name: str = "AP") -> float:
-        """The mean of a figure over the runs."""
-        return float(np.mean(self.figures(name)))
+        """The mean of a metric over the runs."""
+        return float(np.mean(self.metrics(name)))
 
     def spread(self) -> float | None:
         """The standard deviation of AP over the runs (n - 1); None for a single run."""
-        return float(np.std(self.figures(), ddof=1)) if len(self.runs) > 1 else None
+        return float(np.std(self.metrics(), ddof=1)) if len(self.runs) > 1 else None
 
 
 def read_groups(folders: Sequence[Path]) -> list[Group]:
@@ -150,7 +150,7 @@ def gain(first: Group, second: Group, resamples: int, seed: int) -> Gain:
     left_out = (1 - 1 / images) ** images or 1.0  # share of the images; of one image none
     values = value + ((1 - left_out) / left_out) ** 0.5 * generator.choice(deltas - deltas.mean(), DRAWS)
     if freedom := sum(counts) - 2:
-        squares = sum(np.var(group.figures()) * len(group.runs) for group in (first, second))
+        squares = sum(np.var(group.metrics()) * len(group.runs) for group in (first, second))
         error = (squares / freedom * sum(1 / count for count in counts)) ** 0.5
         values += error * generator.standard_t(freedom, DRAWS)
     low, high = np.quantile(values, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])

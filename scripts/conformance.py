@@ -116,11 +116,11 @@ class Conformance:
         self.record("gradients with ranks without boxes", worst <= EXACT, f"differ by {worst:.1e}")
 
     def evaluation(self) -> None:
-        """The figures of all ranks against those of one process, to the last bit."""
+        """The metrics of all ranks against those of one process, to the last bit."""
         ours = dict(evaluate(options_of("eval", self.scored)))
         if self.world.is_main:
-            theirs = json.loads((self.folder / "one_evaluation" / "figures.json").read_text())
-            self.record("figures of one process, to the bit", ours == theirs, f"AP {ours['AP']:.6f}")
+            theirs = json.loads((self.folder / "one_evaluation" / "metrics.json").read_text())
+            self.record("metrics of one process, to the bit", ours == theirs, f"AP {ours['AP']:.6f}")
 
     def resume(self) -> None:
         """A run that a signal stopped, and continued, against one that nothing stopped."""
@@ -149,8 +149,8 @@ class Conformance:
             started = time.perf_counter()
             total = float(distributed.sum_over_ranks(gradient)[0])
             seconds = time.perf_counter() - started
-        figure = f"{BYTES / 2**20:.0f} MB in {1000 * seconds:.0f} ms"
-        self.record("exchange of a gradient", total == self.world.world_size, figure)
+        metric = f"{BYTES / 2**20:.0f} MB in {1000 * seconds:.0f} ms"
+        self.record("exchange of a gradient", total == self.world.world_size, metric)
 
 
 def largest_difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from conf import ConfigError, compose, schema
 from models import fitted_cfg, save_darknet_weights
-from train_utils import build
+from train_utils import build, open_checkpoint
 from train_utils.checkpoint import save_checkpoint
 
 
@@ -46,7 +46,7 @@ def convert(config: schema.ConvertConfig) -> None:
             f" Darknet's file. fix: out={out.with_suffix('.weights' if to_checkpoint else '.pt')}"
         )
     if to_checkpoint:
-        detector = build.open_detector(None, source, config.names, config.image_size)
+        detector = open_checkpoint.open_detector(None, source, config.names, config.image_size)
         print(detector.note)
         options = {
             "model": compose.to_dictionary(replace(config.model, weights=None)),
@@ -62,7 +62,7 @@ def convert(config: schema.ConvertConfig) -> None:
         print(f"wrote {out}: {len(detector.names)} classes, {detector.image_size} pixels")
         return
     if config.ckpt is not None:
-        detector = build.open_checkpoint(config.ckpt)
+        detector = open_checkpoint.open_checkpoint(config.ckpt)
         model, note = detector.model, detector.note
     else:
         model, report = build.build_model(source, None, whole=True)

@@ -83,8 +83,8 @@ def train(trial: Any, fixed: list[str], space: Space, study_folder: Path) -> flo
     try:
         while process.poll() is None:
             time.sleep(SECONDS_BETWEEN_LOOKS)
-            for epoch, figure in list(scores_of(folder).items())[reported:]:
-                trial.report(figure, epoch)
+            for epoch, metric in list(scores_of(folder).items())[reported:]:
+                trial.report(metric, epoch)
                 reported += 1
             if reported and process.poll() is None and trial.should_prune():
                 print(f"trial {trial.number}: pruned after epoch {epoch}", flush=True)

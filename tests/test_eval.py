@@ -1,4 +1,4 @@
-"""eval.py: protocols, and figures that others measured with the same weights."""
+"""eval.py: protocols, and metrics that others measured with the same weights."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from eval import evaluate
 from tests.small_run import rows, small_run
 from tests.train_utils.coco_sets import plain_pycocotools
 from train import train
-from train_utils import build
-from train_utils.coco_eval import ABSENT, FIGURES, OPERATING_POINT, PER_CLASS
+from train_utils import open_checkpoint
+from train_utils.coco_eval import ABSENT, METRICS, OPERATING_POINT, PER_CLASS
 from train_utils.plots import PLOTS
 from train_utils.train_state import LOSS_NAMES
 
@@ -35,13 +35,13 @@ def test_darknet_weights_score_what_opencv_scores_with_them(shared_dir: Path, tm
         f"model.weights={network / 'yolo-fastest-1.1.weights'}", "data=coco", "data.val.images=images/val2017",
         f"data.root={shared_dir / 'data' / 'coco128'}", f"data.index_dir={tmp_path}", "data.workers=0", "device=cpu",
     ]  # fmt: skip
-    figures = evaluate(options)
-    assert figures["AP"] == pytest.approx(0.161054, abs=0.001)
-    assert figures["AP50"] == pytest.approx(0.369500, abs=0.001)
+    metrics = evaluate(options)
+    assert metrics["AP"] == pytest.approx(0.161054, abs=0.001)
+    assert metrics["AP50"] == pytest.approx(0.369500, abs=0.001)
 
 
 def test_a_results_file_of_another_system_scores_as_pycocotools_scores_it(shared_dir: Path, tmp_path: Path) -> None:
-    """All figures to the last bit."""
+    """All metrics to the last bit."""
     coco = shared_dir / "data" / "coco128"
     results = shared_dir / "darknet" / "yolo-fastest-1.1" / "opencv_coco128_val_results.json"
     data = [
@@ -50,9 +50,9 @@ def test_a_results_file_of_another_system_scores_as_pycocotools_scores_it(shared
     ]  # fmt: skip
     expected = plain_pycocotools(coco / "annotations" / "instances_val2017.json", results).stats.tolist()
     assert round(expected[0], 6) == 0.161054 and round(expected[1], 4) == 0.3695
-    figures = evaluate([*data, f"detections={results}"])
-    assert list(figures.values()) == expected
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"figures.json", "per_class.json"}
+    metrics = evaluate([*data, f"detections={results}"])
+    assert list(metrics.values()) == expected
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"metrics.json", "per_class.json"}
     for wrong in ([f"ckpt={results}"], ["model=yolov3", "model.weights=a.weights"]):
         with pytest.raises(ConfigError, match=r"detections= are scored as they are. fix: leave out ckpt and model"):
             compose("eval", EvalConfig, [*data, f"detections={results}", *wrong], complete_from_checkpoint)
@@ -68,9 +68,9 @@ def of_run(root: Path, size: int) -> list[str]:
 @pytest.mark.slow
 def test_training_scores_as_the_evaluation_does_with_stretched_images(tmp_path: Path) -> None:
     options = ["train.batch_size=8", "train.epochs=1", "evaluate=darknet"]
-    figures = train(small_run(tmp_path / "shapes", SHAPES, tmp_path / "run", *options))
+    metrics = train(small_run(tmp_path / "shapes", SHAPES, tmp_path / "run", *options))
     scored = {name: evaluate([*of_run(tmp_path, 64), f"evaluate={name}"]) for name in ("darknet", "coco")}
-    assert figures == scored["darknet"] != scored["coco"]
+    assert metrics == scored["darknet"] != scored["coco"]
 
 
 @pytest.mark.parametrize("loss", ["yolov3", "darknet"])
@@ -83,7 +83,7 @@ def test_the_validation_loss_is_the_training_loss_of_the_same_images_and_weights
     (labels,) = (tmp_path / "shapes").rglob("instances_train.json")
     shutil.copy(labels, labels.with_name("instances_val.json"))
     same = [
-        "data.val.images=train", "augment=none", "optim.lr=1e-12", "optim.burn_in_epochs=0", "model.freeze=22",
+        "data.val.images=train", "augment=none", "optim.lr=1e-12", "optim.warmup_epochs=0", "model.freeze=22",
         "train.batch_size=18", "train.epochs=1", "train.precision=float32", "evaluate.every=1", f"loss={loss}",
     ]  # fmt: skip
     for batch_size, names in ((18, LOSS_NAMES), (5, LOSS_NAMES if loss == "darknet" else ["loss_objectness"])):
@@ -109,18 +109,18 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_out_holds_and_pycocotools_makes_the_same_figures_of_it(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    figures = evaluate([*of_run(trained, 96), f"ckpt={trained}", "plots=true", f"out={tmp_path}"])  # its newest run
+    metrics = evaluate([*of_run(trained, 96), f"ckpt={trained}", "plots=true", f"out={tmp_path}"])  # its newest run
     said = capsys.readouterr().out
     assert f"{trained / 'run'}: epoch 20, " in said
-    kept = {"figures.json", "per_class.json", "detections.json", "best_detections.npz", "plots"}
+    kept = {"metrics.json", "per_class.json", "detections.json", "best_detections.npz", "plots"}
     assert {path.name for path in tmp_path.iterdir()} == kept
     assert {path.name for path in (tmp_path / "plots").iterdir()} == set(PLOTS) - {"curves.png"}
     assert f"plots: {tmp_path / 'plots'}" in said
-    assert json.loads((tmp_path / "figures.json").read_text()) == figures and list(figures) == list(FIGURES)
-    assert figures["AP50"] > 0.02, "too little is found to test with"
+    assert json.loads((tmp_path / "metrics.json").read_text()) == metrics and list(metrics) == list(METRICS)
+    assert metrics["AP50"] > 0.02, "too little is found to test with"
     truth = next((trained / "shapes").rglob("*val*.json"))
     evaluation = plain_pycocotools(truth, tmp_path / "detections.json")
-    assert evaluation.stats.tolist() == list(figures.values())  # no tolerance
+    assert evaluation.stats.tolist() == list(metrics.values())  # no tolerance
 
     per_class = json.loads((tmp_path / "per_class.json").read_text())
     for index, name in enumerate(per_class):
@@ -129,7 +129,7 @@ def test_what_out_holds_and_pycocotools_makes_the_same_figures_of_it(
         assert list(per_class[name]) == [*PER_CLASS, "images", "boxes", *OPERATING_POINT]
     assert any(row["f1"] > 0 for row in per_class.values())
     assert all(row["f1"] == ABSENT or row["threshold"] > 0.001 for row in per_class.values())
-    assert all(name in said for name in (*per_class, *FIGURES, *OPERATING_POINT))
+    assert all(name in said for name in (*per_class, *METRICS, *OPERATING_POINT))
 
 
 @pytest.mark.slow
@@ -147,8 +147,8 @@ def test_a_network_is_scored_on_some_of_its_classes(trained: Path, tmp_path: Pat
 @pytest.mark.slow
 def test_a_run_on_some_classes_is_scored_and_resumed_on_them(tmp_path: Path) -> None:
     options = ["train.batch_size=8", "data.classes=[star,0]", "train.epochs=1", "evaluate=coco"]
-    figures = train(small_run(tmp_path / "shapes", SHAPES, tmp_path / "run", *options))
-    assert evaluate([*of_run(tmp_path, 64), f"out={tmp_path}"]) == figures
+    metrics = train(small_run(tmp_path / "shapes", SHAPES, tmp_path / "run", *options))
+    assert evaluate([*of_run(tmp_path, 64), f"out={tmp_path}"]) == metrics
     assert list(json.loads((tmp_path / "per_class.json").read_text())) == ["circle", "star"]
     assert {row["category_id"] for row in json.loads((tmp_path / "detections.json").read_text())} == {1, 4}
     log = (tmp_path / "run" / "train.log").read_text()
@@ -158,7 +158,7 @@ def test_a_run_on_some_classes_is_scored_and_resumed_on_them(tmp_path: Path) -> 
     with pytest.raises(ConfigError, match=r"data\.classes: \['star', 0\] -> None"):
         train([f"resume={tmp_path / 'run'}", "data.classes=null"])
     train([f"resume={tmp_path / 'run'}", "train.epochs=2"])
-    assert build.open_checkpoint(str(tmp_path / "run")).names == ["circle", "star"]
+    assert open_checkpoint.open_checkpoint(str(tmp_path / "run")).names == ["circle", "star"]
 
 
 @pytest.mark.slow

@@ -23,8 +23,9 @@ from tests.models.cfg_writer import cfg, conv, head
 from tests.small_run import small_run
 from train import train
 from train_utils import checkpoint, optim
-from train_utils.build import build_model, open_checkpoint
+from train_utils.build import build_model
 from train_utils.distributed import World
+from train_utils.open_checkpoint import open_checkpoint
 from train_utils.train_state import TrainState
 
 MISSING = object()

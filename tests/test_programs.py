@@ -18,7 +18,7 @@ from data import ShapesConfig, ensure_shapes
 from eval import evaluate
 from tests.runs.process_group import run_group
 from tests.small_run import rows
-from train_utils.coco_eval import FIGURES
+from train_utils.coco_eval import METRICS
 from train_utils.loggers import TABLES
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -88,8 +88,8 @@ def test_a_checkpoint_scores_the_same_to_the_last_bit_on_any_number_of_processes
         run_group(score_here, processes, folder, threads, ["ckpt=run/checkpoints/last.pt", f"out={out}"])
         saved.append(results(out))
     assert saved[0] == saved[1]
-    figures = json.loads(saved[0][0])
-    assert figures == {name: float(last[name]) for name in FIGURES}, "not what training measured"
+    metrics = json.loads(saved[0][0])
+    assert metrics == {name: float(last[name]) for name in METRICS}, "not what training measured"
     elsewhere = folder / "elsewhere"
     elsewhere.mkdir()
     done = start(elsewhere, "eval.py", "ckpt=../run/checkpoints/last.pt", "out=eval7", "evaluate.batch_size=7")
@@ -99,7 +99,7 @@ def test_a_checkpoint_scores_the_same_to_the_last_bit_on_any_number_of_processes
 
 def results(out: Path) -> list[bytes]:
     """What eval.py left, but for the picture."""
-    return [(out / f"{name}.json").read_bytes() for name in ("figures", "per_class", "detections")]
+    return [(out / f"{name}.json").read_bytes() for name in ("metrics", "per_class", "detections")]
 
 
 def test_resume_needs_only_the_folder_and_goes_on_after_the_last_epoch(folder: Path, trained: Finished) -> None:

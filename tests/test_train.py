@@ -21,9 +21,9 @@ from tests.runs.kill_resume import differences
 from tests.small_run import die_after, rows, small_run
 from train import train
 from train_utils import auto
-from train_utils.build import open_checkpoint, open_detector
 from train_utils.checkpoint import CheckpointWriter, load_checkpoint, load_last
-from train_utils.coco_eval import FIGURES
+from train_utils.coco_eval import METRICS
+from train_utils.open_checkpoint import open_checkpoint, open_detector
 from train_utils.train_state import TrainState
 
 SHAPES = ShapesConfig(train_images=18, val_images=5, image_size=64)
@@ -43,7 +43,7 @@ def options(shapes: Path, run_dir: Path, *more: str) -> TrainConfig:
 
 @pytest.fixture(scope="module")
 def trained(shapes: Path) -> tuple[Path, dict[str, float]]:
-    """The folder and the figures of a training of one epoch."""
+    """The folder and the metrics of a training of one epoch."""
     run = shapes.parent / "run"
     return run, train(options(shapes, run))
 
@@ -241,11 +241,11 @@ def test_the_options_of_such_repositories_do_what_they_say(shapes: Path, tmp_pat
         lambda module, inputs: seen.append(tuple(inputs[0].shape)) if isinstance(module, Darknet) else None
     )
     try:
-        figures = train(config)
+        metrics = train(config)
     finally:
         hook.remove()
         torch.use_deterministic_algorithms(False)
-    assert set(figures) == set(FIGURES)
+    assert set(metrics) == set(METRICS)
     table = rows(tmp_path / "run")
     assert [row["AP"] != "" for row in table] == [False, True], "evaluated after the last epoch only"
     assert len({shape[-2:] for shape in seen}) > 1 and seen[0][-2:] == (96, 96), "largest size first"
@@ -297,7 +297,7 @@ def test_fitted_anchors_go_with_the_checkpoint(
     kept = load_last(tmp_path / "run")[0]["config"]["model"]["anchors"]
     assert "  ".join(f"{width:g},{height:g}" for width, height in kept) in said
     monkeypatch.setattr(auto, "choose_anchors", None)  # not asked again
-    figures = train(resumed(config, tmp_path / "run"))
-    assert evaluate(compose("eval", EvalConfig, [f"ckpt={tmp_path / 'run'}"], complete_from_checkpoint)) == figures
+    metrics = train(resumed(config, tmp_path / "run"))
+    assert evaluate(compose("eval", EvalConfig, [f"ckpt={tmp_path / 'run'}"], complete_from_checkpoint)) == metrics
     network = open_detector(str(tmp_path / "run"), None, None, None)
     assert [list(pair) for pair in network.model.heads[0].all_anchors] == kept and len(network.names) == 1

@@ -5,9 +5,9 @@ and the training samples of each rank.
 """
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,12 @@ import torch
 import data
 import models
 from conf import ConfigError, compose, run_files
-from conf.from_checkpoint import fetch_weights, trained_size
+from conf.from_checkpoint import fetch_weights
 from conf.schema import CHOICES, DetectConfig, EvaluateConfig, TrainConfig
 from data import Annotations, ImageSource
 from data.dataset import AUGMENTATIONS
 from data.io import usable_cores
 from models.config import FAR, AutoLoss
-from models.published import COCO_NAMES
 from train_utils import checkpoint, distributed
 from train_utils.distributed import World, torch_distributed_zero_first
 
@@ -31,20 +30,12 @@ MEMORY_FILES = Path("/dev/shm")
 MOST_WORKERS = 16  # of a rank, by data.workers=auto; each holds batches that it has made ahead
 CPU_WORKERS = 2
 
-ZOO_BINS = {"yolov3-spp-decoupled": 16, "yolov3-tiny-decoupled": 16}  # of model.box_bins=null; Darknet knows none
-# And those of plugins.
-LOSSES: dict[str, Callable[..., models.HeadLoss]] = {
-    "yolov3": models.YoloLoss,
-    "yolox": models.YoloxLoss,
-    "darknet": models.DarknetLoss,
-}
-
 
 def load_network(config: models.ModelConfig) -> models.Cfg:
     """Parse ``model.cfg``, a file or a name in the zoo, with the given bins and anchors."""
     path = Path(config.cfg)
     cfg = models.load_cfg(path if path.suffix else models.zoo_cfg(config.cfg))
-    bins = ZOO_BINS.get(config.cfg) if config.box_bins is None else config.box_bins
+    bins = models.ZOO_BINS.get(config.cfg) if config.box_bins is None else config.box_bins
     cfg = cfg if bins is None else models.with_box_bins(cfg, bins)
     return cfg if config.anchors is None else models.with_anchors(cfg, config.anchors)
 
@@ -127,73 +118,6 @@ def describe_network(model: models.Darknet, config: models.ModelConfig) -> dict[
     return cfg | {"num_classes": model.num_classes, "width": config.width}
 
 
-@dataclass(frozen=True)
-class TrainedNetwork:
-    """A trained network on the CPU, in evaluation mode, with one sentence about its origin."""
-
-    model: models.Darknet
-    names: list[str]
-    category_ids: list[int]  # in the order of names: those of the data set, or 1, 2, ...
-    image_size: int
-    note: str
-    origin: str  # the same without folders of this machine, for files that others get
-
-
-def open_detector(
-    ckpt: str | None, config: models.ModelConfig | None, names: str | None, image_size: int | None
-) -> TrainedNetwork:
-    """The network of ``ckpt`` (open_checkpoint), or that of ``config`` with its weights.
-
-    ``names`` is for Darknet weights, which hold none: a text file with one class name a line, or a
-    COCO json, whose categories count in the order of their ids; None means those of default_names.
-    ``image_size`` None means the size that the checkpoint was evaluated with, or that of the .cfg.
-    Raises ConfigError if no weights are given, names and network differ in number, or the image
-    size does not suit the network.
-    """
-    if ckpt is not None:
-        opened = open_checkpoint(ckpt)
-        opened = replace(opened, image_size=image_size or opened.image_size)
-    elif config is None or config.weights is None:
-        raise ConfigError("no weights are given. fix: ckpt=<run folder or .pt file>, or model= and model.weights=")
-    else:
-        class_names, ids = data.read_names(Path(names)) if names is not None else ([], None)
-        model, report = build_model(config, len(class_names) or None, whole=True)
-        note = str(report)
-        if names is None:
-            class_names = default_names(model.num_classes)
-            note += f"; without names=, the classes are {class_names[0]} to {class_names[-1]}"
-        ids = ids or list(range(1, len(class_names) + 1))
-        origin = f"the weights {Path(config.weights).name}"
-        opened = TrainedNetwork(
-            model.eval(), class_names, ids, image_size or models.image_size_of(model.cfg), note, origin
-        )
-    size, stride = opened.image_size, opened.model.max_stride
-    if (nearest := opened.model.nearest_size(size, size)[0]) != size:
-        raise ConfigError(f"image_size={size} is not a multiple of the network's stride {stride}. fix: {nearest}")
-    return opened
-
-
-def default_names(count: int) -> list[str]:
-    """Class names for weights that come without: COCO's own for 80 classes, else numbers."""
-    of_coco, _ = data.read_names(COCO_NAMES)
-    return of_coco if count == len(of_coco) else [str(index) for index in range(count)]
-
-
-def open_checkpoint(ckpt: str) -> TrainedNetwork:
-    """The averaged network of a checkpoint, with the image size of its evaluation.
-
-    It can be saved as .weights. Raises CheckpointError or ModelError if the content of the file is
-    not what training wrote.
-    """
-    state = checkpoint.check_entries(checkpoint.load_checkpoint(Path(ckpt)), ckpt)
-    model = models.network_of_checkpoint(state["network"], ckpt, state["ema"])
-    major, minor, revision = state["weights_version"]
-    model.seen, model.weights_version = state["seen"], (major, minor, revision)
-    names, size = state["names"], trained_size(state["config"], ckpt)
-    origin = (f"epoch {state['epoch']}" if state["epoch"] else "converted weights") + f", {len(names)} classes"
-    return TrainedNetwork(model.eval(), names, state["category_ids"], size, f"{ckpt}: {origin}", origin)
-
-
 def suitable_loss(heads: Sequence[models.Head], config: models.LossSection) -> models.LossSection:
     """The options of the loss that suits the heads in place of ``loss=auto``; others stay.
 
@@ -212,7 +136,7 @@ def suitable_loss(heads: Sequence[models.Head], config: models.LossSection) -> m
 def build_loss(heads: Sequence[models.Head], config: models.LossSection) -> models.HeadLoss:
     """The loss that ``loss=`` selects."""
     config = suitable_loss(heads, config)
-    make = LOSSES[config.name]
+    make = models.LOSSES[config.name]
     return make(heads) if type(config) is models.LossSection else make(heads, config)
 
 

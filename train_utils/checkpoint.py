@@ -39,7 +39,7 @@ NETWORK = {
 # And to go on with a training, beside the parts of torch, which check theirs.
 TRAINING = NETWORK | {
     **dict.fromkeys(("best_epoch", "evaluated_epoch", "loss_steps", "ema_updates", "world_size"), WHOLE),
-    **{"best": float, "figures": dict[str, float], "data": NAMED, "model": TENSORS, "optimizer": NAMED},
+    **{"best": float, "metrics": dict[str, float], "data": NAMED, "model": TENSORS, "optimizer": NAMED},
     "scaler": dict[str, Annotated[float, Meta(ge=0, le=2**32)]],
 }
 

@@ -1,4 +1,4 @@
-"""COCO figures from plain arrays: the same to the last bit however the work was distributed.
+"""COCO metrics from plain arrays: the same to the last bit however the work was distributed.
 
 hotcoco gets what pycocotools reads from files, in the same order: images by id, detections in
 canonical order (equal scores rank by it), classes and images counted from 1. Ground truth keeps the
@@ -13,17 +13,17 @@ import numpy as np
 from train_utils.results import Detections, GroundTruth, canonical_order
 
 # In the order of pycocotools' stats; s, m, l: boxes of less than 32**2, up to 96**2, more pixels.
-FIGURES = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
+METRICS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
 PER_CLASS = ("AP", "AP50", "APs", "APm", "APl")
 OPERATING_POINT = ("threshold", "f1", "precision", "recall")  # of a class, as best_f1 finds it
-ABSENT = -1.0  # pycocotools' figure where there is no ground truth
+ABSENT = -1.0  # pycocotools' metric where there is no ground truth
 IOU = 0.5  # of an operating point and of the confusion matrix
 
 
 class Evaluation(NamedTuple):
-    """The COCO figures and what they were computed from; one without ground truth is ABSENT."""
+    """The COCO metrics and what they were computed from; one without ground truth is ABSENT."""
 
-    figures: dict[str, float]  # by FIGURES
+    metrics: dict[str, float]  # by METRICS
     per_class: dict[str, dict[str, float]]  # by class name: PER_CLASS, images, boxes (no crowds)
     truth: GroundTruth
     detections: Detections  # in any order
@@ -62,7 +62,7 @@ def match(truth: GroundTruth, detections: Detections, every_size: bool = True, i
 
 
 def score(truth: GroundTruth, detections: Detections) -> Evaluation:
-    """Compute the 12 COCO figures and those of each class; ``detections`` in any order.
+    """Compute the 12 COCO metrics and those of each class; ``detections`` in any order.
 
     To the last bit those of COCOeval.summarize: means over what is present.
     """
@@ -74,14 +74,14 @@ def score(truth: GroundTruth, detections: Detections) -> Evaluation:
     of_all, by_size = precision[..., 0, 2], np.moveaxis(precision[..., 1:, 2], -1, 0)
     by_limit, recall_by_size = np.moveaxis(recall[..., 0, :], -1, 0), np.moveaxis(recall[..., 1:, 2], -1, 0)
     parts = [of_all, of_all[0], of_all[5], *by_size, *by_limit, *recall_by_size]
-    figures = dict(zip(FIGURES, map(_mean_of_present, parts), strict=True))
+    metrics = dict(zip(METRICS, map(_mean_of_present, parts), strict=True))
     per_class = {}
     for index, name in enumerate(truth.names):
         of_class = (truth.classes == index) & ~truth.crowd.astype(bool)
         parts = [of_all[..., index], of_all[0, :, index], *by_size[..., index]]
         row = dict(zip(PER_CLASS, map(_mean_of_present, parts), strict=True))
         per_class[name] = row | {"images": len(np.unique(truth.image_of_box[of_class])), "boxes": int(of_class.sum())}
-    return Evaluation(figures, per_class, truth, detections, losses={})
+    return Evaluation(metrics, per_class, truth, detections, losses={})
 
 
 def _mean_of_present(values: np.ndarray) -> float:
@@ -136,19 +136,19 @@ def best_f1(matches: Matches, index: int | None = None) -> dict[str, float] | No
 
 
 def format_table(result: Evaluation) -> str:
-    """Format the 12 figures and a row per class; "-" means no ground truth."""
-    lines = [" ".join(f"{name:>5}" for name in FIGURES)]
-    lines.append(" ".join(f"{format_figure(result.figures[name]):>5}" for name in FIGURES))  # fits into 80 columns
+    """Format the 12 metrics and a row per class; "-" means no ground truth."""
+    lines = [" ".join(f"{name:>5}" for name in METRICS)]
+    lines.append(" ".join(f"{format_metric(result.metrics[name]):>5}" for name in METRICS))  # fits into 80 columns
     width = max(len(name) for name in ("class", *result.per_class))
     columns = PER_CLASS + OPERATING_POINT * any("f1" in row for row in result.per_class.values())
     titles = "  ".join(f"{name:>5}" for name in columns)
     lines += ["", f"{'class':<{width}}  {'images':>7}  {'boxes':>7}  {titles}"]
     for name, row in result.per_class.items():
-        cells = "  ".join(f"{format_figure(row[column]):>{max(5, len(column))}}" for column in columns)
+        cells = "  ".join(f"{format_metric(row[column]):>{max(5, len(column))}}" for column in columns)
         lines.append(f"{name:<{width}}  {row['images']:>7.0f}  {row['boxes']:>7.0f}  {cells}")
     return "\n".join(lines)
 
 
-def format_figure(figure: float | None) -> str:
-    """A figure of 0 to 1 with three places; a dash where there is none."""
-    return "-" if figure is None or figure == ABSENT else f"{figure:.3f}"
+def format_metric(metric: float | None) -> str:
+    """A metric of 0 to 1 with three places; a dash where there is none."""
+    return "-" if metric is None or metric == ABSENT else f"{metric:.3f}"

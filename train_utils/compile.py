@@ -104,7 +104,7 @@ class _CompiledLoss:
                 self._eager(raw_maps, targets, objectness_ratio=1.0, sum_over_ranks=lambda tensor: tensor, world_size=1)
             self._is_prepared = True
         missing = max(len(targets), 1) + -max(len(targets), 1) % TARGET_ROWS - len(targets)
-        # A number would be a constant of the graph, and each step of the burn-in has another.
+        # A number would be a constant of the graph, and each step of the warm-up has another.
         ratio = torch.full((), objectness_ratio, device=targets.device)
         filled = torch.nn.functional.pad(targets, (0, 0, 0, missing))
         return self._parts(list(raw_maps), filled, ratio, world_size)

@@ -86,7 +86,7 @@ def detect_batches(
 
     def forward_by_cudnn(batch: AnyBatch) -> list[Tensor]:
         # A benchmark would choose algorithms by speed, different ones on each rank. Without tf32
-        # figures are those of IEEE 754's float32, also in a training with TF32. The flags are those
+        # metrics are those of IEEE 754's float32, also in a training with TF32. The flags are those
         # of the process, so one thread at a time queues its batch.
         flags = torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=tf32)
         with _QUEUEING, flags:

@@ -23,7 +23,7 @@ from data.layouts import class_numbers
 from data.media import Frame, FrameBatch, FrameBatches, InputFit, Medium, find_media, pixels_of, read_picture
 from models import Postprocess, for_detection
 from models.darknet import fuse_batch_norm
-from train_utils import build, detect, distributed, draw, numerics, results
+from train_utils import build, detect, distributed, draw, numerics, open_checkpoint, results
 
 FILE_OPTIONS = {"source", "out", "draw", "save_json", "save_txt"}  # of predict.py, which mean nothing to a Detector
 GPU_BATCH_SIZE = 8  # on a CPU it is 1, because threads process several batches at a time
@@ -133,7 +133,7 @@ class Predictor:
 
     def __init__(self, config: DetectConfig, device: torch.device) -> None:
         self.config, self.device = config, device
-        self.network = build.open_detector(config.ckpt, config.model, config.names, config.image_size)
+        self.network = open_checkpoint.open_detector(config.ckpt, config.model, config.names, config.image_size)
         self.dtype = numerics.evaluation_dtype(config.precision, device, "precision")
         self.model = self.for_one = for_detection(self.network.model.to(device), device)
         self.fit = InputFit(self.network.image_size, self.network.model.max_stride, config.resize, config.rect)

@@ -20,7 +20,7 @@ MEMORY_IS_FULL = (
     *("can't allocate memory", "out of memory", "unable to find an engine", "CUDNN_STATUS_ALLOC_FAILED"),
     *("CUBLAS_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED"),
 )
-HELP = "a lower optim.lr, a longer optim.burn_in_epochs, optim.clip_norm=10, or train.precision=float32"
+HELP = "a lower optim.lr, a longer optim.warmup_epochs, optim.clip_norm=10, or train.precision=float32"
 
 
 class ForwardPass(NamedTuple):
@@ -32,12 +32,12 @@ class ForwardPass(NamedTuple):
     autocast_dtype: torch.dtype | None  # None: that of the weights
     world: distributed.World
 
-    def __call__(self, images: torch.Tensor, targets: torch.Tensor, burn_in: float) -> Any:
-        """The parts of the loss of ``images`` (B, 3, H, W); ``burn_in``: the share that is done."""
+    def __call__(self, images: torch.Tensor, targets: torch.Tensor, warmup: float) -> Any:
+        """The parts of the loss of ``images`` (B, 3, H, W); ``warmup``: the share that is done."""
         with torch.autocast(images.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None):
             raw_maps = self.model(images)
         exchange = {"sum_over_ranks": distributed.sum_over_ranks, "world_size": self.world.world_size}
-        return self.loss(raw_maps, targets, objectness_ratio=burn_in, **exchange)
+        return self.loss(raw_maps, targets, objectness_ratio=warmup, **exchange)
 
 
 class EpochResult(NamedTuple):
@@ -73,7 +73,7 @@ def train_one_epoch(  # noqa: PLR0915 - all that a step does
     sums, passes, images = torch.zeros_like(state.loss_sums), 0, 0  # of the step under way, and of the epoch
     waited, started = 0.0, time.perf_counter()
 
-    def live_figures() -> dict[str, str]:
+    def live_metrics() -> dict[str, str]:
         loss = float(state.loss_sums[0]) / max(1, state.loss_steps)
         return {"loss": f"{loss:.4g}", "wait": f"{waited / (time.perf_counter() - started):.0%}"}
 
@@ -91,7 +91,7 @@ def train_one_epoch(  # noqa: PLR0915 - all that a step does
         if isinstance(model, torch.nn.parallel.DistributedDataParallel):
             model.require_backward_grad_sync = passes == accumulate  # as its no_sync() does
         batch = batch.to(world.device, non_blocking=True)
-        parts = forward(forward.to_input(batch), batch.targets, schedule.burn_in(state.step))
+        parts = forward(forward.to_input(batch), batch.targets, schedule.warmup(state.step))
         # Each rank has its share of the loss, and DDP averages gradients over the ranks.
         state.scaler.scale(parts.total * (world.world_size / accumulate)).backward()
         # Times the number of ranks, so that the mean over ranks is the loss.
@@ -132,7 +132,7 @@ def train_one_epoch(  # noqa: PLR0915 - all that a step does
             writer.save(state.to_plain())
         if stop.agreed:
             break
-        progress.at(images, live_figures)
+        progress.at(images, live_metrics)
     check_weights(state)
     seconds = time.perf_counter() - started
     epoch_means = (distributed.sum_over_ranks(state.loss_sums) / max(1, state.loss_steps * world.world_size)).tolist()

@@ -23,7 +23,7 @@ from train_utils.log import EPOCH_COLUMNS, MetricsCsv, RunLog, epoch_row
 from train_utils.train_state import LOSS_NAMES, TrainState
 
 TABLES = {  # metrics is equal in every repetition of a run
-    "metrics": ("epoch", "step", "lr", *LOSS_NAMES, *coco_eval.FIGURES, *(f"val_{name}" for name in LOSS_NAMES)),
+    "metrics": ("epoch", "step", "lr", *LOSS_NAMES, *coco_eval.METRICS, *(f"val_{name}" for name in LOSS_NAMES)),
     "times": ("epoch", "seconds", "images_per_second", "waiting"),
     "steps": ("step", "lr", *LOSS_NAMES),
 }
@@ -38,7 +38,7 @@ class LoggedRun(NamedTuple):
     options: dict[str, Any]  # nested dictionaries of numbers and strings
 
 
-FLUSH_SECONDS = 10  # a kill loses at most the figures of this time
+FLUSH_SECONDS = 10  # a kill loses at most the metrics of this time
 
 
 class TensorBoardLogger:
@@ -50,10 +50,10 @@ class TensorBoardLogger:
         self._writer = SummaryWriter(run.folder / "tensorboard", purge_step=run.step + 1, flush_secs=FLUSH_SECONDS)
         self._writer.add_text("configuration", f"```\n{yaml.safe_dump(run.options, sort_keys=False)}```", run.step)
 
-    def scalars(self, step: int, group: str, figures: Mapping[str, float]) -> None:
-        """Take the figures of a group, such as ``train``, after ``step`` optimiser steps."""
-        for name, figure in figures.items():
-            self._writer.add_scalar(f"{group}/{name}", figure, step)
+    def scalars(self, step: int, group: str, metrics: Mapping[str, float]) -> None:
+        """Take the metrics of a group, such as ``train``, after ``step`` optimiser steps."""
+        for name, metric in metrics.items():
+            self._writer.add_scalar(f"{group}/{name}", metric, step)
 
     def picture(self, step: int, name: str, path: Path) -> None:
         """Take the PNG or JPEG in ``path``, which does not change any more."""
@@ -88,9 +88,9 @@ class WandbLogger:
         # Its own count of calls cannot go back, but a resumed run repeats steps.
         self._run.define_metric("*", step_metric="step")
 
-    def scalars(self, step: int, group: str, figures: Mapping[str, float]) -> None:
+    def scalars(self, step: int, group: str, metrics: Mapping[str, float]) -> None:
         """Add a point to each curve ``<group>/<name>`` over ``step``."""
-        self._run.log({"step": step, **{f"{group}/{name}": figure for name, figure in figures.items()}})
+        self._run.log({"step": step, **{f"{group}/{name}": metric for name, metric in metrics.items()}})
 
     def picture(self, step: int, name: str, path: Path) -> None:
         """Upload a picture."""
@@ -140,7 +140,7 @@ class LoggerThread:
     def _warn_once(self, failure: str) -> None:
         if not self._warned:
             self._warned = True
-            self._warn(f"warning: logger={self._name} {failure}: the training is whole, figures may be missing there")
+            self._warn(f"warning: logger={self._name} {failure}: the training is whole, metrics may be missing there")
 
 
 class Loggers:
@@ -174,15 +174,15 @@ class Loggers:
                 reason = f"logger={name} cannot start ({in_short(error)})"
                 if run.step == 0:
                     raise errors.TrainError(f"{reason}. fix: that, or leave {name} out") from error
-                self._log.line(f"warning: {reason}: the training is whole, figures are missing there")
+                self._log.line(f"warning: {reason}: the training is whole, metrics are missing there")
             else:
                 self._threads.append(LoggerThread(name, logger, self._log.line))
 
-    def step(self, step: int, figures: Mapping[str, float]) -> None:
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log the learning rate and the losses of a step, if it is one of each ``every_steps``."""
         if self._tables and self._config.every_steps > 0 and step % self._config.every_steps == 0:
-            self._tables["steps"].write({"step": step, **figures})
-            self._scalars("train", figures)
+            self._tables["steps"].write({"step": step, **metrics})
+            self._scalars("train", metrics)
 
     def epoch(
         self, result: engine.EpochResult, evaluation: coco_eval.Evaluation | None, seconds: float, is_best: bool
@@ -191,17 +191,17 @@ class Loggers:
         if not self._tables:
             return
         state = self._state
-        figures, losses = (evaluation.figures, evaluation.losses) if evaluation is not None else ({}, {})
-        row = {"epoch": state.epoch, "step": state.step, "lr": result.lr, **result.losses, **figures}
+        metrics, losses = (evaluation.metrics, evaluation.losses) if evaluation is not None else ({}, {})
+        row = {"epoch": state.epoch, "step": state.step, "lr": result.lr, **result.losses, **metrics}
         row |= {f"val_{name}": loss for name, loss in losses.items()}
         speed = {"seconds": seconds, "images_per_second": result.images_per_second, "waiting": result.waiting}
         self._tables["metrics"].write(row)
         self._tables["times"].write({"epoch": state.epoch, **speed})
         self._scalars("epoch", {"epoch": state.epoch, "lr": result.lr, **result.losses})
-        self._scalars("val", figures | losses)
+        self._scalars("val", metrics | losses)
         self._scalars("speed", speed)
 
-        scores = map(coco_eval.format_figure, (figures.get("AP"), figures.get("AP50")))
+        scores = map(coco_eval.format_metric, (metrics.get("AP"), metrics.get("AP50")))
         memory = f"{torch.cuda.max_memory_allocated() / 1e9:.1f}G" if torch.cuda.is_initialized() else "-"
         left = self.seconds / (state.epoch - self._first_epoch) * (self._epochs - state.epoch)  # evaluations included
         if state.epoch == self._first_epoch + 1:
@@ -218,8 +218,8 @@ class Loggers:
                 thread.send("picture", self._state.step, name, path)
 
     def result(self) -> None:
-        """Log the best epoch's figures and the plots at the end of a training."""
-        self._scalars("best", self._state.best_figures)
+        """Log the best epoch's metrics and the plots at the end of a training."""
+        self._scalars("best", self._state.best_metrics)
         self.pictures("plots/*.[jp][pn]g")
         self._complete = True
 
@@ -228,8 +228,8 @@ class Loggers:
         for thread in self._threads:
             thread.close(self._complete)
 
-    def _scalars(self, group: str, figures: Mapping[str, float]) -> None:
-        present = {name: figure for name, figure in figures.items() if figure != coco_eval.ABSENT}
+    def _scalars(self, group: str, metrics: Mapping[str, float]) -> None:
+        present = {name: metric for name, metric in metrics.items() if metric != coco_eval.ABSENT}
         if present:
             for thread in self._threads:
                 thread.send("scalars", self._state.step, group, present)

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from conf.train_options import OPTIMISERS, Decay, OptimConfig, Optimizer
 
-BURN_IN_MIN_STEPS, BURN_IN_MAX_SHARE = 500, 0.1  # the share of the training limits the steps, too
+WARMUP_MIN_STEPS, BURN_IN_MAX_SHARE = 500, 0.1  # the share of the training limits the steps, too
 BURN_IN_MOMENTUM = 0.9  # at its first step
 # What torch keeps of each parameter: all of it, or nothing yet.
 STATE_KEYS = {torch.optim.SGD: {"momentum_buffer"}, torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"}}
-FAST_BIASES = 10  # times lr, of biases at the start of burn-in with name=sgd: heads start fast
+FAST_BIASES = 10  # times lr, of biases at the start of warm-up with name=sgd: heads start fast
 
 
 @dataclass(frozen=True)
@@ -31,19 +31,19 @@ class Schedule:
     total_steps: int
 
     @property
-    def burn_in_steps(self) -> int:
-        """Length of burn-in in optimiser steps; 0 if there is none."""
-        if self.config.burn_in_epochs == 0:
+    def warmup_steps(self) -> int:
+        """Length of warm-up in optimiser steps; 0 if there is none."""
+        if self.config.warmup_epochs == 0:
             return 0
-        wanted = max(self.config.burn_in_epochs * self.steps_per_epoch, BURN_IN_MIN_STEPS)
+        wanted = max(self.config.warmup_epochs * self.steps_per_epoch, WARMUP_MIN_STEPS)
         return min(round(wanted), round(BURN_IN_MAX_SHARE * self.total_steps))
 
-    def burn_in(self, step: int) -> float:
-        """Fraction of burn-in that is done after this step, 0..1."""
-        return 1.0 if self.burn_in_steps == 0 else min(1.0, (step + 1) / self.burn_in_steps)
+    def warmup(self, step: int) -> float:
+        """Fraction of warm-up that is done after this step, 0..1."""
+        return 1.0 if self.warmup_steps == 0 else min(1.0, (step + 1) / self.warmup_steps)
 
     def lr_factor(self, step: int) -> float:
-        """Rate / ``optim.lr`` without burn-in: 1 at step 0, ``final_lr_ratio`` at the last step."""
+        """Rate / ``optim.lr`` without warm-up: 1 at step 0, ``final_lr_ratio`` at the last step."""
         flat = self.config.flat_share(self.total_steps)
         progress = min(1.0, max(0.0, step / max(1, self.total_steps - 1) - flat) / (1 - flat))
         low = self.config.final_lr_ratio
@@ -54,23 +54,23 @@ class Schedule:
         return 1.0
 
     def weight_lr_factor(self, step: int) -> float:
-        """Factor for convolution and batch-norm weights; rises from 0 during burn-in."""
-        return self.burn_in(step) * self.lr_factor(step)
+        """Factor for convolution and batch-norm weights; rises from 0 during warm-up."""
+        return self.warmup(step) * self.lr_factor(step)
 
     def bias_lr_factor(self, step: int) -> float:
-        """Factor for biases; with plain SGD it falls from ``FAST_BIASES`` in burn-in."""
-        done, lr = self.burn_in(step), self.config.lr
+        """Factor for biases; with plain SGD it falls from ``FAST_BIASES`` in warm-up."""
+        done, lr = self.warmup(step), self.config.lr
         start = FAST_BIASES * lr if self.config.name == Optimizer.sgd else lr
         return (1 - done) * start / lr + done * self.lr_factor(step)
 
     def momentum(self, step: int) -> float:
-        """Momentum, or beta1; moves from 0.9 to ``momentum`` during burn-in."""
-        done = self.burn_in(step)
+        """Momentum, or beta1; moves from 0.9 to ``momentum`` during warm-up."""
+        done = self.warmup(step)
         return (1 - done) * BURN_IN_MOMENTUM + done * self.config.momentum
 
     def weight_decay(self, step: int) -> float:
-        """Weight decay of convolution weights; rises from 0 during burn-in."""
-        return self.burn_in(step) * self.config.weight_decay
+        """Weight decay of convolution weights; rises from 0 during warm-up."""
+        return self.warmup(step) * self.config.weight_decay
 
     def ema_decay(self, updates: int) -> float:
         """Decay of the weight average at update number ``updates``, counted from 1.

@@ -70,17 +70,17 @@ class Progress:
         """Count ``units`` more as finished."""
         self.at(self.done + units)
 
-    def at(self, done: int, figures: Callable[[], Mapping[str, str]] = dict) -> None:
+    def at(self, done: int, metrics: Callable[[], Mapping[str, str]] = dict) -> None:
         """Tell that ``done`` units are finished; the live line goes after the last.
 
-        ``figures`` are asked for only when they are shown: they may cost a wait for the device.
+        ``metrics`` are asked for only when they are shown: they may cost a wait for the device.
         """
         self.done, now, total = done, time.monotonic(), self.total
         wait = SECONDS_BETWEEN_LINES if self._bar is None else SECONDS_BETWEEN_UPDATES
         if self._enabled and now - self._last > wait:
             self._last = now
             seconds = max(now - self._started, 1e-9)
-            parts = [f"{done}/{total}" if total else str(done), *map(" ".join, figures().items())]
+            parts = [f"{done}/{total}" if total else str(done), *map(" ".join, metrics().items())]
             parts.append(f"{done / seconds:.3g} {self._unit}/s")
             if total and done:
                 parts.append(f"{duration(seconds / done * (total - done))} left")

@@ -20,7 +20,7 @@ FILE = "best_detections.npz"
 
 def keep_best(folder: Path, best: coco_eval.Evaluation) -> None:
     """Write ``best_detections.npz`` whole or not at all. Raises OSError."""
-    scores = json.dumps({"figures": best.figures, "per_class": best.per_class})
+    scores = json.dumps({"metrics": best.metrics, "per_class": best.per_class})
     with run_files.whole_file(folder / FILE, "wb") as file:
         np.savez(file, scores=scores, detections=best.detections, **vars(best.truth))
 
@@ -48,7 +48,7 @@ def read_best(folder: Path) -> coco_eval.Evaluation:
             raise ValueError("objects of no class or image")
         scores = json.loads(str(text))
         columns = (*coco_eval.PER_CLASS, "images", "boxes")
-        rows = [(scores["figures"], coco_eval.FIGURES), *((row, columns) for row in scores["per_class"].values())]
+        rows = [(scores["metrics"], coco_eval.METRICS), *((row, columns) for row in scores["per_class"].values())]
         sum(abs(row[key]) for row, keys in rows for key in keys)  # TypeError if one is no number
         return coco_eval.Evaluation(**scores, truth=truth, detections=reported, losses={})
     except (OSError, AttributeError, ValueError, KeyError, TypeError, EOFError, BadZipFile) as error:
@@ -70,7 +70,7 @@ section { overflow-x: auto; } th, td { padding-right: .9rem; text-align: left; }
 <h1>$title</h1>
 <p>$folder</p>
 <h2>Figures of the best epoch</h2>
-<section id="figures">$figures</section>
+<section id="metrics">$metrics</section>
 <h2>Pictures</h2>
 $pictures
 <h2>Options that differ from the defaults</h2>
@@ -85,15 +85,15 @@ def write_report(folder: Path, options: Mapping[str, Any], defaults: Mapping[str
     ``options`` are those of the run by full key, ``defaults`` their values without any choice.
     Raises TrainError if the run's detections are damaged, and OSError.
     """
-    figures = "<p>No epoch was evaluated yet.</p>"
+    metrics = "<p>No epoch was evaluated yet.</p>"
     if (folder / FILE).is_file():
         best = read_best(folder)
-        figures = html_table(list(best.figures), [list(map(coco_eval.format_figure, best.figures.values()))])
+        metrics = html_table(list(best.metrics), [list(map(coco_eval.format_metric, best.metrics.values()))])
         rows: list[list[object]] = []
         for name, row in best.per_class.items():
-            scores = map(coco_eval.format_figure, map(row.get, coco_eval.PER_CLASS))
+            scores = map(coco_eval.format_metric, map(row.get, coco_eval.PER_CLASS))
             rows.append([name, row["images"], row["boxes"], *scores])
-        figures += html_table(["class", "images", "boxes", *coco_eval.PER_CLASS], rows)
+        metrics += html_table(["class", "images", "boxes", *coco_eval.PER_CLASS], rows)
     pictures = ""
     for name, title in PICTURES.items():
         if (folder / name).is_file():
@@ -110,7 +110,7 @@ def write_report(folder: Path, options: Mapping[str, Any], defaults: Mapping[str
     text = PAGE.substitute(
         title=escape(f"{options['name']} · {folder.name}"),
         folder=escape(str(folder)),
-        figures=figures,
+        metrics=metrics,
         pictures=pictures,
         changed=html_table(["option", "value", "default"], changed),
         unchanged=html_table(["option", "value"], unchanged),

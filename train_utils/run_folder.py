@@ -4,7 +4,6 @@ import fcntl
 import itertools
 import json
 import os
-import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -52,22 +51,6 @@ def open_run_folder(world: distributed.World, name: str, run_dir: str | None, re
         if folder is not None:
             with suppress(OSError):
                 os.truncate(folder / LOCK, 0)
-
-
-def find_run(name: str, run_dir: str | None, is_same: Callable[[Path], bool]) -> Path | None:
-    """Find the folder that ``resume=auto`` means; None if there is no run.
-
-    It is ``run_dir`` if given. Under SLURM or torchrun it is the first folder of this job or run
-    whose options ``is_same`` accepts, elsewhere the newest of ``runs/<name>`` with a checkpoint.
-    """
-    if run_dir is not None:
-        own = Path(run_dir).resolve()
-        return own if (own / "config.yaml").is_file() else None
-    runs, job = [path.parent for path in Path("runs", name).resolve().glob("*/config.yaml")], launch.job_folder_name()
-    if job is None:
-        return run_files.newest(runs)
-    ours = [run for run in runs if re.fullmatch(rf"{re.escape(job)}(-\d+)?", run.name) and is_same(run)]
-    return min(ours, key=lambda run: (len(run.name), run.name), default=None)
 
 
 def open_out(world: distributed.World, out: str | None, name: str) -> Path:

@@ -106,15 +106,15 @@ def finish_run(
     val_set: data.Annotations,
     evaluation: coco_eval.Evaluation,
 ) -> None:
-    """Show the result of a training: figures by class, plots, report, next steps.
+    """Show the result of a training: metrics by class, plots, report, next steps.
 
-    ``evaluation`` is that of the last epoch; the figures are those of the best one.
+    ``evaluation`` is that of the last epoch; the metrics are those of the best one.
     """
     shown, of_epoch = evaluation, state.epoch
     if state.best_epoch != state.epoch:
         with contextlib.suppress(errors.TrainError):  # they may not have been written, as to a full disk
             shown, of_epoch = report_page.read_best(folder), state.best_epoch
-    log.line(f"figures of epoch {of_epoch}:")
+    log.line(f"metrics of epoch {of_epoch}:")
     log.line(coco_eval.format_table(shown))
     log.line(state.best_sentence())
     if config.logger.pictures:

@@ -36,7 +36,7 @@ class TrainState:
     best: float = coco_eval.ABSENT  # best AP so far
     best_epoch: int = 0
     evaluated_epoch: int = 0  # the last evaluated one, on rank 0
-    best_figures: dict[str, float] = field(default_factory=dict)  # on rank 0
+    best_metrics: dict[str, float] = field(default_factory=dict)  # on rank 0
     loss_steps: int = 0  # steps of the current epoch in loss_sums, which are this rank's
 
     def __post_init__(self) -> None:
@@ -48,21 +48,21 @@ class TrainState:
         if self.epoch >= options.epochs:
             return f"all {options.epochs} epochs are done"
         waited = self.epoch - self.best_epoch if self.evaluated_epoch == self.epoch else 0
-        # Only rank 0 has the figures.
+        # Only rank 0 has the metrics.
         if distributed.any_rank(world.is_main and 0 < options.patience <= waited):
             return f"no better AP in {options.patience} epochs (train.patience)"
         return None
 
-    def record(self, figures: dict[str, float]) -> bool:
-        """Record the figures of an evaluation and return whether its AP is the best so far.
+    def record(self, metrics: dict[str, float]) -> bool:
+        """Record the metrics of an evaluation and return whether its AP is the best so far.
 
         Without boxes in the validation set there is no AP; then the latest weights are the best.
         """
-        if figures:
+        if metrics:
             self.evaluated_epoch = self.epoch
-        if not figures or (figures["AP"] <= self.best and not figures["AP"] == self.best == coco_eval.ABSENT):
+        if not metrics or (metrics["AP"] <= self.best and not metrics["AP"] == self.best == coco_eval.ABSENT):
             return False
-        self.best, self.best_epoch, self.best_figures = figures["AP"], self.epoch, dict(figures)
+        self.best, self.best_epoch, self.best_metrics = metrics["AP"], self.epoch, dict(metrics)
         return True
 
     def best_sentence(self) -> str:
@@ -90,7 +90,7 @@ class TrainState:
         return {
             **self.description,
             **{name: getattr(self, name) for name in COUNTERS},
-            "figures": dict(self.best_figures),
+            "metrics": dict(self.best_metrics),
             "model": self.model.state_dict(),
             "ema": self.average.module.state_dict(),
             "ema_updates": self.average.updates,
@@ -142,7 +142,7 @@ class TrainState:
         steps = self.average.schedule.steps_per_epoch
         if not 0 <= self.step - self.epoch * steps <= steps:
             raise ValueError(f"step {self.step} is not in epoch {self.epoch + 1} of {steps} steps each")
-        self.best_figures = dict(state["figures"])
+        self.best_metrics = dict(state["metrics"])
         same_ranks, sums = state["world_size"] == world.world_size, state["loss_sums"]
         self.loss_sums.copy_(sums[world.rank] if same_ranks else sums.mean(0))
         if same_ranks:

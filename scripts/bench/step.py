@@ -26,7 +26,7 @@ from train_utils.compile import compile_step
 VARIANTS = ("float32", "float32 sync_bn", "bfloat16", "bfloat16 sync_bn")
 WARM_UP, COUNTED = 3, 6
 CLASSES, BOXES = 80, 20  # of the network, and of an image: COCO has 7, a mosaic up to four times as many
-STEPS = 100_000  # of the whole training: a measurement lies at the start of the burn-in
+STEPS = 100_000  # of the whole training: a measurement lies at the start of the warm-up
 
 
 def new_network(name: str, width: float = 1.0) -> Darknet:
@@ -59,7 +59,7 @@ def new_step(
     guard, writer = engine.NonFiniteGuard(network, 50, print), checkpoint.CheckpointWriter(Path(), print)
     silent, request = progress.Progress(0, "", enabled=False), stop.StopRequest()
     return lambda batches: engine.train_one_epoch(
-        forward, batches, state=state, guard=guard, stop=request, writer=writer, log_step=lambda step, figures: None,
+        forward, batches, state=state, guard=guard, stop=request, writer=writer, log_step=lambda step, metrics: None,
         progress=silent, accumulate=1,
     )  # fmt: skip
 

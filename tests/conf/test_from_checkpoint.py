@@ -30,8 +30,9 @@ from tests.models.test_timm import random_state
 from tests.runs.kill_resume import differences
 from tests.small_run import die_after, rows, small_run
 from train import train
-from train_utils.build import build_model, open_detector
+from train_utils.build import build_model
 from train_utils.checkpoint import load_last, save_checkpoint
+from train_utils.open_checkpoint import open_detector
 from train_utils.optim import Schedule
 from train_utils.run_report import save_config
 
@@ -190,7 +191,7 @@ def test_more_epochs_are_the_same_wherever_they_are_cut_and_follow_the_schedule_
     assert load_last(run)[0]["step"] == 3
     train(compose_training(f"resume={run}"))
     expected, found = load_last(whole)[0], load_last(run)[0]
-    for part in ("step", "figures", "model", "ema"):
+    for part in ("step", "metrics", "model", "ema"):
         assert differences(found[part], expected[part], part) == []
     assert (run / "metrics.csv").read_bytes() == (whole / "metrics.csv").read_bytes()
     optim = compose_training(f"resume={whole}").optim

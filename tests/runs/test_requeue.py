@@ -64,7 +64,7 @@ def test_a_stop_by_slurm_asks_for_a_requeue_behind_the_checkpoint_and_only_with_
         train(config)
     assert marker.exists() and seen == [1], "not behind its checkpoint"
     marker.unlink()
-    with monkeypatch.context() as patch:  # in the last step: the run is over and shows its figures
+    with monkeypatch.context() as patch:  # in the last step: the run is over and shows its metrics
         signal_at(patch, 2 * STEPS, number)
         train(replace(config, run_dir=None, resume=str(run)))
     assert not marker.exists()

@@ -54,7 +54,7 @@ def test_weights_do_not_depend_on_the_number_of_processes(
 
 @pytest.mark.slow
 def test_patience_ends_all_processes_together(tmp_path: Path) -> None:
-    """Only rank 0 has the figures; AP stays 0 at this learning rate."""
+    """Only rank 0 has the metrics; AP stays 0 at this learning rate."""
     ensure_shapes(tmp_path / "shapes", SMALL)
     still = [*SIZES, "train.epochs=6", "train.patience=1", "optim.lr=1e-9", "train.timeout_seconds=34"]
     run_group(train_here, 2, tmp_path, SMALL, tmp_path / "run", still)

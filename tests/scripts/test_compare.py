@@ -90,7 +90,7 @@ def test_seeds_are_one_setting(runs: dict[str, Path]) -> None:
     assert [group.runs for group in groups] == [
         [runs["a0"], runs["a1"]], [runs["b0"], runs["b1"]],
     ]  # fmt: skip
-    values = [read_best(runs[name]).figures["AP"] for name in ("a0", "a1")]
+    values = [read_best(runs[name]).metrics["AP"] for name in ("a0", "a1")]
     assert groups[0].mean() == pytest.approx(np.mean(values))
     assert groups[0].spread() == pytest.approx(np.std(values, ddof=1))
     (gain,) = compare(CompareConfig([str(runs[n]) for n in ("a0", "b0", "a1", "b1")], 200, 0, False))
@@ -120,7 +120,7 @@ def drawn_ap(side: Evaluation, chosen: np.ndarray) -> float:
         np.arange(IMAGES), truth.sizes, truth.offsets, truth.boxes_xywh[rows], truth.classes[rows], truth.crowd[rows],
         truth.areas[rows], truth.names,
     )  # fmt: skip
-    return score(drawn, found).figures["AP"]
+    return score(drawn, found).metrics["AP"]
 
 
 def test_seeds_widen_the_interval_as_students_t(runs: dict[str, Path]) -> None:
@@ -147,7 +147,7 @@ def test_runs_that_cannot_be_compared_are_named(runs: dict[str, Path], tmp_path:
 
 
 def test_forged_evaluations_and_options_are_one_sentence(tmp_path: Path) -> None:
-    """Arrays are missing, or of another type or shape; so are figures. YAML is cut, or a bomb."""
+    """Arrays are missing, or of another type or shape; so are metrics. YAML is cut, or a bomb."""
     run = make_run(tmp_path / "run", 4, 0, truth=labels(9))
     config = CompareConfig([str(run)], resamples=1, seed=0, debug=False)
     with np.load(run / FILE) as file:

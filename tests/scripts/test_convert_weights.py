@@ -17,8 +17,9 @@ from models import Darknet, fitted_cfg, load_cfg, load_darknet_weights, parse_cf
 from models.published import COCO_NAMES
 from tests.models.small_network import PlainNetwork, cfg_text, randomise, small
 from train import train
-from train_utils.build import build_model, load_network, open_detector
+from train_utils.build import build_model, load_network
 from train_utils.checkpoint import load_checkpoint
+from train_utils.open_checkpoint import open_detector
 
 Command = Callable[..., str]
 
@@ -178,20 +179,20 @@ def test_training_and_evaluation_with_converted_weights(command: Command, tmp_pa
         options = ["train.image_size=64", "train.batch_size=8", "train.epochs=1", "logger.pictures=false", *more]
         return train([*data, *network, f"run_dir={run_dir}", *options])
 
-    figures = trained("first")
+    metrics = trained("first")
     assert "trained on 16 images" in command("ckpt=first", "out=a.weights")
     classes = load_checkpoint(tmp_path / "first")["names"]
     for name, names in (("named", classes), ("other", [*classes[1:], "zebra"])):
         (tmp_path / "classes.names").write_text("\n".join(names))
         command("weights=a.weights", *network, "names=classes.names", "image_size=64", f"out={name}.pt")
-    assert evaluate([*data, "ckpt=named.pt"]) == figures
+    assert evaluate([*data, "ckpt=named.pt"]) == metrics
     with pytest.raises(ConfigError, match=r"converted and names no data\. fix: add data="):
         evaluate(["ckpt=other.pt"])
     with pytest.raises(ConfigError, match=r"other\.pt knows .*weights converted anew with names="):
         evaluate([*data, "ckpt=other.pt"])
     (tmp_path / "count.cfg").write_text(fitted_cfg(Darknet(zoo_cfg("yolov3-tiny"), len(classes), 0.125)))
     command("weights=a.weights", "model.cfg=count.cfg", "image_size=64", "out=numbered.pt")
-    assert evaluate([*data, "ckpt=numbered.pt"]) == figures, "classes with numbers for names are those of the data"
+    assert evaluate([*data, "ckpt=numbered.pt"]) == metrics, "classes with numbers for names are those of the data"
 
     trained("next", "model.weights=numbered.pt")
     state = load_checkpoint(tmp_path / "next")

@@ -29,7 +29,7 @@ CONFIG = OptimConfig(
     flat_fraction=0.0,
     momentum=0.937,
     weight_decay=5e-4,
-    burn_in_epochs=3,
+    warmup_epochs=3,
     clip_norm=None,
     ema_decay=0.9999,
     ema_window=0.08,
@@ -108,7 +108,7 @@ def train_epoch(
         NonFiniteGuard(state.model, limit, log_line),
         StopRequest(),
         CheckpointWriter(Path(), print),
-        lambda step, figures: None,
+        lambda step, metrics: None,
         Progress(0, "train", enabled=False),
         accumulate,
     )

@@ -13,7 +13,7 @@ import pytest
 from tests.train_utils.coco_sets import CATEGORY_IDS, coco128, draw, plain_pycocotools, write_coco
 from train_utils.coco_eval import (
     ABSENT,
-    FIGURES,
+    METRICS,
     OPERATING_POINT,
     PER_CLASS,
     Matches,
@@ -28,7 +28,7 @@ Case = tuple[GroundTruth, Detections]
 
 
 def assert_equal_to_pycocotools(case: Case, truth_file: Path, category_ids: list[int], folder: Path) -> np.ndarray:
-    """Arrays, figures, figures of each class and matches at IoU .5; returns the figures."""
+    """Arrays, metrics, metrics of each class and matches at IoU .5; returns the metrics."""
     truth, found = case
     (folder / "results.json").write_text(json.dumps(to_coco_json(found, category_ids)))
     expected = plain_pycocotools(truth_file, folder / "results.json")
@@ -38,7 +38,7 @@ def assert_equal_to_pycocotools(case: Case, truth_file: Path, category_ids: list
     for key in ("precision", "recall"):
         assert np.array_equal(ours.eval[key], expected.eval[key]), key
     result = score(truth, found)
-    assert list(result.figures.values()) == expected.stats.tolist()
+    assert list(result.metrics.values()) == expected.stats.tolist()
     for index, name in enumerate(truth.names):
         every, *sizes = (expected.eval["precision"][:, :, index, area, 2] for area in range(4))
         for key, part in zip(PER_CLASS, (every, every[0], *sizes), strict=True):
@@ -104,8 +104,8 @@ CASES: dict[str, Callable[[], Case]] = {
 def test_all_is_as_in_pycocotools(case: str, tmp_path: Path) -> None:
     drawn = CASES[case]()
     write_coco(drawn[0], tmp_path / "truth.json")
-    figures = assert_equal_to_pycocotools(drawn, tmp_path / "truth.json", CATEGORY_IDS, tmp_path)
-    assert not case.startswith("drawn") or 0.1 < figures[0] < 0.9
+    metrics = assert_equal_to_pycocotools(drawn, tmp_path / "truth.json", CATEGORY_IDS, tmp_path)
+    assert not case.startswith("drawn") or 0.1 < metrics[0] < 0.9
 
 
 def test_without_detections_and_without_ground_truth() -> None:
@@ -113,9 +113,9 @@ def test_without_detections_and_without_ground_truth() -> None:
     truth, found = draw(0)
     unlabelled, _ = without_boxes((truth, found))
     result = score(truth, found[:0])
-    assert set(result.figures.values()) == {0.0} and tuple(result.figures) == FIGURES
+    assert set(result.metrics.values()) == {0.0} and tuple(result.metrics) == METRICS
     for case in (found, found[:0]):
-        assert set(score(unlabelled, case).figures.values()) == {ABSENT}
+        assert set(score(unlabelled, case).metrics.values()) == {ABSENT}
         assert best_f1(matches_at_half(unlabelled, case)) is None
     for name in ("no boxes", "crowd only"):
         assert result.per_class[name] == dict.fromkeys(PER_CLASS, ABSENT) | {"images": 0, "boxes": 0}
@@ -125,8 +125,8 @@ def test_coco128(shared_dir: Path, tmp_path: Path) -> None:
     """Real annotations with crowds, mask areas and gaps in category ids, and a real network."""
     truth, found, category_ids = coco128(shared_dir)
     path = shared_dir / "data" / "coco128" / "annotations" / "instances_val2017.json"
-    figures = assert_equal_to_pycocotools((truth, found.astype(DETECTION)), path, category_ids, tmp_path)
-    assert 0.1 < figures[0] < 0.9
+    metrics = assert_equal_to_pycocotools((truth, found.astype(DETECTION)), path, category_ids, tmp_path)
+    assert 0.1 < metrics[0] < 0.9
 
 
 @pytest.mark.parametrize("seed", range(4))

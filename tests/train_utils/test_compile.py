@@ -238,7 +238,7 @@ def test_generated_code_trains_alike_and_resumes_to_the_bit(tmp_path: Path) -> N
 @pytest.mark.usefixtures("traced_only")
 @pytest.mark.parametrize("options", LOSSES)
 def test_a_compiled_loss_is_one_graph_for_all_numbers_of_boxes(options: tuple[str, ...]) -> None:
-    """Its parts and gradients are those of the eager loss, also in a burn-in."""
+    """Its parts and gradients are those of the eager loss, also in a warm-up."""
     model = detector()
     count = 2 if options == COST else 1  # heads, which it ranks together; one saves time
     plain = loss_of(model.heads[:count], *options)

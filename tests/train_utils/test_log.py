@@ -1,4 +1,4 @@
-"""The log and the tables of figures."""
+"""The log and the tables of metrics."""
 
 import csv
 import re

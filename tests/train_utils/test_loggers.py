@@ -58,8 +58,8 @@ def test_a_run_stopped_and_resumed_is_one_run_in_each_service_and_has_the_bits_o
 
     log_step = Loggers.step
 
-    def stop_after_five(self: Loggers, step: int, figures: dict[str, float]) -> None:
-        log_step(self, step, figures)
+    def stop_after_five(self: Loggers, step: int, metrics: dict[str, float]) -> None:
+        log_step(self, step, metrics)
         if step == 4:
             os.kill(os.getpid(), signal.SIGTERM)  # seen after the next step
 
@@ -122,7 +122,7 @@ def test_a_logger_that_fails_warns_once_and_the_others_go_on(
         Counter[str](),
     )
     monkeypatch.setitem(module.SERVICES, "tensorboard", type("Failing", (Service,), {"scalars": failing}))
-    good = type("Good", (Service,), {"scalars": lambda self, step, group, figures: points.update([group])})
+    good = type("Good", (Service,), {"scalars": lambda self, step, group, metrics: points.update([group])})
     monkeypatch.setitem(module.SERVICES, "wandb", good)
     log_some(config, tmp_path, range(1, 4), warnings)
     assert len(warnings) == 1 and "logger=tensorboard failed (OSError: no space left)" in warnings[0]

@@ -48,7 +48,7 @@ def test_adamw_takes_its_first_beta_and_decay_from_the_schedule() -> None:
 
 def test_rates_during_and_after_burn_in() -> None:
     schedule = Schedule(CONFIG, steps_per_epoch=10, total_steps=400)
-    assert schedule.burn_in_steps == 40
+    assert schedule.warmup_steps == 40
     optimizer = make_optimizer(small_model(), CONFIG)
     for step in range(400):
         schedule.apply(optimizer, step)
@@ -78,10 +78,10 @@ def test_decays_meet_their_ends(decay: Decay, halfway: float, flat: float) -> No
 
 
 def test_burn_in_never_swallows_a_short_training_and_biases_start_fast_with_plain_sgd_only() -> None:
-    assert Schedule(CONFIG, 13, 520).burn_in_steps == 52
-    assert Schedule(CONFIG, 100, 30_000).burn_in_steps == 500
-    assert Schedule(CONFIG, 1000, 300_000).burn_in_steps == 3000
-    assert Schedule(replace(CONFIG, burn_in_epochs=0), 100, 30_000).burn_in_steps == 0
+    assert Schedule(CONFIG, 13, 520).warmup_steps == 52
+    assert Schedule(CONFIG, 100, 30_000).warmup_steps == 500
+    assert Schedule(CONFIG, 1000, 300_000).warmup_steps == 3000
+    assert Schedule(replace(CONFIG, warmup_epochs=0), 100, 30_000).warmup_steps == 0
     starts = {name: Schedule(replace(CONFIG, name=name), 10, 10_000).bias_lr_factor(0) for name in Optimizer}
     assert starts == pytest.approx({"sgd": 10, "darknet": 1, "adamw": 1}, rel=0.01)
 

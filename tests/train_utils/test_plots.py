@@ -82,9 +82,9 @@ def assert_areas_are_the_table(truth: GroundTruth, found: Detections, figures: l
         of_classes, of_all = area_of_lines(axis)
         rows = [table.per_class[truth.names[index]][figure] for index in order]
         assert np.allclose(of_classes, rows, rtol=0, atol=1e-12), figure
-        assert of_all == pytest.approx(table.figures[figure], abs=1e-12)
+        assert of_all == pytest.approx(table.metrics[figure], abs=1e-12)
         legend = [text.get_text() for text in axis.get_legend().get_texts()]
-        assert f"mean of all classes  {table.figures[figure]:.3f}" in legend
+        assert f"mean of all classes  {table.metrics[figure]:.3f}" in legend
         assert legend[0] == f"{label(truth.names[order[0]])}  {rows[0]:.3f}"
 
 

@@ -28,7 +28,7 @@ with screen.Progress(40, "epoch 1/3", True) as progress:
 def test_lines_are_ten_seconds_apart(
     total: int, seconds: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The first, too, and figures that show in no line are not asked for."""
+    """The first, too, and metrics that show in no line are not asked for."""
     units, now, asked = total or 50, [1000.0], list[float]()
     monkeypatch.setattr("train_utils.progress.time.monotonic", lambda: now[0])
     with Progress(total, "evaluate", enabled=True) as progress:

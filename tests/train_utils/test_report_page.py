@@ -36,7 +36,7 @@ def test_what_a_training_keeps(run_folder: Path) -> None:
     best = read_best(run_folder)
     assert len(best.truth.image_ids) == 6 and len(best.detections)
     again = score(best.truth, best.detections)
-    assert (again.figures, again.per_class) == (best.figures, best.per_class)
+    assert (again.metrics, again.per_class) == (best.metrics, best.per_class)
 
 
 def test_the_report_in_a_browser(run_folder: Path, page, tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_the_report_in_a_browser(run_folder: Path, page, tmp_path: Path) -> None
     assert re.search(r"train\.epochs\s+2\s+300", shown) and re.search(r"model\.width\s+0\.125\s+1\.0", shown)
     assert "optim.lr" not in shown.split("All other")[0], "a default is listed as changed"
     best = read_best(run_folder)
-    assert f"{best.figures['AP']:.3f}" in page.inner_text("#figures")
+    assert f"{best.metrics['AP']:.3f}" in page.inner_text("#metrics")
     shot = tmp_path / "shot.png"
     for scheme, darker in (("light", False), ("dark", True)):
         page.emulate_media(color_scheme=scheme)

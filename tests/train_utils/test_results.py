@@ -140,7 +140,7 @@ def test_figures_are_those_of_pycocotools_on_the_file(change: Callable[[list[Row
     (tmp_path / "results.json").write_text(json.dumps(rows))
     expected = plain_pycocotools(tmp_path / "truth.json", tmp_path / "results.json").stats.tolist()
     found = read_results(tmp_path / "results.json", truth.image_ids, CATEGORY_IDS)
-    assert list(score(truth, found).figures.values()) == expected
+    assert list(score(truth, found).metrics.values()) == expected
     assert len(found) == sum(row["category_id"] != 4 for row in rows)
 
 
@@ -157,8 +157,8 @@ def test_no_digit_is_lost(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text(json.dumps(rows))
     expected = plain_pycocotools(tmp_path / "truth.json", tmp_path / "results.json").stats.tolist()
     found = read_results(tmp_path / "results.json", truth.image_ids, CATEGORY_IDS)
-    assert list(score(truth, found).figures.values()) == expected
-    assert expected[1] > 0.99 and score(truth, found.astype(DETECTION)).figures["AP50"] == 0
+    assert list(score(truth, found).metrics.values()) == expected
+    assert expected[1] > 0.99 and score(truth, found.astype(DETECTION)).metrics["AP50"] == 0
 
 
 ROW = {"image_id": 7, "category_id": 3, "bbox": [1, 2, 3, 4], "score": 0.5}

@@ -17,9 +17,9 @@ class LinesLogger:
     def __init__(self, run: LoggedRun) -> None:
         self._file = (run.folder / "lines.jsonl").open("a", encoding="utf-8")
 
-    def scalars(self, step: int, group: str, figures: Mapping[str, float]) -> None:
-        """Take the figures of a group after ``step`` steps."""
-        self._file.write(json.dumps({"step": step, "group": group, **figures}) + "\n")
+    def scalars(self, step: int, group: str, metrics: Mapping[str, float]) -> None:
+        """Take the metrics of a group after ``step`` steps."""
+        self._file.write(json.dumps({"step": step, "group": group, **metrics}) + "\n")
 
     def picture(self, step: int, name: str, path: Path) -> None:
         """Pictures are in the run folder anyway."""

@@ -18,10 +18,10 @@ def test_a_call_ends_within_nine_minutes() -> None:
 @pytest.mark.slow
 def test_every_stage_leaves_its_figures(tmp_path: Path) -> None:
     """In one process, for the imports."""
-    command = [sys.executable, *"-m scripts.bench.gpu 1 2 3 --tiny --inside".split(), f"{tmp_path}/figures.csv"]
+    command = [sys.executable, *"-m scripts.bench.gpu 1 2 3 --tiny --inside".split(), f"{tmp_path}/metrics.csv"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    rows = list(csv.DictReader((tmp_path / "figures.csv").read_text().splitlines()))
+    rows = list(csv.DictReader((tmp_path / "metrics.csv").read_text().splitlines()))
     assert {row["stage"] for row in rows} == {*STAGES}
     values = {row["figure"]: row["value"] for row in rows}
     for name in ("maps", "gradients"):
@@ -34,7 +34,7 @@ def test_every_stage_leaves_its_figures(tmp_path: Path) -> None:
 def test_a_stage_that_hangs_is_ended_and_the_next_one_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, (call, stage, _) in STAGES.items():
         monkeypatch.setitem(STAGES, name, (call, stage, 0))
-    main("2", "--tiny", f"{tmp_path}/figures.csv")
-    rows = list(csv.DictReader((tmp_path / "figures.csv").read_text().splitlines()))
+    main("2", "--tiny", f"{tmp_path}/metrics.csv")
+    rows = list(csv.DictReader((tmp_path / "metrics.csv").read_text().splitlines()))
     assert [row["stage"] for row in rows] == [name for name, (call, *_) in STAGES.items() if call == 2]
     assert all(row["figure"] == "FAILED" and "killed" in row["value"] for row in rows)

@@ -1,0 +1,8 @@
+"""The losses by the name that ``loss=`` selects; plugins add theirs."""
+
+from collections.abc import Callable
+
+from models.darknet_loss import DarknetLoss
+from models.loss import HeadLoss, YoloLoss, YoloxLoss
+
+LOSSES: dict[str, Callable[..., HeadLoss]] = {"yolov3": YoloLoss, "yolox": YoloxLoss, "darknet": DarknetLoss}
