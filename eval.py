@@ -27,6 +27,7 @@ import models
 from conf import ConfigError, run
 from conf.schema import EvalConfig, EvaluateConfig
 from conf.train_options import EvalPrecision
+from data.progress import Progress, counted
 from train_utils import (
     build,
     coco_eval,
@@ -40,7 +41,6 @@ from train_utils import (
     train_state,
 )
 from train_utils.distributed import World, broadcast_module, gather_arrays, init_distributed_mode
-from train_utils.progress import Progress, counted
 
 
 @run.callable_from_python("eval")

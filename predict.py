@@ -22,10 +22,10 @@ from pathlib import Path
 
 from conf import ConfigError, run, schema
 from data import Medium, count_frames, find_media
+from data.progress import Progress, counted
 from train_utils import distributed, results, run_folder
 from train_utils.detector import Detector, Prediction, Predictor, format_counts
 from train_utils.draw import WRITTEN, DrawnFiles
-from train_utils.progress import Progress, counted
 from train_utils.stop import StopRequest
 
 __all__ = ["Detector", "predict"]

@@ -20,6 +20,7 @@ import torch
 import data
 from conf import compose, run, schema
 from conf.options import option
+from data.progress import Progress
 from eval import Evaluator
 from train_utils import (
     auto,
@@ -36,7 +37,6 @@ from train_utils import (
 )
 from train_utils.log import RunLog
 from train_utils.loggers import Loggers
-from train_utils.progress import Progress
 from train_utils.report_page import keep_best
 from train_utils.stop import StopRequest, ask_for_requeue
 from train_utils.train_state import TrainState

@@ -10,6 +10,8 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 from conf.errors import TrainError, install_command
+from data.config import Count, Share, Whole
+from models.config import NotNegative
 
 AUTO = "auto"  # of optim.flat_fraction
 SHORT_TRAINING = 2000  # steps (docs/develop/decisions.md)
@@ -26,12 +28,8 @@ OPTIMISERS: dict[str, Callable[..., Any]] = {}  # of plugins by name: groups and
 Decay = StrEnum("Decay", ["cosine", "linear", "constant"])
 
 # Limits that conf/compose.py checks, as it prints them.
-Count = Annotated[int, ">= 1"]
-Whole = Annotated[int, ">= 0"]
 Seed = Annotated[int, ">= 0 and <= 4294967295"]
-Share = Annotated[float, ">= 0 and <= 1"]
 Positive = Annotated[float, "> 0"]
-NotNegative = Annotated[float, ">= 0"]
 
 
 @dataclass

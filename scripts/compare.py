@@ -21,7 +21,8 @@ import numpy as np
 
 from conf import errors, from_checkpoint, run_files, schema
 from conf.options import MAY_CHANGE, flat, is_covered
-from train_utils import coco_eval, progress, report_page
+from data import progress
+from train_utils import coco_eval, report_page
 from train_utils.run_report import report_run
 
 METRICS = ("AP", "AP50", "AP75")

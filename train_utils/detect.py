@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from data.progress import Progress
 from train_utils.numerics import keep_to_one_thread, one_thread_per_operator
-from train_utils.progress import Progress
 from train_utils.results import Detections, make_detections
 
 AnyBatch = Any  # data.Batch, or FrameBatch without indices

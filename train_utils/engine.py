@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 
 from conf import errors
+from data.progress import Progress
 from train_utils import checkpoint, distributed, optim, train_state
-from train_utils.progress import Progress
 from train_utils.stop import StopRequest
 
 Loss = Callable[..., Any]  # models.YoloLoss is one: four scalars in the order of LOSS_NAMES, the first is ``total``

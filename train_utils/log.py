@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from conf import errors, run_files
-from train_utils import progress
+from data import progress
 
 
 class GrowingFile:

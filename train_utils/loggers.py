@@ -18,7 +18,8 @@ import yaml
 
 from conf import errors, run_files
 from conf.train_options import LoggerConfig
-from train_utils import coco_eval, engine, progress
+from data import progress
+from train_utils import coco_eval, engine
 from train_utils.log import EPOCH_COLUMNS, MetricsCsv, RunLog, epoch_row
 from train_utils.train_state import LOSS_NAMES, TrainState
 

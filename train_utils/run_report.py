@@ -12,7 +12,8 @@ import models
 from conf import compose, errors, from_checkpoint, help, run, run_files
 from conf.options import flat, option
 from conf.schema import TrainConfig
-from train_utils import auto, coco_eval, distributed, draw, numerics, plots, progress, report_page
+from data import progress
+from train_utils import auto, coco_eval, distributed, draw, numerics, plots, report_page
 from train_utils.log import RunLog
 from train_utils.loggers import Loggers
 from train_utils.train_state import TrainState

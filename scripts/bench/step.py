@@ -16,10 +16,10 @@ from statistics import median
 import torch
 
 from conf import compose, schema
-from data import Batch
+from data import Batch, progress
 from models import Darknet, count_flops, count_parameters, for_detection
 from models.cfg import ZOO
-from train_utils import checkpoint, distributed, engine, numerics, optim, progress, stop, sync_batchnorm, train_state
+from train_utils import checkpoint, distributed, engine, numerics, optim, stop, sync_batchnorm, train_state
 from train_utils.build import build_loss, load_network
 from train_utils.compile import compile_step
 

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from conf.train_options import Decay, OptimConfig, Optimizer
 from data import Batch
+from data.progress import Progress
 from train_utils.checkpoint import CheckpointWriter
 from train_utils.distributed import World
 from train_utils.engine import EpochResult, ForwardPass, NonFiniteGuard, train_one_epoch
 from train_utils.optim import Schedule, WeightAverage, make_optimizer
-from train_utils.progress import Progress
 from train_utils.stop import StopRequest
 from train_utils.train_state import TrainState
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from conf.errors import TrainError
 from conf.train_options import Optimizer
 from data import Batch
+from data.progress import Progress
 from tests.runs.process_group import run_group
 from tests.train_utils.small_training import (
     CONFIG,
@@ -35,7 +36,6 @@ from train_utils.distributed import World, init_distributed_mode
 from train_utils.engine import explain_out_of_memory
 from train_utils.numerics import DTYPES, weights_dtype
 from train_utils.optim import Schedule
-from train_utils.progress import Progress
 from train_utils.train_state import TrainState
 
 

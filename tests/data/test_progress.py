@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from train_utils.progress import Progress, duration
+from data.progress import Progress, duration
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SESSION = """
@@ -30,7 +30,7 @@ def test_lines_are_ten_seconds_apart(
 ) -> None:
     """The first, too, and metrics that show in no line are not asked for."""
     units, now, asked = total or 50, [1000.0], list[float]()
-    monkeypatch.setattr("train_utils.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("data.progress.time.monotonic", lambda: now[0])
     with Progress(total, "evaluate", enabled=True) as progress:
         for done in range(1, units + 1):
             now[0] += seconds
@@ -51,7 +51,7 @@ def test_days_are_hours(seconds: float, text: str) -> None:
 def test_silent_progress_computes_no_figures(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("train_utils.progress.SECONDS_BETWEEN_LINES", -1.0)
+    monkeypatch.setattr("data.progress.SECONDS_BETWEEN_LINES", -1.0)
     with Progress(4, "x", enabled=False) as progress:
         for done in range(1, 5):
             progress.at(done, lambda: pytest.fail("a loss is read, which waits for the device"))
