@@ -11,8 +11,8 @@ from pathlib import PurePath
 from typing import Annotated, Any
 
 from conf import train_options
-from conf.train_options import Count, Seed, Share, Whole
-from data.config import AugmentConfig, Below1, DataConfig, Exif, OnBadFile, Resize
+from conf.train_options import Seed
+from data.config import AugmentConfig, Below1, Count, DataConfig, Exif, OnBadFile, Resize, Share, Whole
 from models.config import AutoLoss, LossConfig, LossSection, ModelConfig, YoloxLossConfig
 from models.published import PUBLISHED
 
