@@ -18,6 +18,7 @@ import math
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ import torch
 import data
 import models
 from conf import ConfigError, run
-from conf.schema import EvalConfig, EvaluateConfig
+from conf.schema import EvalConfig, EvaluateConfig, TrainConfig
 from conf.train_options import EvalPrecision
 from data.progress import Progress, counted
 from train_utils import (
@@ -71,7 +72,14 @@ def evaluate(config: EvalConfig) -> run.Outcome:
         if image_size is None:  # of Darknet weights: checkpoints have filled it in
             image_size = models.image_size_of(model.cfg)
         evaluator = Evaluator(
-            val_set, config.evaluate, image_size, model, config.data, world, config.timeout_seconds, classes=classes
+            val_set,
+            config.evaluate,
+            image_size=image_size,
+            model=model,
+            data_options=config.data,
+            world=world,
+            timeout_seconds=config.timeout_seconds,
+            classes=classes,
         )
         evaluation = evaluator(model, print)
     if evaluation is None:
@@ -141,11 +149,13 @@ class Evaluator:
         self,
         val_set: data.Annotations,
         config: EvaluateConfig,
+        *,
         image_size: int,
         model: models.Darknet,
         data_options: data.DataConfig,
         world: World,
         timeout_seconds: float = 0.0,
+        training_dtype: torch.dtype | None = None,
         loss: models.LossSection | None = None,
         classes: list[int] | None = None,
     ) -> None:
@@ -155,6 +165,7 @@ class Evaluator:
                 f"{model.max_stride}. fix: evaluate.image_size={nearest}"
             )
         self.dtype = numerics.evaluation_dtype(config.precision, world.device, "evaluate.precision")
+        self.training_dtype = training_dtype
         self.config, self.world, self.truth = config, world, ground_truth_of(val_set)
         stride, rect, resize = model.max_stride, config.rect, config.resize
         of_all_ranks = data.eval_batches(val_set.sizes, image_size, config.batch_size, stride, rect, resize)
@@ -170,8 +181,23 @@ class Evaluator:
         # Not that of the training: what a loss keeps here is of inference mode.
         self.loss = build.build_loss(model.heads, loss) if loss is not None else None
 
+    @classmethod
+    def of_training(cls, config: TrainConfig, val_set: data.Annotations, model: models.Darknet, world: World) -> Self:
+        """The evaluator of a training, whose forward pass it shares until the last evaluation."""
+        return cls(
+            val_set,
+            config.evaluate,
+            image_size=config.evaluate.image_size or config.train.image_size,
+            model=model,
+            data_options=config.data,
+            world=world,
+            timeout_seconds=config.train.timeout_seconds,
+            training_dtype=numerics.autocast_dtype(config.train.precision.value, world.device),
+            loss=config.loss,
+        )
+
     def __call__(
-        self, model: torch.nn.Module, log_line: Callable[[str], object], training_dtype: torch.dtype | None = None
+        self, model: torch.nn.Module, log_line: Callable[[str], object], is_final: bool = False
     ) -> coco_eval.Evaluation | None:
         """Score ``model``; None on all ranks but 0. ``log_line`` hears of unreadable images.
 
@@ -180,7 +206,7 @@ class Evaluator:
         """
         assert isinstance(model, models.Darknet)
         device, precision = self.world.device, self.config.precision
-        dtype = training_dtype if precision is EvalPrecision.auto else self.dtype
+        dtype = self.training_dtype if precision is EvalPrecision.auto and not is_final else self.dtype
         broadcast_module(model)  # in a training without SyncBatchNorm each rank has its own statistics
         progress = Progress(self.num_images, "evaluate", self.world.is_main)
         losses: list[tuple[int, torch.Tensor]] = []  # of a batch: its images, and LOSS_NAMES, read at the end

@@ -26,6 +26,7 @@ import torch
 
 from conf import REPOSITORY, launch
 from conf.run import options_of
+from data import Batch
 from eval import evaluate
 from models import Darknet, zoo_cfg
 from train import train
@@ -109,7 +110,7 @@ class Conformance:
             model = Darknet(zoo_cfg("yolov3-tiny"), 3, 0.125).to(world.device, torch.float64).train()
             sync_batchnorm.convert_sync_batchnorm(model, world)
             loss = build.build_loss(model.heads, config.loss)
-            forward = engine.ForwardPass(distributed.wrap_ddp(model, world), loss, torch.clone, None, world)
+            forward = engine.ForwardPass(distributed.wrap_ddp(model, world), loss, Batch.network_input, None, world)
             (forward(pictures.to(world.device), boxes.to(world.device), 1.0).total * world.world_size).backward()
             gradients.append({name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None})
         worst = largest_difference(*gradients)

@@ -19,7 +19,7 @@ from eval import evaluate
 from tests.runs.process_group import run_group
 from tests.small_run import rows
 from train_utils.coco_eval import METRICS
-from train_utils.loggers import TABLES
+from train_utils.run_report import TABLES
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.slow

@@ -84,7 +84,7 @@ def test_patience_ends_a_training_that_does_not_get_better_and_a_resume_knows(
     train(options(shapes, whole, *STILL))
     config = options(shapes, run, *STILL)
     with monkeypatch.context() as patch, pytest.raises(TrainError, match="power cut"):
-        patch.setattr("train_utils.run_report.finish_run", power_cut)
+        patch.setattr("train_utils.run_report.RunReport.finish", power_cut)
         train(config)
     assert closing_tables(run) == []
     before, table = load_last(run)[0], (run / "metrics.csv").read_bytes()
@@ -95,7 +95,7 @@ def test_patience_ends_a_training_that_does_not_get_better_and_a_resume_knows(
         assert (run / "metrics.csv").read_bytes() == table
         assert closing_tables(run) == closing_tables(whole) * number != []
     log = (run / "train.log").read_text()
-    assert log.count("nothing to train: no better AP in 2 epochs (train.patience)") == 2
+    assert log.count("the training ends here: no better AP in 2 epochs (train.patience)") == 3
     train(resumed(config, run, train=replace(config.train, patience=3)))
     assert len(rows(run)) == before["best_epoch"] + 3, "more patience is given"
 

@@ -19,11 +19,13 @@ import models
 from conf import ConfigError, compose, run_files
 from conf.from_checkpoint import fetch_weights
 from conf.schema import CHOICES, DetectConfig, EvaluateConfig, TrainConfig
+from conf.train_options import TrainSection
 from data import Annotations, ImageSource
 from data.dataset import AUGMENTATIONS
 from data.io import usable_cores
+from data.loader import BatchLoader
 from models.config import FAR, AutoLoss
-from train_utils import checkpoint, distributed
+from train_utils import checkpoint, distributed, numerics
 from train_utils.distributed import World, torch_distributed_zero_first
 
 MEMORY_FILES = Path("/dev/shm")
@@ -176,6 +178,13 @@ def open_split(config: data.DataConfig, split: str, world: World) -> Annotations
         return data.open_annotations(config, split)
 
 
+def open_splits(config: data.DataConfig, world: World) -> tuple[Annotations, Annotations]:
+    """Open the training and the validation set. Raises DataError if their classes differ."""
+    train_set, val_set = open_split(config, "train", world), open_split(config, "val", world)
+    data.check_same_classes(train_set, val_set)
+    return train_set, val_set
+
+
 def open_images(annotations: Annotations, config: data.DataConfig, world: World) -> ImageSource:
     """Open the images of a split: files or, with ``data.cache``, images decoded once for all ranks.
 
@@ -217,9 +226,25 @@ def describe_left_out(images: ImageSource, what: str) -> str | None:
     return f"{what}: {images.check_left_out(len(positions), last)}"
 
 
+def to_device(model: models.Darknet, options: TrainSection, world: World) -> models.Darknet:
+    """Move a network to its device for a training; all ranks get the values of rank 0."""
+    dtype = numerics.weights_dtype(options.precision.value)
+    model = model.to(world.device, dtype).to(memory_format=torch.channels_last)
+    distributed.broadcast_module(model)
+    return model
+
+
 def build_dataset(config: TrainConfig, train_set: Annotations, images: ImageSource) -> data.TrainDataset:
     """The augmented training samples, changed by plugins if there are any."""
     return data.TrainDataset(train_set, config.augment, config.train.seed, config.train.epochs, images, AUGMENTATIONS)
+
+
+def build_loader(
+    dataset: data.TrainDataset, batches: data.TrainBatchSampler, config: TrainConfig, world: World
+) -> BatchLoader:
+    """Load this rank's share of each batch, ahead of the step that needs it."""
+    timeout = config.train.timeout_seconds
+    return data.make_loader(dataset, batches, config.data.workers, world.device, timeout, batches.batch_bytes)
 
 
 def build_sampler(config: TrainConfig, train_set: Annotations, stride: int, world: World) -> data.TrainBatchSampler:

@@ -18,6 +18,7 @@ import torch
 from msgspec import Meta
 
 from conf import errors, run_files
+from conf.train_options import TrainSection
 
 FORMAT = "hydra-yolov3-spp checkpoint"
 VERSION = 1
@@ -209,15 +210,14 @@ def digest_of(state: Any) -> str:
 class CheckpointWriter:
     """Write the checkpoints of the run in ``folder`` in the background, one at a time.
 
-    ``every_steps`` and ``every_minutes`` space those within an epoch (0: no such rule). Training
-    continues after a failure, which ``log_line`` gets.
+    Training continues after a failure, which ``log_line`` gets.
     """
 
-    def __init__(
-        self, folder: Path, log_line: Callable[[str], None], every_steps: int = 0, every_minutes: float = 0
-    ) -> None:
+    def __init__(self, folder: Path, log_line: Callable[[str], None], options: TrainSection | None = None) -> None:
+        """Write into ``folder``; without ``options`` none is due within an epoch."""
         self._folder, self._log_line = folder / run_files.CHECKPOINTS, log_line
-        self._every_steps, self._every_seconds = every_steps, 60 * every_minutes
+        self._every_steps = options.save_every_steps if options is not None else 0
+        self._every_seconds = 60 * options.save_every_minutes if options is not None else 0.0
         self._last_save = time.monotonic()
         self._pool = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[None] | None = None

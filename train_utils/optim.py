@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from conf.train_options import OPTIMISERS, Decay, OptimConfig, Optimizer
 
-WARMUP_MIN_STEPS, BURN_IN_MAX_SHARE = 500, 0.1  # the share of the training limits the steps, too
-BURN_IN_MOMENTUM = 0.9  # at its first step
+WARMUP_MIN_STEPS, WARMUP_MAX_SHARE = 500, 0.1  # the share of the training limits the steps, too
+WARMUP_MOMENTUM = 0.9  # at its first step
 # What torch keeps of each parameter: all of it, or nothing yet.
 STATE_KEYS = {torch.optim.SGD: {"momentum_buffer"}, torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"}}
 FAST_BIASES = 10  # times lr, of biases at the start of warm-up with name=sgd: heads start fast
@@ -36,7 +36,7 @@ class Schedule:
         if self.config.warmup_epochs == 0:
             return 0
         wanted = max(self.config.warmup_epochs * self.steps_per_epoch, WARMUP_MIN_STEPS)
-        return min(round(wanted), round(BURN_IN_MAX_SHARE * self.total_steps))
+        return min(round(wanted), round(WARMUP_MAX_SHARE * self.total_steps))
 
     def warmup(self, step: int) -> float:
         """Fraction of warm-up that is done after this step, 0..1."""
@@ -66,7 +66,7 @@ class Schedule:
     def momentum(self, step: int) -> float:
         """Momentum, or beta1; moves from 0.9 to ``momentum`` during warm-up."""
         done = self.warmup(step)
-        return (1 - done) * BURN_IN_MOMENTUM + done * self.config.momentum
+        return (1 - done) * WARMUP_MOMENTUM + done * self.config.momentum
 
     def weight_decay(self, step: int) -> float:
         """Weight decay of convolution weights; rises from 0 during warm-up."""
@@ -151,8 +151,9 @@ class WeightAverage:
     ``model`` has now: whatever changes them later does so in place.
     """
 
-    def __init__(self, model: nn.Module, schedule: Schedule) -> None:
-        self.schedule = schedule
+    def __init__(self, model: nn.Module, decay: Callable[[int], float]) -> None:
+        """Average ``model`` with ``decay``, a function of the number of updates from 1."""
+        self._decay = decay
         self.updates = 0
         self.module = copy.deepcopy(model).requires_grad_(False).eval()
         self._weights = pairs_by_dtype(self.module.parameters(), model.parameters())
@@ -162,7 +163,7 @@ class WeightAverage:
     def update(self) -> None:
         """Blend in the weights, and copy the statistics, after an optimiser step."""
         self.updates += 1
-        weight = 1 - self.schedule.ema_decay(self.updates)
+        weight = 1 - self._decay(self.updates)
         for averaged, current in self._weights:
             torch._foreach_lerp_(averaged, current, weight)
         for copied, current in self._statistics:

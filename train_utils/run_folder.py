@@ -11,28 +11,30 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from conf import errors, launch, options, run_files
+from conf.schema import TrainConfig
 from train_utils import distributed
 
 LOCK = ".lock"
 
 
 @contextmanager
-def open_run_folder(world: distributed.World, name: str, run_dir: str | None, resume: str | None) -> Iterator[Path]:
-    """Create and lock the run's folder while the body runs; it is the same on every rank.
+def reserve_run_folder(world: distributed.World, config: TrainConfig) -> Iterator[Callable[[], Path]]:
+    """Yield a function that returns the run's folder, created and locked, the same on every rank.
 
-    The folder is ``resume``, else ``run_dir``, else a new one: ``runs/<name>/slurm-<job id>`` under
-    SLURM, ``runs/<name>/torchrun-<run id>`` if torchrun may restart the run, and
-    ``runs/<name>/<date_time>`` elsewhere, with a number if it exists. Raises TrainError on
-    every rank if the folder is not writable, holds another run or is in use.
+    The folder stays locked while the body runs. That of ``resume`` is locked at once: another run
+    could still write a later checkpoint. Else the function makes ``run_dir``, or a new folder:
+    ``runs/<name>/slurm-<job id>`` under SLURM, ``runs/<name>/torchrun-<run id>`` if torchrun may
+    restart the run, and ``runs/<name>/<date_time>`` elsewhere, with a number if it exists. Raises
+    TrainError on every rank if the folder is not writable, holds another run or is in use.
     """
-    folder: Path | None = None
+    locked: list[Path] = []
+    resume, run_dir = config.resume, config.run_dir
 
     def choose() -> None:
-        nonlocal folder
         if resume is not None:
-            folder = _locked(Path(resume).resolve(), "resume")
+            locked.append(_locked(Path(resume).resolve(), "resume"))
         elif run_dir is not None:
-            folder = _locked(path := Path(run_dir).resolve(), "run_dir")
+            locked.append(_locked(path := Path(run_dir).resolve(), "run_dir"))
             if run_files.has_checkpoint(path):
                 raise errors.TrainError(
                     f"run_dir={path} already holds a run. fix: {options.option('resume', path)} to continue it"
@@ -40,15 +42,19 @@ def open_run_folder(world: distributed.World, name: str, run_dir: str | None, re
                 )
         else:
             job = launch.job_folder_name()
-            base = Path("runs", name, job).resolve() if job is not None else _dated(name)
+            base = Path("runs", config.name, job).resolve() if job is not None else _dated(config.name)
             _make(base.parent, "run_dir")
-            folder = _locked(next(filter(_is_new, _numbered(base))), "run_dir")
+            locked.append(_locked(next(filter(_is_new, _numbered(base))), "run_dir"))
+
+    def reserve() -> Path:
+        on_main(world, choose)
+        return Path(distributed.broadcast_text(str(*locked)))
 
     try:
-        on_main(world, choose)
-        yield Path(distributed.broadcast_text(str(folder or "")))
+        existing = reserve() if resume is not None else None
+        yield lambda: existing or reserve()
     finally:
-        if folder is not None:
+        for folder in locked:
             with suppress(OSError):
                 os.truncate(folder / LOCK, 0)
 

@@ -19,7 +19,7 @@ from conf import compose, schema
 from data import Batch, progress
 from models import Darknet, count_flops, count_parameters, for_detection
 from models.cfg import ZOO
-from train_utils import checkpoint, distributed, engine, numerics, optim, stop, sync_batchnorm, train_state
+from train_utils import checkpoint, distributed, engine, numerics, stop, sync_batchnorm, train_state
 from train_utils.build import build_loss, load_network
 from train_utils.compile import compile_step
 
@@ -50,16 +50,14 @@ def new_step(
     ``network`` is on its device; ``dtype`` is autocast's, and ``compiled`` train.compile.
     """
     config = configured()
-    schedule = optim.Schedule(config.optim, STEPS // 100, STEPS)
-    scaler = torch.amp.GradScaler(world.device.type, enabled=dtype is torch.float16)
-    average, optimizer = optim.WeightAverage(network, schedule), optim.make_optimizer(network, config.optim)
-    state = train_state.TrainState(network, average, optimizer, scaler, {})
+    state = train_state.TrainState.create(network, config, STEPS // config.train.epochs, {})
+    state.scaler = torch.amp.GradScaler(world.device.type, enabled=dtype is torch.float16)
     loss, to_input = compile_step(network, build_loss(network.heads, config.loss), Batch.network_input, compiled, 1)
     forward = engine.ForwardPass(distributed.wrap_ddp(network, world), loss, to_input, dtype, world)
     guard, writer = engine.NonFiniteGuard(network, 50, print), checkpoint.CheckpointWriter(Path(), print)
     silent, request = progress.Progress(0, "", enabled=False), stop.StopRequest()
     return lambda batches: engine.train_one_epoch(
-        forward, batches, state=state, guard=guard, stop=request, writer=writer, log_step=lambda step, metrics: None,
+        forward, state, batches, guard=guard, stop=request, writer=writer, log_step=lambda step, metrics: None,
         progress=silent, accumulate=1,
     )  # fmt: skip
 
