@@ -34,7 +34,7 @@ CPU_WORKERS = 2
 
 
 def load_network(config: models.ModelConfig) -> models.Cfg:
-    """Parse ``model.cfg``, a file or a name in the zoo, with the given bins and anchors."""
+    """Parse ``model.cfg``, a file or a name in the zoo, with the bins and anchors of ``config``."""
     path = Path(config.cfg)
     cfg = models.load_cfg(path if path.suffix else models.zoo_cfg(config.cfg))
     bins = models.ZOO_BINS.get(config.cfg) if config.box_bins is None else config.box_bins
@@ -56,9 +56,9 @@ def build_model(
 
     ``num_classes`` None keeps the count of the .cfg. The heads get fresh biases before the weights
     are loaded. All ranks of ``world`` call this.
-    With ``whole``, for everything but training, a layer that would stay random is an error.
-    With ``fitted`` (auto.fit_anchors), so are weights with heads: they learnt with other anchors.
-    The heads of a checkpoint bring their anchors, unless ``config`` names any.
+    With ``whole``, for everything but training, a layer that would stay random is an error. With
+    ``fitted`` anchors (auto.fit_anchors), so are weights with heads: they learnt other anchors. The
+    heads of a checkpoint bring their anchors, unless ``config`` names some.
     """
     path, cfg = weights_path(config, world), load_network(config)
     state = own_checkpoint(path) if path is not None else None
@@ -94,7 +94,7 @@ def weights_path(config: models.ModelConfig, world: World | None = None) -> Path
     All ranks of ``world`` call this together; one of a node fetches published weights.
     """
     compose = config.published()
-    # Ranks may have other weights: all enter the wait if one fetches.
+    # Ranks may have different weights: all wait if one fetches.
     together = world is not None and distributed.any_rank(compose is not None)
     with torch_distributed_zero_first(world) if world is not None and together else nullcontext():
         if compose is not None:
@@ -103,7 +103,7 @@ def weights_path(config: models.ModelConfig, world: World | None = None) -> Path
 
 
 def own_checkpoint(path: Path) -> dict[str, Any] | None:
-    """The state of a checkpoint of this project, or of a run's best.pt; None of another file."""
+    """The state of a checkpoint of this project, or of a run's best.pt; None for another file."""
     if path.is_dir():
         path = run_files.find_checkpoint(path, "best")
     if path.suffix not in (".pt", ".pth"):
@@ -130,7 +130,9 @@ def suitable_loss(heads: Sequence[models.Head], config: models.LossSection) -> m
     name = "yolox" if min(head.scale_x_y for head in heads) >= FAR else "yolov3"
     given = {key: value for key, value in compose.to_dictionary(config).items() if value is not None} | {"name": name}
     if others := given.keys() - {field.name for field in fields(CHOICES["loss"][name])}:
-        raise ConfigError(f"loss.{min(others)} is no option of loss={name}, which suits these heads. fix: leave it out")
+        raise ConfigError(
+            f"loss.{min(others)} is not an option of loss={name}, which suits these heads. fix: leave it out"
+        )
     overrides = [f"loss={name}", *(f"loss.{key}={value}" for key, value in given.items())]
     return compose.compose("train", TrainConfig, overrides).loss
 

@@ -103,7 +103,7 @@ class _CompiledLoss:
         sum_over_ranks: Callable[[torch.Tensor], torch.Tensor],
     ) -> LossParts:  # fmt: skip
         """The parts of the loss; the exchange between ranks lies in its graph."""
-        if not self._is_prepared:  # what a loss keeps for a device, such as its anchors, is to be no part of its graph
+        if not self._is_prepared:  # what a loss caches for a device, such as anchors, must not enter its graph
             with torch.no_grad():
                 self._eager(raw_maps, targets, objectness_ratio=1.0, sum_over_ranks=lambda tensor: tensor, world_size=1)
             self._is_prepared = True

@@ -1,7 +1,7 @@
 """The services that a run logs to, on rank 0: none can end or delay it.
 
-A service, here or in a plugin, is a class that is made of a LoggedRun, called and closed in one
-thread of its own. It has the methods of TensorBoardLogger, which may raise any exception.
+A service, here or in a plugin, is a class made from a LoggedRun, called and closed in one separate
+thread. It has the methods of TensorBoardLogger; they may raise any exception.
 """
 
 import queue
@@ -95,7 +95,7 @@ END_SECONDS = 20.0  # that the end of a training waits for each logger
 
 
 class LoggerThread:
-    """Calls a logger in a thread of its own: one that fails or hangs is a warning, once.
+    """Calls a logger in a separate thread: if it fails or hangs, that is one warning.
 
     No executor, because Python waits for the threads of those before it ends.
     """

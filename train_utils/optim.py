@@ -13,7 +13,7 @@ from conf.train_options import OPTIMISERS, Decay, OptimConfig, Optimizer
 
 WARMUP_MIN_STEPS, WARMUP_MAX_SHARE = 500, 0.1  # the share of the training limits the steps, too
 WARMUP_MOMENTUM = 0.9  # at its first step
-# What torch keeps of each parameter: all of it, or nothing yet.
+# What torch keeps for each parameter: all of these, or nothing yet.
 STATE_KEYS = {torch.optim.SGD: {"momentum_buffer"}, torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"}}
 FAST_BIASES = 10  # times lr, of biases at the start of warm-up with name=sgd: heads start fast
 
@@ -130,7 +130,7 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -
 
     Raises ValueError, or torch's or Python's errors, if it is that of another optimiser.
     """
-    if keys := STATE_KEYS.get(type(optimizer), set()):  # the schedule sets their groups; a plugin's may hold a state
+    if keys := STATE_KEYS.get(type(optimizer), set()):  # the schedule sets their groups; a plugin may keep state there
         saved = {**optimizer.state_dict(), "state": saved["state"]}
     optimizer.load_state_dict(saved)
     for parameter, values in optimizer.state.items():
@@ -176,10 +176,10 @@ class WeightAverage:
 
 
 def pairs_by_dtype(targets: Iterable[Tensor], sources: Iterable[Tensor]) -> list[tuple[list[Tensor], list[Tensor]]]:
-    """Group two lists alike by dtype: on CUDA only lists of one dtype share a kernel."""
+    """Group pairs of tensors by dtype: on CUDA only lists of one dtype share a kernel."""
     groups: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
     for target, source in zip(targets, sources, strict=True):
-        ours, theirs = groups.setdefault(target.dtype, ([], []))
-        ours.append(target)
-        theirs.append(source)
+        of_dtype = groups.setdefault(target.dtype, ([], []))
+        of_dtype[0].append(target)
+        of_dtype[1].append(source)
     return list(groups.values())

@@ -90,7 +90,7 @@ def _locked(folder: Path, key: str) -> Path:
     ``key``, if another run holds it or it is not writable.
     """
     _make(folder / run_files.CHECKPOINTS, key)
-    path, own = folder / LOCK, {"host": os.uname().nodename, "pid": os.getpid(), "job": launch.job_folder_name()}
+    path, ours = folder / LOCK, {"host": os.uname().nodename, "pid": os.getpid(), "job": launch.job_folder_name()}
     with path.open("a+", encoding="utf-8") as file:
         with suppress(OSError):  # some network disks know no such locks
             fcntl.flock(file, fcntl.LOCK_EX)  # of two processes that find a dead holder, one goes first
@@ -98,19 +98,19 @@ def _locked(folder: Path, key: str) -> Path:
         holder = {"pid": None}
         with suppress(ValueError):  # of a free lock, or one cut by a crash
             holder = json.load(file)
-        if holder["pid"] not in (None, own["pid"]) and _is_held(holder, own):
+        if holder["pid"] not in (None, ours["pid"]) and _is_held(holder, ours):
             raise errors.TrainError(
                 f"{key}={folder} is in use by process {holder['pid']} on host {holder['host']}. fix: wait for its end "
                 f"or stop it, or give another run_dir; if it is gone, remove {path}"
             )
         file.truncate(0)
-        json.dump(own, file)
+        json.dump(ours, file)
     return folder
 
 
-def _is_held(holder: dict[str, object], own: dict[str, object]) -> bool:
-    if holder["host"] != own["host"]:
-        return own["job"] is None or holder["job"] != own["job"]
+def _is_held(holder: dict[str, object], ours: dict[str, object]) -> bool:
+    if holder["host"] != ours["host"]:
+        return ours["job"] is None or holder["job"] != ours["job"]
     with suppress(PermissionError):  # of another user, so it lives
         try:
             os.kill(int(str(holder["pid"])), 0)

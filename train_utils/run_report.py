@@ -48,18 +48,15 @@ class RunReport:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if isinstance(error, Exception) and (sentence := run.in_one_sentence(error, TrainConfig)):
-            self.line(f"error: {sentence}", shown=False)  # the program prints it
+            self.line(f"error: {sentence}", on_terminal=False)  # the program prints it
         for service in self._services:
             service.close(self._is_complete)
 
-    def line(self, text: str | None, shown: bool = True) -> None:
-        """Write ``text`` to the terminal and, with the time, to train.log; skip None and "".
-
-        Unless ``shown``, to the file alone.
-        """
+    def line(self, text: str | None, on_terminal: bool = True) -> None:
+        """Write ``text`` to train.log, with the time, and to the terminal; skip None and ""."""
         if not self._world.is_main or not text:
             return
-        if shown:
+        if on_terminal:
             progress.print_lines(text)
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
         for line in text.split("\n"):
@@ -81,11 +78,11 @@ class RunReport:
         config, world, size = self._config, self._world, self._config.train.image_size
         anchors = np.array(sorted({anchor for head in model.heads for anchor in head.anchors}))
         self.line(config.data.line())
-        for split, part in (("train", train_set), ("val", val_set)):
-            about, warning = data.describe_set(part, size, anchors, auto.min_iou_of(config))
+        for split, annotations in (("train", train_set), ("val", val_set)):
+            about, warning = data.describe_set(annotations, size, anchors, auto.min_iou_of(config))
             self.line(f"{split}: {about}")
             self.line(warning if split == "train" else None)
-            self.lines(*(f"{split}: {note}" for note in (*part.skipped, *part.notes)))
+            self.lines(*(f"{split}: {note}" for note in (*annotations.skipped, *annotations.notes)))
         if config.data.split is not None:
             total = len(train_set) + len(val_set)
             self.line(f"data.split={config.data.split:g} holds out {len(val_set)} of {total} images, by name")
@@ -194,7 +191,7 @@ class RunReport:
     def finish(self, state: TrainState, val_set: data.Annotations, evaluation: coco_eval.Evaluation | None) -> None:
         """Report the result of a training: metrics by class, plots, page, next steps.
 
-        ``evaluation`` is that of the last epoch, on rank 0; the metrics shown are the best epoch's.
+        ``evaluation`` is that of the last epoch, on rank 0; the table is of the best epoch.
         """
         if evaluation is None:
             return

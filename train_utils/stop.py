@@ -43,7 +43,7 @@ class StopRequest:
             signal.signal(number, handler)
         if self.signal is None:
             return
-        # A launcher ends all ranks with TERM, as one of them failed and said why.
+        # The launcher ends all ranks with TERM after one of them failed and said why.
         is_ended = self.signal == signal.SIGTERM and launch.is_lost_peer(error)
         if is_ended or (kind is None and callable(self._before.get(self.signal))):
             signal.raise_signal(self.signal)
@@ -54,14 +54,14 @@ class StopRequest:
         self.signal = self.signal or signal.Signals(number)
 
     def votes(self, skip: torch.Tensor, save: bool) -> torch.Tensor:
-        """What the ranks want of this step together: float64 (3,), on the device of ``skip``.
+        """What any rank asks of this step: float64 (3,), on the device of ``skip``.
 
-        Whether any has to skip it (``skip``, a bool), whether any asks for a checkpoint after it,
-        and the number of a signal that stops them, or 0. All ranks call this together.
+        Whether any skips it (``skip``, a bool), whether any wants a checkpoint after it (``save``),
+        and the number of the signal that stops them, or 0. All ranks call this together.
         """
         # torch.tensor would copy to the device, and wait.
-        own = (torch.full_like(skip, value, dtype=torch.float64) for value in (save, self.signal or 0))
-        return distributed.max_over_ranks(torch.stack((skip.double(), *own)))
+        asked = (torch.full_like(skip, value, dtype=torch.float64) for value in (save, self.signal or 0))
+        return distributed.max_over_ranks(torch.stack((skip.double(), *asked)))
 
     def agree(self, number: float | None = None) -> None:
         """Set ``agreed`` from the ``number`` in the ``votes`` of all ranks, or by asking them."""

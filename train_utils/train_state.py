@@ -156,12 +156,12 @@ class TrainState:
         return "\n".join(lines)
 
     def _restore(self, state: dict[str, Any], world: distributed.World) -> None:
-        """Take the values of a checkpoint; many errors if some are not of this training."""
+        """Take the values of a checkpoint; those of another training raise many kinds of errors."""
         self.model.load_state_dict(state["model"])
         self.average.load(state["ema"], state["ema_updates"])
         optim.restore_optimizer(self.optimizer, state["optimizer"])
         if scaler := state["scaler"]:  # empty if the precision was another one
-            self.scaler.load_state_dict({key: type(own)(scaler[key]) for key, own in self.scaler.state_dict().items()})
+            self.scaler.load_state_dict({key: type(now)(scaler[key]) for key, now in self.scaler.state_dict().items()})
         for name in COUNTERS:
             setattr(self, name, state[name])
         steps = self.schedule.steps_per_epoch
