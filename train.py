@@ -28,7 +28,7 @@ def train(requested: schema.TrainConfig) -> run.Outcome:  # noqa: PLR0915 - the 
 
     From Python it takes a list of overrides as well: ``train(["data=coco", "train.epochs=2"])``.
     """
-    with StopRequest() as stop, ExitStack() as stack:
+    with StopRequest(term_ends=True) as stop, ExitStack() as stack:
         world = distributed.init_distributed_mode(requested.train.device.value, requested.train.timeout_seconds)
         numerics.prepare_numerics(requested.train)
         compile_mode = compile.choose_mode(requested.train, world)
@@ -68,6 +68,7 @@ def train(requested: schema.TrainConfig) -> run.Outcome:  # noqa: PLR0915 - the 
         report.start(requested, state, dataset, train_sampler)
         guard = engine.NonFiniteGuard(model, config.train.max_nonfinite_steps, report.line)
         writer = checkpoint.CheckpointWriter(report.folder, report.line, config.train)
+        stop.handle_term()
 
         is_final, stop_reason = False, state.stop_reason(config.train, world)
         while stop_reason is None and stop.agreed is None:

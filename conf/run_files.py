@@ -78,10 +78,11 @@ def whole_file(path: Path, mode: str = "w", previous: Path | None = None) -> Ite
     What had that name gets the name ``previous``, if given. After an error all is unchanged. Raises
     OSError.
     """
-    temporary = path.with_name(f"{path.name}.tmp")  # a run has one writer: a leftover is overwritten
+    temporary = path.with_name(f"{path.name}.tmp")
     as_text: dict[str, Any] = {} if "b" in mode else {"newline": "", "encoding": "utf-8", "errors": "backslashreplace"}
+    temporary.unlink(missing_ok=True)  # a run has one writer: this is a leftover
     try:
-        with open(temporary, mode, **as_text) as file:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), mode, **as_text) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

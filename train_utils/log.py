@@ -25,8 +25,9 @@ class GrowingFile:
         self._waiting += text
         size = None
         try:
-            # A pipe without a reader is an error, and not waited for.
-            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o666)
+            # A pipe without a reader is an error, not a wait; so is a link to another place.
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_NOFOLLOW
+            descriptor = os.open(self._path, flags, 0o666)
             with open(descriptor, "a", newline="", encoding="utf-8", errors="backslashreplace") as file:
                 size = file.tell()
                 file.write(self._waiting)

@@ -56,7 +56,7 @@ def reserve_run_folder(world: distributed.World, config: TrainConfig) -> Iterato
     finally:
         for folder in locked:
             with suppress(OSError):
-                os.truncate(folder / LOCK, 0)
+                os.close(os.open(folder / LOCK, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW))
 
 
 def open_out(world: distributed.World, out: str | None, name: str) -> Path:
@@ -89,32 +89,43 @@ def _locked(folder: Path, key: str) -> Path:
     it over, since SLURM and torchrun end a job before they restart it. Raises TrainError, naming
     ``key``, if another run holds it or it is not writable.
     """
+    _refuse_links(folder, key)
     _make(folder / run_files.CHECKPOINTS, key)
     path, ours = folder / LOCK, {"host": os.uname().nodename, "pid": os.getpid(), "job": launch.job_folder_name()}
-    with path.open("a+", encoding="utf-8") as file:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    with open(descriptor, "r+", encoding="utf-8", errors="replace") as file:
         with suppress(OSError):  # some network disks know no such locks
             fcntl.flock(file, fcntl.LOCK_EX)  # of two processes that find a dead holder, one goes first
-        file.seek(0)
-        holder = {"pid": None}
-        with suppress(ValueError):  # of a free lock, or one cut by a crash
+        holder: object = None
+        with suppress(ValueError, RecursionError):  # of a free lock, one cut by a crash, or no lock of ours
             holder = json.load(file)
-        if holder["pid"] not in (None, ours["pid"]) and _is_held(holder, ours):
+        if isinstance(holder, dict) and holder.keys() == ours.keys() and _is_held(holder, ours):
             raise errors.TrainError(
                 f"{key}={folder} is in use by process {holder['pid']} on host {holder['host']}. fix: wait for its end "
                 f"or stop it, or give another run_dir; if it is gone, remove {path}"
             )
-        file.truncate(0)
+        file.seek(0)
+        file.truncate()
         json.dump(ours, file)
     return folder
+
+
+def _refuse_links(folder: Path, key: str) -> None:
+    """Raise TrainError for a link where a run writes: its target may be anything."""
+    for path in (path for pattern in ("*", "checkpoints/*", "plots/*") for path in folder.glob(pattern)):
+        if path.is_symlink():
+            raise errors.TrainError(f"{key}={folder} holds the link {path}. fix: put the file itself in its place")
 
 
 def _is_held(holder: dict[str, object], ours: dict[str, object]) -> bool:
     if holder["host"] != ours["host"]:
         return ours["job"] is None or holder["job"] != ours["job"]
+    if holder["pid"] == ours["pid"]:
+        return False
     with suppress(PermissionError):  # of another user, so it lives
         try:
             os.kill(int(str(holder["pid"])), 0)
-        except ProcessLookupError:
+        except (ProcessLookupError, ValueError, OverflowError):  # it has ended, or was never a process
             return False
     return True
 

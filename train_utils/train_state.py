@@ -167,6 +167,8 @@ class TrainState:
         steps = self.schedule.steps_per_epoch
         if not 0 <= self.steps_of_epoch <= steps:
             raise ValueError(f"step {self.step} is not in epoch {self.epoch + 1} of {steps} steps each")
+        if self.step > 0:  # an epoch without steps left reports, and saves, the rates of its last one
+            self.schedule.apply(self.optimizer, self.step - 1)
         self.best_metrics = dict(state["metrics"])
         same_ranks, sums = state["world_size"] == world.world_size, state["loss_sums"]
         self.loss_sums.copy_(sums[world.rank] if same_ranks else sums.mean(0))
