@@ -117,7 +117,7 @@ def train(requested: schema.TrainConfig) -> run.Outcome:  # noqa: PLR0915 - the 
         while over is None and stop.agreed is None:
             started, steps_done = time.perf_counter(), state.step - state.epoch * steps
             loss.refines = state.epoch >= dataset.first_plain_epoch
-            sampler.set_epoch(state.epoch, steps_done * sampler.accumulate)
+            sampler.sampler.set_epoch(state.epoch, steps_done)
             images, title = (steps - steps_done) * options.batch_size, f"epoch {state.epoch + 1}/{options.epochs}"
             with Progress(images, title, world.is_main) as progress, engine.explain_out_of_memory(sampler, world):
                 result = engine.train_one_epoch(

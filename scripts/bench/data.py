@@ -76,7 +76,7 @@ class Bench:
         train = replace(self.config.train, batch_size=BATCH_SIZE, micro_batch_size=None, epochs=10**9)
         config = replace(self.config, train=train, augment=augment)
         sampler = build.build_sampler(config, self.annotations, 32, distributed.init_distributed_mode("cpu", 60))
-        sampler.set_epoch(next(self.epochs))
+        sampler.sampler.set_epoch(next(self.epochs))
         source = self.cached if name.startswith("cached") else self.files
         return build.build_dataset(config, self.annotations, source), sampler
 
