@@ -14,6 +14,7 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
 
 from contextlib import ExitStack
 
+import data
 from conf import run, schema
 from eval import Evaluator
 from train_utils import auto, build, checkpoint, compile, distributed, engine, numerics, run_folder, sync_batchnorm
@@ -44,12 +45,12 @@ def train(requested: schema.TrainConfig) -> run.Outcome:  # noqa: PLR0915 - the 
 
         # The global batch is formed, then dealt: more ranks change the speed, not the training.
         train_sampler = build.build_sampler(config, train_set, model.max_stride, world)
+        batches = data.TrainBatchSampler(train_sampler)
         dataset = build.build_dataset(config, train_set, build.open_images(train_set, config.data, world))
-        loader = build.build_loader(dataset, train_sampler, config, world)
+        loader = build.build_loader(dataset, batches, config, world)
         evaluator = Evaluator.of_training(config, val_set, model, world)
-
         report = stack.enter_context(RunReport(make_folder(), config, world))
-        report.announce(train_set, val_set, train_sampler, model)
+        report.announce(train_set, val_set, batches, model)
         report.lines(saved_note, *notes)
 
         # All that training changes and a checkpoint holds; of the model the plain one, without DDP.
@@ -59,24 +60,23 @@ def train(requested: schema.TrainConfig) -> run.Outcome:  # noqa: PLR0915 - the 
         description = auto.describe_run(config, requested, model, train_set)
         state = TrainState.create(model, config, train_sampler.steps_per_epoch, description)
         forward = engine.ForwardPass.create(
-            model, loss, config.train, compile_mode=compile_mode, num_sizes=train_sampler.sizes.count, world=world
+            model, loss, config.train, compile_mode=compile_mode, num_sizes=batches.sizes.count, world=world
         )
         if saved is not None:
             engine.rehearse(forward, state, 2 * model.max_stride)
             report.line(state.resume(saved, report.folder, world))
             saved = None  # its memory is for the training
-        report.start(requested, state, dataset, train_sampler)
+        report.start(requested, state, dataset, batches)
         guard = engine.NonFiniteGuard(model, config.train.max_nonfinite_steps, report.line)
         writer = checkpoint.CheckpointWriter(report.folder, report.line, config.train)
         stop.handle_term()
-
         is_final, stop_reason = False, state.stop_reason(config.train, world)
         while stop_reason is None and stop.agreed is None:
             loss.refines = state.epoch >= dataset.first_plain_epoch
-            train_sampler.set_epoch(state.epoch, state.steps_of_epoch * train_sampler.accumulate)
-            with report.progress(state) as progress, engine.explain_out_of_memory(train_sampler, world):
+            train_sampler.set_epoch(state.epoch, state.steps_of_epoch)
+            with report.progress(state) as progress, engine.explain_out_of_memory(batches, world):
                 result = engine.train_one_epoch(
-                    forward, state, loader, accumulate=train_sampler.accumulate, guard=guard, stop=stop, writer=writer,
+                    forward, state, loader, accumulate=batches.accumulate, guard=guard, stop=stop, writer=writer,
                     log_step=report.step, progress=progress,
                 )  # fmt: skip
             if state.steps_of_epoch < train_sampler.steps_per_epoch:

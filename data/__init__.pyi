@@ -36,6 +36,7 @@ from .media import find_media as find_media
 from .plan import Request as Request
 from .samplers import MultiScale as MultiScale
 from .samplers import TrainBatchSampler as TrainBatchSampler
+from .samplers import TrainSampler as TrainSampler
 from .samplers import eval_batches as eval_batches
 from .samplers import repeat_factors as repeat_factors
 from .shapes import ensure_shapes as ensure_shapes

@@ -33,14 +33,14 @@ def change_colour(image: Image, gains: np.typing.NDArray[np.float64]) -> None:
     cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB, dst=image)
 
 
-def network_input(images: torch.Tensor, gains: torch.Tensor) -> torch.Tensor:
+def network_input(images: torch.Tensor, gains: torch.Tensor | None = None) -> torch.Tensor:
     """Turn uint8 RGB images (B, 3, H, W) into floats in 0..1, with HSV gains (B, 3) applied.
 
-    Hue wraps around at a full turn; saturation and value saturate at 1. Gains of shape (0, 3) leave
-    the colours alone. Runs in float32 on the images' device without branches, and keeps their
-    memory format.
+    Hue wraps around at a full turn; saturation and value saturate at 1. None, and gains of shape
+    (0, 3), leave the colours alone. Runs in float32 on the images' device without branches, and
+    keeps their memory format. Training, evaluation and prediction all feed the network with it.
     """
-    if len(gains) == 0:
+    if gains is None or len(gains) == 0:
         return images.float().div_(255)
     hue_gain, saturation_gain, value_gain = gains.float().T[:, :, None, None]  # (B, 1, 1) each
     red, green, blue = (plane.float().div_(255) for plane in images.unbind(1))  # (B, H, W) each, contiguous

@@ -17,6 +17,7 @@ import PIL.Image
 import torch
 
 from data import headers, images, io, layouts, samplers
+from data.colour import network_input
 from data.config import Exif, OnBadFile, Resize
 from data.errors import DataError, without_login
 from data.geometry import Image, Letterbox, resize_into
@@ -203,8 +204,12 @@ class FrameBatch:
         frames, canvases, letterboxes = (list(column) for column in zip(*group, strict=True))
         return cls(frames, torch.from_numpy(np.stack(canvases)).permute(0, 3, 1, 2), letterboxes)
 
+    def network_input(self) -> torch.Tensor:
+        """The images as floats in 0..1, on the batch's device."""
+        return network_input(self.images)
+
     def to(self, device: torch.device, non_blocking: bool = False) -> Self:
-        """The batch with its network input on a device."""
+        """The batch with its images on a device."""
         return replace(self, images=self.images.to(device, non_blocking=non_blocking))
 
 

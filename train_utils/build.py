@@ -249,21 +249,21 @@ def build_loader(
     return data.make_loader(dataset, batches, config.data.workers, world.device, timeout, batches.batch_bytes)
 
 
-def build_sampler(config: TrainConfig, train_set: Annotations, stride: int, world: World) -> data.TrainBatchSampler:
-    """Choose this rank's images of each step: the global batch is formed first, then dealt.
+def build_sampler(config: TrainConfig, train_set: Annotations, stride: int, world: World) -> data.TrainSampler:
+    """The order of the images and this rank's share of it: the global batch is formed, then dealt.
 
     Image sizes are multiples of the network's largest ``stride``.
     """
     options = config.train
     low, high = options.multi_scale
-    return data.TrainBatchSampler(
-        num_images=len(train_set),
+    return data.TrainSampler(
+        len(train_set),
+        data.MultiScale(options.image_size, low, high, stride, options.seed),
         batch_size=options.batch_size,
         micro_batch_size=options.micro_batch_size,
-        world_size=world.world_size,
+        num_replicas=world.world_size,
         rank=world.rank,
         seed=options.seed,
-        sizes=data.MultiScale(options.image_size, low, high, stride, options.seed),
         factors=data.repeat_factors(train_set, options.repeat_threshold) if options.repeat_threshold else None,
         image_sizes=train_set.sizes if options.rect else None,
         tile_pool=config.augment.tile_pool,

@@ -76,7 +76,7 @@ def detect_batches(
     def forward(batch: AnyBatch) -> list[Tensor]:
         autocast = torch.autocast(device.type, dtype, enabled=dtype is not None)
         with torch.inference_mode(), autocast:
-            return model(batch.to(device, non_blocking=True).images.float().div_(255))
+            return model(batch.to(device, non_blocking=True).network_input())
 
     def finish(batch: AnyBatch, raw_maps: list[Tensor]) -> tuple[AnyBatch, list[Tensor]]:
         with torch.inference_mode():

@@ -75,8 +75,9 @@ class Bench:
         augment = replace(self.config.augment, **{"colour": data.Colour.cpu, **MODES.get(name, {})})
         train = replace(self.config.train, batch_size=BATCH_SIZE, micro_batch_size=None, epochs=10**9)
         config = replace(self.config, train=train, augment=augment)
-        sampler = build.build_sampler(config, self.annotations, 32, distributed.init_distributed_mode("cpu", 60))
-        sampler.set_epoch(next(self.epochs))
+        world = distributed.init_distributed_mode("cpu", 60)
+        sampler = data.TrainBatchSampler(build.build_sampler(config, self.annotations, 32, world))
+        sampler.sampler.set_epoch(next(self.epochs))
         source = self.cached if name.startswith("cached") else self.files
         return build.build_dataset(config, self.annotations, source), sampler
 

@@ -10,7 +10,7 @@ import torch
 
 import data
 from data.geometry import PAD_VALUE
-from tests.data.conftest import EVERY_AUGMENT, NO_AUGMENT, CocoSet
+from tests.data.conftest import EVERY_AUGMENT, NO_AUGMENT, CocoSet, sampler_of
 
 STRONG = replace(
     NO_AUGMENT, mosaic=1, scale=0.6, translate=0.3, flip_horizontal=0.5, flip_vertical=0.5,
@@ -149,10 +149,7 @@ def test_a_sample_is_the_same_alone_and_in_its_batch_however_its_images_are_read
     annotations, threads = sources["files"].annotations, cv2.getNumThreads()
     datasets = {key: data.TrainDataset(annotations, augment, 1, 10, source) for key, source in sources.items()}
     for seed, (height, width) in enumerate(SIZES):
-        sampler = data.TrainBatchSampler(
-            NUM_IMAGES, BATCH, BATCH, 1, 0, seed, data.MultiScale(64, 1, 1, 32, 0), tile_pool=augment.tile_pool
-        )
-        for batch in sampler:
+        for batch in sampler_of(NUM_IMAGES, BATCH, seed=seed, tile_pool=augment.tile_pool):
             requests = [replace(request, height=height, width=width) for request in batch]
             cv2.setNumThreads(0)  # as in a worker of the loader
             alone = [datasets["files"][request] for request in requests]

@@ -18,17 +18,17 @@ from torch import Tensor
 
 import data
 from data.loader import BatchLoader, copied_ahead, empty_images
-from tests.data.conftest import EVERY_AUGMENT, NO_AUGMENT
+from tests.data.conftest import EVERY_AUGMENT, NO_AUGMENT, sampler_of
 
 GPU = torch.device("cuda", 0)
 
 
-def load_epoch(coco_set, augment: data.AugmentConfig, workers: int, start: int = 0) -> list[data.Batch]:
+def load_epoch(coco_set, augment: data.AugmentConfig, workers: int, start_step: int = 0) -> list[data.Batch]:
     source = coco_set.source()
     dataset = data.TrainDataset(source.annotations, augment, 0, 3, source)
-    sampler = data.TrainBatchSampler(7, 2, 1, 1, 0, 0, data.MultiScale(64, 0.5, 1.5, 32, 0))
+    sampler = sampler_of(7, 2, data.MultiScale(64, 0.5, 1.5, 32, 0), micro_batch_size=1)
     loader = data.make_loader(dataset, sampler, workers)
-    sampler.set_epoch(1, start)
+    sampler.sampler.set_epoch(1, start_step)
     return list(loader)
 
 
@@ -37,7 +37,7 @@ def plain_loader(
 ) -> BatchLoader:
     """Batches of one image each."""
     source = coco_set.source()
-    sampler = data.TrainBatchSampler(7, 1, 1, 1, 0, 0, data.MultiScale(64, 1, 1, 32, 0))
+    sampler = sampler_of(7, 1)
     return data.make_loader(kind(source.annotations, augment, 0, 1, source), sampler, workers, **more)
 
 
@@ -53,7 +53,7 @@ def test_workers_and_the_cursor_do_not_change_samples(coco_set) -> None:
     for workers in (1, 2):
         found = tensors(load_epoch(coco_set, EVERY_AUGMENT, workers))
         assert all(torch.equal(first, second) for first, second in zip(expected, found, strict=True))
-    rest = tensors(load_epoch(coco_set, EVERY_AUGMENT, workers=0, start=4))
+    rest = tensors(load_epoch(coco_set, EVERY_AUGMENT, workers=0, start_step=2))
     assert all(torch.equal(first, second) for first, second in zip(expected[12:], rest, strict=True))
 
 
@@ -125,7 +125,7 @@ def test_batches_on_a_gpu_are_those_of_the_host(coco_set) -> None:
     dataset = data.TrainDataset(source.annotations, augment, 0, 3, source)
     epochs, busy = [], torch.ones(4096, 4096, device="cuda")
     for device in (torch.device("cpu"), torch.device("cuda", 0)):
-        sampler = data.TrainBatchSampler(7, 1, 1, 1, 0, 0, data.MultiScale(64, 0.5, 1.5, 32, 0))
+        sampler = sampler_of(7, 1, data.MultiScale(64, 0.5, 1.5, 32, 0))
         sums = []
         for batch in data.make_loader(dataset, sampler, 2, device):
             assert batch.images.device == batch.targets.device == device
