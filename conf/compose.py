@@ -8,7 +8,6 @@ the user's own words, with all that Hydra can do. A data set often comes from ot
 
 import operator
 import re
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
@@ -85,15 +84,7 @@ def to_plain(
     try:
         tree: Any = OmegaConf.to_container(cfg, resolve=True)
         options = _drop_missing(tree)
-        plugins = options.get("plugins", [])
-        if plugins or "plugins" in sys.modules:  # importing it takes torch
-            from plugins import import_plugins
-
-            import_plugins(plugins)
-        completed = complete(options, named) if complete is not None else options
-        if "plugins" in completed:  # a file is imported because a user names it, never because another file does
-            completed = {**completed, "plugins": [Path(file).name for file in plugins]}
-        return from_dictionary(completed, schema)
+        return from_dictionary(complete(options, named) if complete is not None else options, schema)
     except suggestions.NOT_COMPOSED as error:
         raise ConfigError(suggestions.explain(error, schema)) from error
     except ValueError as error:  # of a section's __post_init__; it names the key
