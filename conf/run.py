@@ -269,8 +269,8 @@ def callable_from_python(
 ) -> Callable[[Callable[[Config], Result]], Callable[[Config | Sequence[str]], Result]]:
     """Let the function of the program ``name`` also take a list of overrides.
 
-    They are as on the command line, such as ``["data=coco", "train.epochs=2"]``. At the end the
-    process leaves its process group.
+    They are as on the command line, such as ``["data=coco", "train.epochs=2"]``. Either way the
+    ranks of a launcher stay in their process group, which ``run`` and scripts of several calls leave.
     """
 
     def decorate(function: Callable[[Config], Result]) -> Callable[[Config | Sequence[str]], Result]:
@@ -279,10 +279,7 @@ def callable_from_python(
             if is_dataclass(options):
                 return function(options)
             print_any_name()
-            try:
-                return function(options_of(name, options))
-            finally:
-                launch.shutdown()
+            return function(options_of(name, options))
 
         return call
 
