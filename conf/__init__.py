@@ -15,9 +15,7 @@ class ConfigError(ValueError):
 
 
 if sys.platform == "win32":
-    _sentence = (
-        "this project runs on Linux and macOS, not on Windows. fix: WSL 2 (wsl --install), or a Linux container"
-    )
+    _sentence = "this project runs on Linux and macOS, not on Windows. fix: WSL 2 (wsl --install), or a Linux container"
     _main = getattr(sys.modules["__main__"], "__file__", None)
     if _main is None or Path(_main).absolute().parent not in (REPOSITORY, REPOSITORY / "scripts"):
         raise ImportError(_sentence)

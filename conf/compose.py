@@ -65,6 +65,12 @@ def defaults(name: str, schema: type, overrides: Sequence[str] = ()) -> dict[str
     return to_dictionary(_composed(name, schema, overrides))
 
 
+def values_of_choice(group: str, name: str) -> dict[str, Any]:
+    """What ``conf/<group>/<name>.yaml`` itself says, without Hydra and its defaults list."""
+    content = layouts.load_yaml(CONF_DIR / group / f"{name}.yaml")
+    return {key: value for key, value in content.items() if key != "defaults"}
+
+
 def keys_of(overrides: Sequence[str]) -> list[str]:
     """The keys and groups that overrides name; not Hydra's own, nor its flags."""
     keys = [word.partition("=")[0].lstrip("+~") for word in overrides if "=" in word or word[:1] == "~"]
@@ -253,7 +259,7 @@ def _data_options(path: Path) -> dict[str, Any]:
             raise errors.DataError(f"{path} has other defaults than names of data sets. fix: defaults: [coco], or none")
     else:
         recognised = layouts.recognise(path)
-        content = {**layouts.load_yaml(CONF_DIR / "data" / f"{recognised['format']}.yaml"), **recognised}
+        content = {**values_of_choice("data", recognised["format"]), **recognised}
     check_values(content, str(path))
     return content
 

@@ -269,8 +269,8 @@ def callable_from_python(
 ) -> Callable[[Callable[[Config], Result]], Callable[[Config | Sequence[str]], Result]]:
     """Let the function of the program ``name`` also take a list of overrides.
 
-    They are as on the command line, such as ``["data=coco", "train.epochs=2"]``. Either way the
-    ranks of a launcher stay in their process group, which ``run`` and scripts of several calls leave.
+    They are as on the command line, such as ``["data=coco", "train.epochs=2"]``. Either way ranks
+    stay in their process group: several calls may follow, and ``run`` ends it.
     """
 
     def decorate(function: Callable[[Config], Result]) -> Callable[[Config | Sequence[str]], Result]:
