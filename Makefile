@@ -21,7 +21,7 @@ lint:
 	$(RUN) mypy --platform darwin --cache-dir .mypy_cache/darwin
 
 docs:
-	$(RUN) python -m conf.help > docs/train/options.md
+	$(RUN) python -c "from conf import help, run; print(help.options_page(run.PROGRAMS), end='')" > docs/train/options.md
 	$(RUN) zensical build --strict --clean
 
 bench:

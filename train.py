@@ -49,6 +49,7 @@ def train(requested: schema.TrainConfig) -> run.Outcome:  # noqa: PLR0915 - the 
         dataset = build.build_dataset(config, train_set, build.open_images(train_set, config.data, world))
         loader = build.build_loader(dataset, batches, config, world)
         evaluator = Evaluator.of_training(config, val_set, model, world)
+
         report = stack.enter_context(RunReport(make_folder(), config, world))
         report.announce(train_set, val_set, batches, model)
         report.lines(saved_note, *notes)
@@ -70,6 +71,7 @@ def train(requested: schema.TrainConfig) -> run.Outcome:  # noqa: PLR0915 - the 
         guard = engine.NonFiniteGuard(model, config.train.max_nonfinite_steps, report.line)
         writer = checkpoint.CheckpointWriter(report.folder, report.line, config.train)
         stop.handle_term()
+
         is_final, stop_reason = False, state.stop_reason(config.train, world)
         while stop_reason is None and stop.agreed is None:
             loss.refines = state.epoch >= dataset.first_plain_epoch
@@ -95,9 +97,7 @@ def train(requested: schema.TrainConfig) -> run.Outcome:  # noqa: PLR0915 - the 
 
         run_folder.on_main(world, writer.close)  # all ranks fail if the last checkpoint was not written
         if stop.agreed is not None and stop_reason is None:
-            report.line(
-                f"stopped at step {state.step} by {stop.agreed.name}; {report.resume_command} continues from there"
-            )
+            report.stopped(state, stop.agreed)
             ask_for_requeue(world, stop.agreed)
             return run.Outcome(state.best_metrics, report.folder)
         if not is_final:

@@ -8,7 +8,6 @@ the user's own words, with all that Hydra can do. A data set often comes from ot
 
 import operator
 import re
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
@@ -66,6 +65,12 @@ def defaults(name: str, schema: type, overrides: Sequence[str] = ()) -> dict[str
     return to_dictionary(_composed(name, schema, overrides))
 
 
+def values_of_choice(group: str, name: str) -> dict[str, Any]:
+    """What ``conf/<group>/<name>.yaml`` itself says, without Hydra and its defaults list."""
+    content = layouts.load_yaml(CONF_DIR / group / f"{name}.yaml")
+    return {key: value for key, value in content.items() if key != "defaults"}
+
+
 def keys_of(overrides: Sequence[str]) -> list[str]:
     """The keys and groups that overrides name; not Hydra's own, nor its flags."""
     keys = [word.partition("=")[0].lstrip("+~") for word in overrides if "=" in word or word[:1] == "~"]
@@ -85,15 +90,7 @@ def to_plain(
     try:
         tree: Any = OmegaConf.to_container(cfg, resolve=True)
         options = _drop_missing(tree)
-        plugins = options.get("plugins", [])
-        if plugins or "plugins" in sys.modules:  # importing it takes torch
-            from plugins import import_plugins
-
-            import_plugins(plugins)
-        completed = complete(options, named) if complete is not None else options
-        if "plugins" in completed:  # a file is imported because a user names it, never because another file does
-            completed = {**completed, "plugins": [Path(file).name for file in plugins]}
-        return from_dictionary(completed, schema)
+        return from_dictionary(complete(options, named) if complete is not None else options, schema)
     except suggestions.NOT_COMPOSED as error:
         raise ConfigError(suggestions.explain(error, schema)) from error
     except ValueError as error:  # of a section's __post_init__; it names the key
@@ -262,7 +259,7 @@ def _data_options(path: Path) -> dict[str, Any]:
             raise errors.DataError(f"{path} has other defaults than names of data sets. fix: defaults: [coco], or none")
     else:
         recognised = layouts.recognise(path)
-        content = {**layouts.load_yaml(CONF_DIR / "data" / f"{recognised['format']}.yaml"), **recognised}
+        content = {**values_of_choice("data", recognised["format"]), **recognised}
     check_values(content, str(path))
     return content
 

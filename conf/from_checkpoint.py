@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import pkgutil
 from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -142,8 +143,7 @@ def config_of_checkpoint(path: str) -> dict[str, Any]:
             f"fix: {darknet_options(path)} instead of ckpt="
         )
     run_files.find_checkpoint(Path(path), "best")  # before torch is imported
-    from train_utils.checkpoint import peek_config
-
+    peek_config = pkgutil.resolve_name("train_utils.checkpoint:peek_config")  # by name, as what runs with torch
     return checked_config(peek_config(Path(path)), path)
 
 

@@ -1,7 +1,5 @@
 """What ``--help`` and ``--version`` print, and the page of all options. None imports torch.
 
-    python -m conf.help > docs/train/options.md
-
 The meaning of an option is the comment beside its field in the dataclass, its value what the rest
 of the command line gives.
 """
@@ -155,9 +153,3 @@ def shown(value: Any) -> str:
     if value is None:
         return "null"
     return "-" if value == "???" else str(value)
-
-
-if __name__ == "__main__":
-    from conf.run import PROGRAMS  # which imports this file
-
-    print(options_page(PROGRAMS), end="")

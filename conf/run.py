@@ -13,9 +13,9 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import is_dataclass
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import hydra
 
@@ -36,12 +36,13 @@ BUG_EXIT_CODE, USAGE_EXIT_CODE = 1, 2
 LONGEST = 2000  # characters of a sentence, which may quote a file of any length
 
 
-class Program(NamedTuple):
+@dataclass(frozen=True)
+class Program:
     """A program by its options and by the function that gets them."""
 
     schema: type
     function: str  # "module:function", imported once the options are right
-    complete: compose.Complete | None = None  # adds values of a checkpoint or an earlier run
+    fill_in: compose.Complete | None = None  # adds values of a checkpoint or an earlier run
     splits: tuple[str, ...] = ()  # of the data that it reads
     bare: str = ""  # the option that a bare word gives; with "..." the list of all of them
 
@@ -50,6 +51,17 @@ class Program(NamedTuple):
         """What to type after ``python``, or after ``python -m`` for a script."""
         module = self.function.partition(":")[0]
         return module if "." in module else f"{module}.py"
+
+    def complete(self, options: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
+        """Import the plugins of the composed ``options``, then fill in; ``compose`` calls this."""
+        plugins = options.get("plugins", [])
+        if plugins or "plugins" in sys.modules:  # only then: it imports torch
+            pkgutil.resolve_name("plugins:import_plugins")(plugins)
+        if self.fill_in is not None:
+            options = self.fill_in(options, named)
+        if "plugins" in options:  # a file is imported because a user names it, never because another file does
+            options = {**options, "plugins": [Path(file).name for file in plugins]}
+        return options
 
 
 PROGRAMS = {  # by the name of their YAML file in conf/
@@ -257,8 +269,8 @@ def callable_from_python(
 ) -> Callable[[Callable[[Config], Result]], Callable[[Config | Sequence[str]], Result]]:
     """Let the function of the program ``name`` also take a list of overrides.
 
-    They are as on the command line, such as ``["data=coco", "train.epochs=2"]``. At the end the
-    process leaves its process group.
+    They are as on the command line, such as ``["data=coco", "train.epochs=2"]``. Either way ranks
+    stay in their process group: several calls may follow, and ``run`` ends it.
     """
 
     def decorate(function: Callable[[Config], Result]) -> Callable[[Config | Sequence[str]], Result]:
@@ -267,10 +279,7 @@ def callable_from_python(
             if is_dataclass(options):
                 return function(options)
             print_any_name()
-            try:
-                return function(options_of(name, options))
-            finally:
-                launch.shutdown()
+            return function(options_of(name, options))
 
         return call
 

@@ -87,12 +87,15 @@ class AutoLoss(LossSection):
     yolov3 elsewhere. null: the value of conf/loss/yolox.yaml or yolov3.yaml.
     """
 
-    box: float | None  # weight of the box term
-    objectness: float | None  # weight of the objectness term
-    classification: float | None  # weight of the class term; with yolov3 that at 80 classes, scaled by classes / 80
+    box: NotNegative | None  # weight of the box term
+    objectness: NotNegative | None  # weight of the objectness term
+    classification: NotNegative | None  # weight of the class term; with yolov3 that at 80 classes, scaled by
+    # classes / 80
     iou: IouKind | None  # overlap measure of the box term
-    anchor_iou: float | None  # yolov3: a box matches an anchor if the IoU of their shapes is higher
-    positives: int | None  # yolox: at most so many cells learn each box, of those that reach its centre
+    anchor_iou: Annotated[float, ">= 0 and < 1"] | None  # yolov3: a box matches an anchor if the IoU of their shapes is
+    # higher
+    positives: Annotated[int, ">= 1"] | None  # yolox: at most so many cells learn each box, of those that reach its
+    # centre
     positives_by: PositivesBy | None  # yolox: what ranks them: cost, of class and box, and their number is the sum of
     # the largest overlaps (SimOTA); alignment, score * overlap^6 (task-aligned)
 

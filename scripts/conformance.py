@@ -66,7 +66,7 @@ class Conformance:
     def train(self, name: str, *more: str) -> Path:
         """Train on all ranks; return the run folder."""
         run = self.folder / name
-        train(options_of("train", [*self.options, f"run_dir={run}", *more]))  # a list would end the group
+        train([*self.options, f"run_dir={run}", *more])
         return run
 
     def alone(self) -> None:
@@ -118,7 +118,7 @@ class Conformance:
 
     def evaluation(self) -> None:
         """The metrics of all ranks against those of one process, to the last bit."""
-        ours = dict(evaluate(options_of("eval", self.scored)))
+        ours = dict(evaluate(self.scored))
         if self.world.is_main:
             theirs = json.loads((self.folder / "one_evaluation" / "metrics.json").read_text())
             self.record("metrics of one process, to the bit", ours == theirs, f"AP {ours['AP']:.6f}")
@@ -135,7 +135,7 @@ class Conformance:
         if self.world.is_main:
             threading.Thread(target=stop, daemon=True).start()
         stopped = self.train("stopped", "train.precision=auto")
-        train(options_of("train", [f"resume={stopped}"]))
+        train([f"resume={stopped}"])
         if self.world.is_main:
             states = [checkpoint.load_checkpoint(run, "last") for run in (self.folder / "ranks_auto", stopped)]
             worst = largest_difference(*(state["model"] for state in states))

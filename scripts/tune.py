@@ -19,12 +19,14 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from conf import ConfigError, compose, errors, from_checkpoint, options, schema
+from conf.run import PROGRAMS
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
 Space = dict[str, Any]  # by option its values, or Hydra's interval
@@ -45,9 +47,8 @@ def tune(config: schema.TuneConfig) -> None:
         raise ConfigError("nothing to search. fix: an option with several values or an interval behind --, see --help")
     first = {key: values[0] if isinstance(values, list) else values.start for key, values in space.items()}
     checked = [*fixed, *written(first)]
-    compose.compose(
-        "train", schema.TrainConfig, checked, lambda options, _: from_checkpoint.with_full_names(options, once=False)
-    )
+    program = replace(PROGRAMS["train"], fill_in=lambda given, _: from_checkpoint.with_full_names(given, once=False))
+    compose.compose("train", program.schema, checked, program.complete)
     try:
         import optuna
     except ImportError as error:

@@ -129,12 +129,13 @@ def suitable_loss(heads: Sequence[models.Head], config: models.LossSection) -> m
         return config
     name = "yolox" if min(head.scale_x_y for head in heads) >= FAR else "yolov3"
     given = {key: value for key, value in compose.to_dictionary(config).items() if value is not None} | {"name": name}
-    if others := given.keys() - {field.name for field in fields(CHOICES["loss"][name])}:
+    schema = CHOICES["loss"][name]
+    if others := given.keys() - {field.name for field in fields(schema)}:
         raise ConfigError(
             f"loss.{min(others)} is not an option of loss={name}, which suits these heads. fix: leave it out"
         )
-    overrides = [f"loss={name}", *(f"loss.{key}={value}" for key, value in given.items())]
-    return compose.compose("train", TrainConfig, overrides).loss
+    chosen: models.LossSection = compose.from_dictionary(compose.values_of_choice("loss", name) | given, schema)
+    return chosen
 
 
 def build_loss(heads: Sequence[models.Head], config: models.LossSection) -> models.HeadLoss:

@@ -1,6 +1,7 @@
 """What a run reports: its log, its tables, the services it logs to, and the page at its end."""
 
 import contextlib
+import signal
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -146,10 +147,10 @@ class RunReport:
         title = f"epoch {state.epoch + 1}/{options.epochs}"
         return progress.Progress(self._epoch_images - done, title, self._world.is_main)
 
-    @property
-    def resume_command(self) -> str:
-        """The option that continues this run."""
-        return option("resume", self.folder)
+    def stopped(self, state: TrainState, by: signal.Signals) -> None:
+        """Report that a signal stopped the run, and how to continue it."""
+        again = option("resume", self.folder)
+        self.line(f"stopped at step {state.step} by {by.name}; {again} continues from there")
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Report rate and losses of a step, if it is one of each ``logger.every_steps``."""
