@@ -1,4 +1,4 @@
-# One file for CPUs and GPUs; docs/train/several-gpus.md has the commands.
+# One file for CPUs and GPUs; docs/start/containers.md has the commands.
 # torch's wheels bring the CUDA libraries along, so the base is plain Debian either way.
 ARG BASE=debian:trixie-slim
 
