@@ -64,7 +64,8 @@ def evaluate(config: EvalConfig) -> run.Outcome:
     if config.detections is not None and world.is_main:
         found = results.read_results(Path(config.detections), val_set.image_ids, val_set.category_ids)
         print(f"{config.detections}: {counted(len(found), 'detection')}")
-        evaluation = coco_eval.score(ground_truth_of(val_set), found)
+        scorer = coco_eval.choose_scorer(config.evaluate.scorer)
+        evaluation = coco_eval.score(ground_truth_of(val_set), found, scorer)
     elif config.detections is None:
         model, classes = load_model(config, val_set, world)
         model = model.to(world.device)
@@ -85,7 +86,7 @@ def evaluate(config: EvalConfig) -> run.Outcome:
     if evaluation is None:
         return run.Outcome({}, out)
 
-    matches = coco_eval.matches_at_half(evaluation.truth, evaluation.detections)
+    matches = coco_eval.matches_at_half(evaluation.truth, evaluation.detections, evaluation.scorer)
     for index, row in enumerate(evaluation.per_class.values()):
         row.update(coco_eval.best_f1(matches, index) or dict.fromkeys(coco_eval.OPERATING_POINT, coco_eval.ABSENT))
     print(coco_eval.format_table(evaluation), flush=True)
@@ -166,6 +167,7 @@ class Evaluator:
             )
         self.dtype = numerics.evaluation_dtype(config.precision, world.device, "evaluate.precision")
         self.training_dtype = training_dtype
+        self.scorer = coco_eval.choose_scorer(config.scorer)
         self.config, self.world, self.truth = config, world, ground_truth_of(val_set)
         stride, rect, resize = model.max_stride, config.rect, config.resize
         of_all_ranks = data.eval_batches(val_set.sizes, image_size, config.batch_size, stride, rect, resize)
@@ -230,7 +232,7 @@ class Evaluator:
         if self.classes is not None:
             found["class"] = np.argsort(self.classes)[np.searchsorted(np.sort(self.classes), found["class"])]
         found["image_id"] = self.truth.image_ids[found["image_id"]]  # in place of positions in the data set
-        evaluation = coco_eval.score(self.truth, found)
+        evaluation = coco_eval.score(self.truth, found, self.scorer)
         if self.loss is None:
             return evaluation
         images, *parts = np.concatenate([rows for rows in of_batches if len(rows)]).T

@@ -21,7 +21,7 @@ from conf import REPOSITORY, compose, suggestions
 from conf.schema import CHOICES
 
 KINDS = {str: "text", int: "integer", float: "number", bool: "true or false", Any: "any", type(None): "null"}
-PACKAGES = ("torch", "torchvision", "hydra-core", "numpy", "opencv-python-headless", "hotcoco")
+PACKAGES = ("torch", "torchvision", "hydra-core", "numpy", "opencv-python-headless", "pycocotools")
 
 PAGE_HEAD = """# Options
 

@@ -13,7 +13,7 @@ OF_THE_MACHINE = (
 # What a resumed run may have otherwise than its checkpoint says.
 MAY_CHANGE = (
     *OF_THE_MACHINE, "run_dir", "resume", "plugins", "train.epochs", "data.train", "data.val", "evaluate.batch_size",
-    "evaluate.every", "train.save_every_steps", "train.save_every_minutes",
+    "evaluate.every", "evaluate.scorer", "train.save_every_steps", "train.save_every_minutes",
     "train.max_nonfinite_steps", "train.patience",
 )  # fmt: skip
 OF_THE_RESUME = ("run_dir", "resume")  # never listed as changed: every resume changes them

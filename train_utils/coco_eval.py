@@ -1,15 +1,22 @@
 """COCO metrics from plain arrays: the same to the last bit however the work was distributed.
 
-hotcoco gets what pycocotools reads from files, in the same order: images by id, detections in
-canonical order (equal scores rank by it), classes and images counted from 1. Ground truth keeps the
-float64 numbers of its file, because a rounded box or area changes matches.
+pycocotools is the reference; hotcoco computes the same bits a hundred times as fast. Both get what
+they would read from files, in the same order: images by id, detections in canonical order (equal
+scores rank by it), classes and images counted from 1. Ground truth keeps the float64 numbers of its
+file, because a rounded box or area changes matches.
 """
 
+import contextlib
+import io
+from importlib.metadata import version
 from typing import Any, NamedTuple
 
-import hotcoco
 import numpy as np
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
 
+from conf import ConfigError, errors
+from conf.schema import Scorer
 from train_utils.results import Detections, GroundTruth, canonical_order
 
 # In the order of pycocotools' stats; s, m, l: boxes of less than 32**2, up to 96**2, more pixels.
@@ -17,7 +24,8 @@ METRICS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "A
 PER_CLASS = ("AP", "AP50", "APs", "APm", "APl")
 OPERATING_POINT = ("threshold", "f1", "precision", "recall")  # of a class, as best_f1 finds it
 ABSENT = -1.0  # pycocotools' metric where there is no ground truth
-IOU = 0.5  # of an operating point and of the confusion matrix
+IOU = 0.5  # of the confusion matrix
+TESTED_HOTCOCO = "1.3."  # gives pycocotools' bits; a later version may not
 
 
 class Evaluation(NamedTuple):
@@ -28,46 +36,96 @@ class Evaluation(NamedTuple):
     truth: GroundTruth
     detections: Detections  # in any order
     losses: dict[str, float]  # by LOSS_NAMES, of the validation images of a training; else empty
+    scorer: str  # as choose_scorer names it
 
 
-def match(truth: GroundTruth, detections: Detections, every_size: bool = True, iou: float | None = None) -> Any:
-    """Return hotcoco's COCOeval after ``evaluate``.
+def choose_scorer(wanted: Scorer = Scorer.auto) -> str:
+    """Name and version of the package that scores, such as ``pycocotools 2.0.11``.
 
-    It numbers images, classes, boxes and detections from 1. ``every_size`` matches small, medium
-    and large boxes once more. ``iou`` is the only threshold; None: COCO's ten, .5 to .95.
+    ``auto`` takes hotcoco where a tested version is installed, else pycocotools. Raises ConfigError
+    if hotcoco is wanted and no tested version is installed.
+    """
+    try:
+        from hotcoco import __version__ as installed
+    except ImportError:
+        installed = "none"
+    is_tested = installed.startswith(TESTED_HOTCOCO)
+    if wanted is Scorer.hotcoco and not is_tested:
+        command = errors.install_command(f"hotcoco=={TESTED_HOTCOCO}*")
+        raise ConfigError(
+            f"evaluate.scorer=hotcoco needs hotcoco {TESTED_HOTCOCO}x, installed is {installed}. "
+            f"fix: evaluate.scorer=auto, or {command}"
+        )
+    if is_tested and wanted is not Scorer.pycocotools:
+        return f"hotcoco {installed}"
+    return f"pycocotools {version('pycocotools')}"
+
+
+def match(truth: GroundTruth, detections: Detections, scorer: str | None = None, *, every_size: bool = True) -> Any:
+    """Return COCOeval of pycocotools or hotcoco after ``evaluate`` and ``accumulate``.
+
+    It numbers images, classes, boxes and detections from 1. ``scorer`` comes from choose_scorer;
+    None: that of ``auto``. ``every_size`` matches small, medium and large boxes once more.
     """
     assert np.isin(detections["image_id"], truth.image_ids).all(), "a detection on an unknown image"
     by_id = np.argsort(truth.image_ids)
-    coco = hotcoco.COCO.from_arrays(
-        [{"id": number, "height": 1, "width": 1} for number in range(1, len(by_id) + 1)],  # sizes are for masks
-        [{"id": number, "name": str(number)} for number in range(1, len(truth.names) + 1)],
-        image_ids=np.argsort(by_id)[truth.image_of_box] + 1,
-        category_ids=truth.classes.astype(np.int64) + 1,
-        boxes=truth.boxes_xywh,
-        area=truth.areas,
-        iscrowd=truth.crowd.astype(bool),
-    )
+    images = [{"id": number, "height": 1, "width": 1} for number in range(1, len(by_id) + 1)]  # sizes are for masks
+    categories = [{"id": number, "name": str(number)} for number in range(1, len(truth.names) + 1)]
+    labels = {
+        "image_id": np.argsort(by_id)[truth.image_of_box] + 1, "category_id": truth.classes.astype(np.int64) + 1,
+        "bbox": truth.boxes_xywh, "area": truth.areas, "iscrowd": truth.crowd.astype(bool),
+    }  # fmt: skip
     ordered = canonical_order(detections)
-    images = np.searchsorted(truth.image_ids[by_id], ordered["image_id"]) + 1
-    table = np.column_stack((images, ordered["box_xywh"].astype(np.float64), ordered["score"], ordered["class"] + 1))
-    evaluation = hotcoco.COCOeval(coco, coco.load_res(table), "bbox")
-    parameters = evaluation.params
-    if not every_size:
-        parameters.area_rng, parameters.area_rng_lbl = parameters.area_rng[:1], parameters.area_rng_lbl[:1]
-    if iou is not None:
-        parameters.iou_thrs = [iou]
-    evaluation.params = parameters
-    evaluation.evaluate()
+    boxes = ordered["box_xywh"].astype(np.float64)
+    found = {
+        "image_id": np.searchsorted(truth.image_ids[by_id], ordered["image_id"]) + 1, "bbox": boxes,
+        "score": ordered["score"].astype(np.float64), "category_id": ordered["class"] + 1,
+        "area": boxes[:, 2] * boxes[:, 3], "iscrowd": np.zeros(len(boxes), bool),
+    }  # fmt: skip
+    prepare = _hotcoco if (scorer or choose_scorer()).startswith("hotcoco") else _pycocotools
+    with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints what it does
+        evaluation = prepare(images, categories, labels, found)
+        if not every_size:
+            parameters = evaluation.params
+            parameters.areaRng, parameters.areaRngLbl = parameters.areaRng[:1], parameters.areaRngLbl[:1]
+            evaluation.params = parameters
+        evaluation.evaluate()
+        evaluation.accumulate()
     return evaluation
 
 
-def score(truth: GroundTruth, detections: Detections) -> Evaluation:
+def _pycocotools(images: list[Any], categories: list[Any], *tables: dict[str, np.ndarray]) -> COCOeval:
+    """COCOeval of labels and detections. Ids start at 1: a match with id 0 would not count."""
+    sets = [COCO(), COCO()]
+    for coco, table in zip(sets, tables, strict=True):
+        rows = zip(*(column.tolist() for column in table.values()), strict=True)
+        annotations = [dict(zip(table, row, strict=True), id=number) for number, row in enumerate(rows, start=1)]
+        coco.dataset = {"images": images, "categories": categories, "annotations": annotations}
+        coco.createIndex()
+    return COCOeval(*sets, "bbox")
+
+
+def _hotcoco(
+    images: list[Any], categories: list[Any], labels: dict[str, np.ndarray], found: dict[str, np.ndarray]
+) -> Any:
+    import hotcoco
+
+    coco = hotcoco.COCO.from_arrays(
+        images, categories, image_ids=labels["image_id"], category_ids=labels["category_id"], boxes=labels["bbox"],
+        area=labels["area"], iscrowd=labels["iscrowd"],
+    )  # fmt: skip
+    columns = [found[name] for name in ("image_id", "bbox", "score", "category_id")]
+    return hotcoco.COCOeval(coco, coco.load_res(np.column_stack(columns)), "bbox")
+
+
+def score(truth: GroundTruth, detections: Detections, scorer: str | None = None) -> Evaluation:
     """Compute the 12 COCO metrics and those of each class; ``detections`` in any order.
 
-    To the last bit those of COCOeval.summarize: means over what is present.
+    To the last bit those of COCOeval.summarize: means over what is present. ``scorer`` is as in
+    ``match``.
     """
-    evaluation = match(truth, detections)
-    evaluation.accumulate()
+    scorer = scorer or choose_scorer()
+    evaluation = match(truth, detections, scorer)
     # (IoU thresholds, recalls, classes, areas: all, small, medium, large; limits: 1, 10, 100),
     # and the same without recalls.
     precision, recall = evaluation.eval["precision"], evaluation.eval["recall"]
@@ -81,7 +139,7 @@ def score(truth: GroundTruth, detections: Detections) -> Evaluation:
         parts = [of_all[..., index], of_all[0, :, index], *by_size[..., index]]
         row = dict(zip(PER_CLASS, map(_mean_of_present, parts), strict=True))
         per_class[name] = row | {"images": len(np.unique(truth.image_of_box[of_class])), "boxes": int(of_class.sum())}
-    return Evaluation(metrics, per_class, truth, detections, losses={})
+    return Evaluation(metrics, per_class, truth, detections, losses={}, scorer=scorer)
 
 
 def _mean_of_present(values: np.ndarray) -> float:
@@ -98,16 +156,16 @@ class Matches(NamedTuple):
     boxes: np.ndarray  # int64 (K,) without crowds
 
 
-def matches_at_half(truth: GroundTruth, detections: Detections) -> Matches:
+def matches_at_half(truth: GroundTruth, detections: Detections, scorer: str | None = None) -> Matches:
     """COCO's matches at IoU .5, of each class at most 100 detections on an image."""
     rows, boxes = [], np.zeros(len(truth.names), np.int64)
-    for pair in match(truth, detections, every_size=False, iou=IOU).eval_imgs:
+    for pair in match(truth, detections, scorer, every_size=False).evalImgs:
         if pair is None:  # an image without boxes and detections of a class
             continue
         index = pair["category_id"] - 1
-        boxes[index] += pair["gtIgnore"].count(False)
-        found = zip(pair["dtScores"], pair["dtMatched"][0], pair["dtIgnore"][0], strict=True)
-        rows += [(index, value, is_right) for value, is_right, is_ignored in found if not is_ignored]
+        boxes[index] += len(pair["gtIgnore"]) - sum(pair["gtIgnore"])
+        found = zip(pair["dtScores"], pair["dtMatches"][0], pair["dtIgnore"][0], strict=True)
+        rows += [(index, value, match_id > 0) for value, match_id, is_ignored in found if not is_ignored]
     classes, scores, right = np.array(rows, np.float64).reshape(-1, 3).T
     return Matches(classes.astype(np.int64), scores, right.astype(bool), boxes)
 
@@ -137,7 +195,7 @@ def best_f1(matches: Matches, index: int | None = None) -> dict[str, float] | No
 
 def format_table(result: Evaluation) -> str:
     """Format the 12 metrics and a row per class; "-" means no ground truth."""
-    lines = [" ".join(f"{name:>5}" for name in METRICS)]
+    lines = [f"scored by {result.scorer}", " ".join(f"{name:>5}" for name in METRICS)]
     lines.append(" ".join(f"{format_metric(result.metrics[name]):>5}" for name in METRICS))  # fits into 80 columns
     width = max(len(name) for name in ("class", *result.per_class))
     columns = PER_CLASS + OPERATING_POINT * any("f1" in row for row in result.per_class.values())

@@ -39,7 +39,7 @@ def draw_evaluation(folder: Path, evaluation: Evaluation, read: Read, name_of: N
     ``read`` gives the image at a position, ``name_of`` its file name. ``warn`` gets what cannot be
     drawn; an old picture in its place goes.
     """
-    best = best_f1(matches_at_half(evaluation.truth, evaluation.detections))
+    best = best_f1(matches_at_half(evaluation.truth, evaluation.detections, evaluation.scorer))
     threshold = best["threshold"] if best is not None else USUAL_THRESHOLD
     for name, draw in {
         "precision_recall.png": lambda out: draw_precision_recall(evaluation, out),
@@ -126,8 +126,7 @@ def draw_precision_recall(evaluation: Evaluation, out: Path) -> None:
     from matplotlib.figure import Figure
 
     truth = evaluation.truth
-    coco = match(truth, evaluation.detections, every_size=False)
-    coco.accumulate()
+    coco = match(truth, evaluation.detections, evaluation.scorer, every_size=False)
     precision = coco.eval["precision"][..., 0, 2]  # (IoU thresholds, recalls, classes)
     boxes = np.bincount(truth.classes[~truth.crowd.astype(bool)], minlength=len(truth.names))
     order = [index for index in np.argsort(boxes)[::-1] if boxes[index]]

@@ -20,7 +20,7 @@ FILE = "best_detections.npz"
 
 def keep_best(folder: Path, best: coco_eval.Evaluation) -> None:
     """Write ``best_detections.npz`` whole or not at all. Raises OSError."""
-    scores = json.dumps({"metrics": best.metrics, "per_class": best.per_class})
+    scores = json.dumps({"metrics": best.metrics, "per_class": best.per_class, "scorer": best.scorer})
     with run_files.whole_file(folder / FILE, "wb") as file:
         np.savez(file, scores=scores, detections=best.detections, **vars(best.truth))
 

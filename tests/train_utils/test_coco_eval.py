@@ -1,15 +1,19 @@
-"""Figures, matches and curves against plain pycocotools on files, to the last bit."""
+"""Metrics and matches of both scorers against plain pycocotools on files, to the last bit."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import hotcoco
 import numpy as np
 import pytest
 
+from conf import ConfigError
+from conf.schema import Scorer
 from tests.train_utils.coco_sets import CATEGORY_IDS, coco128, draw, plain_pycocotools, write_coco
 from train_utils.coco_eval import (
     ABSENT,
@@ -18,6 +22,8 @@ from train_utils.coco_eval import (
     PER_CLASS,
     Matches,
     best_f1,
+    choose_scorer,
+    format_table,
     match,
     matches_at_half,
     score,
@@ -27,6 +33,26 @@ from train_utils.results import DETECTION, Detections, GroundTruth, make_detecti
 Case = tuple[GroundTruth, Detections]
 
 
+@pytest.fixture(autouse=True, params=["hotcoco", "pycocotools"])
+def scorer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The package that scores: without hotcoco, pycocotools."""
+    if request.param == "pycocotools":
+        monkeypatch.setitem(sys.modules, "hotcoco", None)
+    return str(request.param)
+
+
+def test_the_scorer_is_chosen_and_named(scorer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert format_table(score(*draw())).startswith(f"scored by {scorer} ")
+    assert choose_scorer(Scorer.auto) == choose_scorer(Scorer(scorer)) != "hotcoco"
+    assert choose_scorer(Scorer.pycocotools).startswith("pycocotools 2.")
+    monkeypatch.setattr(hotcoco, "__version__", "1.4.0")
+    assert choose_scorer(Scorer.auto).startswith("pycocotools 2.")
+    with pytest.raises(
+        ConfigError, match=r"^evaluate\.scorer=hotcoco needs [^\n]*\. fix: evaluate\.scorer=auto, or uv "
+    ):
+        choose_scorer(Scorer.hotcoco)
+
+
 def assert_equal_to_pycocotools(case: Case, truth_file: Path, category_ids: list[int], folder: Path) -> np.ndarray:
     """Arrays, metrics, metrics of each class and matches at IoU .5; returns the metrics."""
     truth, found = case
@@ -34,7 +60,6 @@ def assert_equal_to_pycocotools(case: Case, truth_file: Path, category_ids: list
     expected = plain_pycocotools(truth_file, folder / "results.json")
     found = np.random.default_rng(0).permutation(found)
     ours = match(truth, found)
-    ours.accumulate()
     for key in ("precision", "recall"):
         assert np.array_equal(ours.eval[key], expected.eval[key]), key
     result = score(truth, found)
