@@ -34,71 +34,73 @@ class ReducedBatchNorm2d(nn.BatchNorm2d):
         """Normalise (batch, channels, rows, columns); update running statistics as torch does."""
         if not self.training:
             return super().forward(input)
-        mean, variance, elements = _statistics(input.detach(), self.weight.dtype)
-        if not torch.compiler.is_compiling() and elements <= 1:
+        assert self.running_mean is not None and self.running_var is not None and self.momentum is not None
+        assert self.num_batches_tracked is not None
+        values: Tensor | int = input.numel() // input.shape[1]
+        mean, variance = _statistics(input.detach(), self.weight.dtype)
+        if self.world_size > 1:
+            mean, variance, values = _over_ranks(mean, variance, values)
+        if not torch.compiler.is_compiling() and values <= 1:
             raise ValueError(f"batch norm needs more than one value for each channel, got {tuple(input.shape)}")
-        with torch.no_grad():
-            unbiased = variance * (elements / (elements - 1))
-            for running, new in ((self.running_mean, mean), (self.running_var, unbiased)):
-                assert running is not None and self.momentum is not None
-                running.copy_(running.double().lerp(new, self.momentum))
-            assert self.num_batches_tracked is not None
-            self.num_batches_tracked.add_(1)
-        shared = elements if self.world_size > 1 else None
-        normalised: Tensor = _Normalise.apply(input, self.weight, self.bias, mean, variance, shared, self.eps)
+        unbiased, dtype = variance * (values / (values - 1)), self.weight.dtype
+        mean, variance = mean.to(dtype), variance.to(dtype)
+        self.running_mean.lerp_(mean, self.momentum)
+        self.running_var.lerp_(unbiased.to(dtype), self.momentum)
+        self.num_batches_tracked.add_(1)
+        normalised: Tensor = _Normalise.apply(input, self.weight, self.bias, mean, variance, values, self.eps)
         return normalised
 
 
-@torch.no_grad()
-def _statistics(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and biased variance of each channel over all ranks, float64, and the values in each.
-
-    ``dtype`` is that of the parameters.
-    """
+def _statistics(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance of each channel, float64; ``dtype`` is that of the parameters."""
     images, channels, rows, width = x.shape
-    # Over channels_last maps torch's kernel adds up each channel in one float32: over 2 million values the
-    # variance is .1 % short. So each column of the maps is a channel of its own here.
-    columns = x.permute(0, 2, 3, 1).reshape(images * rows, width * channels).t()[None, :, :, None]
+    # Over channels_last maps torch's kernel adds up each channel in one float32: over 2 million
+    # values the variance is .1 % short. So each column of the maps is a channel of its own here.
+    columns = x.permute(0, 2, 3, 1).reshape(1, images * rows, 1, width * channels).permute(0, 3, 1, 2)
     unused = torch.zeros(width * channels, dtype=dtype)
     found = torch.batch_norm_update_stats(columns, unused, unused, 0.0)
-    mean, variance = (value.double().view(width, channels) for value in found)
-    square = variance + mean.square()
-    total = sum_over_ranks(torch.cat((mean.sum(0), square.sum(0), mean.new_full((1,), width))) * (images * rows))
-    mean, square = (total[:-1] / total[-1]).chunk(2)
-    return mean, (square - mean.square()).clamp(min=0), total[-1]
+    means, variances = (value.double().view(width, channels) for value in found)
+    between, mean = torch.var_mean(means, 0, correction=0)
+    return mean, variances.mean(0) + between
+
+
+def _over_ranks(mean: Tensor, variance: Tensor, values: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The statistics of all ranks from those of each, and the number of values in a channel."""
+    sums = sum_over_ranks(torch.cat((mean, variance + mean.square(), mean.new_ones(1))) * values)
+    mean, square = (sums[:-1] / sums[-1]).chunk(2)
+    return mean, (square - mean.square()).clamp(min=0), sums[-1]
 
 
 class _Normalise(torch.autograd.Function):
     """weight * (x - mean) / sqrt(variance + eps) + bias; gradients pass the statistics too.
 
-    ``elements`` is None if a single rank has all values.
+    ``values`` is the number in a channel: an int on a single rank, else a tensor.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, variance: Tensor, elements: Tensor | None,
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, variance: Tensor, values: Tensor | int,
         eps: float,
     ) -> Tensor:  # fmt: skip
-        mean, variance = mean.to(weight.dtype), variance.to(weight.dtype)
-        ctx.save_for_backward(x, weight, mean, variance, elements)
-        ctx.eps = eps
+        ctx.save_for_backward(x, weight, mean, variance)
+        ctx.values, ctx.eps = values, eps
         return nn.functional.batch_norm(x, mean, variance, weight, bias, training=False, eps=eps)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, mean, variance, elements = ctx.saved_tensors
+        x, weight, mean, variance = ctx.saved_tensors
         by_channel = x.is_contiguous(memory_format=torch.channels_last)
         grad = grad.contiguous(memory_format=torch.channels_last if by_channel else torch.contiguous_format)
         scale = (variance + ctx.eps).rsqrt()
-        # d loss / dx = weight * scale * (grad - of_bias - (x - mean) * scale * of_weight), where of_bias and of_weight
-        # are the means of grad and of grad * (x - mean) * scale: here those of this rank.
+        # grad_x = weight * scale * (grad - of_bias - (x - mean) * scale * of_weight); of_bias and
+        # of_weight are the means of grad and of grad * (x - mean) * scale, here on this rank.
         grad_x, grad_weight, grad_bias = torch.ops.aten.native_batch_norm_backward(
             grad, x, weight, None, None, mean, scale, True, ctx.eps, [True, True, True]
         )
-        if elements is not None:  # those of all ranks in their place
+        if isinstance(ctx.values, Tensor):  # those over all ranks in their place
             sums, factor = torch.cat((grad_weight, grad_bias)), weight * scale
-            excess = sums / (x.numel() // x.shape[1]) - sum_over_ranks(sums) / elements.to(sums.dtype)
+            excess = sums / (x.numel() // x.shape[1]) - sum_over_ranks(sums) / ctx.values.to(sums.dtype)
             of_weight, of_bias = excess.chunk(2)
             grad_x += nn.functional.batch_norm(x, mean, variance, factor * of_weight, factor * of_bias, eps=ctx.eps)
         return grad_x, grad_weight, grad_bias, None, None, None, None
@@ -108,8 +110,8 @@ def convert_sync_batchnorm(model: nn.Module, world: World) -> nn.Module:
     """Change batch norm to statistics over all ranks; names and state dict are kept.
 
     Call it before ``wrap_ddp``. On CUDA this is torch's SyncBatchNorm. On a CPU it is
-    ReducedBatchNorm2d, for a single rank as well: the statistics of torch's kernel are off by 1e-5
-    (docs/results/), the network amplifies that, and one rank would train another model than two.
+    ReducedBatchNorm2d, for a single rank as well: it costs what torch's kernel costs, whose sums
+    in float32 would train another model on one rank than on two (docs/results/).
     """
     if world.device.type == "cuda":
         converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model) if world.world_size > 1 else model
