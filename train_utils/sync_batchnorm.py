@@ -36,10 +36,10 @@ class ReducedBatchNorm2d(nn.BatchNorm2d):
             return super().forward(input)
         assert self.running_mean is not None and self.running_var is not None and self.momentum is not None
         assert self.num_batches_tracked is not None
-        values: Tensor | int = input.numel() // input.shape[1]
+        values: Tensor | int = (count := input.numel() // input.shape[1])
         mean, variance = _statistics(input.detach(), self.weight.dtype)
         if self.world_size > 1:
-            mean, variance, values = _over_ranks(mean, variance, values)
+            mean, variance, values = _over_ranks(mean, variance, count)
         if not torch.compiler.is_compiling() and values <= 1:
             raise ValueError(f"batch norm needs more than one value for each channel, got {tuple(input.shape)}")
         unbiased, dtype = variance * (values / (values - 1)), self.weight.dtype
