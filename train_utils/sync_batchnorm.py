@@ -36,13 +36,11 @@ class ReducedBatchNorm2d(nn.BatchNorm2d):
             return super().forward(input)
         assert self.running_mean is not None and self.running_var is not None and self.momentum is not None
         assert self.num_batches_tracked is not None
-        values: Tensor | int = (count := input.numel() // input.shape[1])
-        mean, variance = _statistics(input.detach(), self.weight.dtype)
-        if self.world_size > 1:
-            mean, variance, values = _over_ranks(mean, variance, count)
+        dtype = self.weight.dtype
+        mean, variance, values = _statistics(input.detach(), dtype, self.world_size)
         if not torch.compiler.is_compiling() and values <= 1:
             raise ValueError(f"batch norm needs more than one value for each channel, got {tuple(input.shape)}")
-        unbiased, dtype = variance * (values / (values - 1)), self.weight.dtype
+        unbiased = variance * (values / (values - 1))
         mean, variance = mean.to(dtype), variance.to(dtype)
         self.running_mean.lerp_(mean, self.momentum)
         self.running_var.lerp_(unbiased.to(dtype), self.momentum)
@@ -51,8 +49,11 @@ class ReducedBatchNorm2d(nn.BatchNorm2d):
         return normalised
 
 
-def _statistics(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance of each channel, float64; ``dtype`` is that of the parameters."""
+def _statistics(x: Tensor, dtype: torch.dtype, world_size: int) -> tuple[Tensor, Tensor, Tensor | int]:
+    """Mean and biased variance of each channel over all ranks, float64, and the values in each.
+
+    ``dtype`` is that of the parameters. With several ranks the number of values is a tensor.
+    """
     images, channels, rows, width = x.shape
     # Over channels_last maps torch's kernel adds up each channel in one float32: over 2 million
     # values the variance is .1 % short. So each column of the maps is a channel of its own here.
@@ -61,11 +62,9 @@ def _statistics(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     found = torch.batch_norm_update_stats(columns, unused, unused, 0.0)
     means, variances = (value.double().view(width, channels) for value in found)
     between, mean = torch.var_mean(means, 0, correction=0)
-    return mean, variances.mean(0) + between
-
-
-def _over_ranks(mean: Tensor, variance: Tensor, values: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The statistics of all ranks from those of each, and the number of values in a channel."""
+    variance, values = variances.mean(0) + between, images * rows * width
+    if world_size == 1:
+        return mean, variance, values
     sums = sum_over_ranks(torch.cat((mean, variance + mean.square(), mean.new_ones(1))) * values)
     mean, square = (sums[:-1] / sums[-1]).chunk(2)
     return mean, (square - mean.square()).clamp(min=0), sums[-1]

@@ -112,7 +112,7 @@ def test_a_large_mean_costs_no_digits(monkeypatch: pytest.MonkeyPatch, mean: flo
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_large_map_costs_no_digits(dtype: torch.dtype) -> None:
-    """torch's kernel for channels_last adds each channel up in one float32, and is off by 1e-4 here."""
+    """torch's kernel for channels_last adds a channel up in one float32, and is off by 1e-4."""
     x = (torch.randn(8, 2, 256, 256) + 0.5).to(dtype).contiguous(memory_format=torch.channels_last)
     norm = ReducedBatchNorm2d(nn.BatchNorm2d(2, momentum=1.0), 1)
     norm(x)
