@@ -90,9 +90,8 @@ def train_one_epoch(  # noqa: PLR0915 - all that a step does
     rank's losses. Raises TrainError if too many steps in a row are skipped, and what
     ``check_weights`` raises, before each checkpoint and at the end of the epoch.
     """
-    model, world, schedule = forward.model, forward.world, state.schedule
+    model, world = forward.model, forward.world
     model.train()
-    parameters = [p for group in state.optimizer.param_groups for p in group["params"]]
     sums, passes, images = torch.zeros_like(state.loss_sums), 0, 0  # of the step under way, and of the epoch
     waited, started = 0.0, time.perf_counter()
 
@@ -109,12 +108,12 @@ def train_one_epoch(  # noqa: PLR0915 - all that a step does
             break
         if passes == 0:
             guard.begin_step()
-            schedule.apply(state.optimizer, state.step)
+            state.schedule.apply(state.optimizer, state.step)
         passes += 1
         if isinstance(model, torch.nn.parallel.DistributedDataParallel):
             model.require_backward_grad_sync = passes == accumulate  # as its no_sync() does
         batch = batch.to(world.device, non_blocking=True)
-        parts = forward(forward.to_input(batch), batch.targets, schedule.warmup(state.step))
+        parts = forward(forward.to_input(batch), batch.targets, state.schedule.warmup(state.step))
         # Each rank has its share of the loss, and DDP averages gradients over the ranks.
         state.scaler.scale(parts.total * (world.world_size / accumulate)).backward()
         # Times the number of ranks, so that the mean over ranks is the loss.
@@ -126,7 +125,7 @@ def train_one_epoch(  # noqa: PLR0915 - all that a step does
             continue
 
         state.scaler.unscale_(state.optimizer)
-        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        norm = torch.nn.utils.get_total_norm([p.grad for p in state.parameters if p.grad is not None])
         means = sums / accumulate
         numbers = torch.cat([means, norm.to(means).view(1)])
         votes = stop.votes(skip=~numbers.isfinite().all(), save=writer.is_due(state.step + 1))
@@ -137,13 +136,7 @@ def train_one_epoch(  # noqa: PLR0915 - all that a step does
             guard.skip(state, named)
         else:
             guard.in_a_row = 0
-            if schedule.config.clip_norm is not None:
-                torch.nn.utils.clip_grads_with_norm_(parameters, schedule.config.clip_norm, norm)
-            state.optimizer.step()  # scaler.step() would ask the device again whether all is finite
-            state.scaler.update()
-            state.average.update()
-            state.loss_sums += means
-            state.loss_steps += 1
+            state.update(norm, means)
         state.optimizer.zero_grad(set_to_none=True)
         state.step += 1
         sums.zero_()
@@ -158,9 +151,8 @@ def train_one_epoch(  # noqa: PLR0915 - all that a step does
         progress.at(images, live_metrics)
     check_weights(state)
     seconds = time.perf_counter() - started
-    epoch_means = (distributed.sum_over_ranks(state.loss_sums) / max(1, state.loss_steps * world.world_size)).tolist()
-    losses_by_name = dict(zip(train_state.LOSS_NAMES, epoch_means, strict=True))
-    return EpochResult(state.optimizer.param_groups[0]["lr"], losses_by_name, images / seconds, waited / seconds)
+    lr = state.optimizer.param_groups[0]["lr"]
+    return EpochResult(lr, state.mean_losses(world), images / seconds, waited / seconds)
 
 
 def rehearse(forward: ForwardPass, state: train_state.TrainState, side: int) -> None:

@@ -94,6 +94,26 @@ class TrainState:
         return f"best AP {self.best:.4f} after epoch {self.best_epoch}"
 
     @property
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """The trained parameters, in the order of the optimiser."""
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+    def update(self, gradient_norm: torch.Tensor, losses: torch.Tensor) -> None:
+        """Make an optimiser step, which the caller counts, and add its ``losses`` to the epoch's."""
+        if self.schedule.config.clip_norm is not None:
+            torch.nn.utils.clip_grads_with_norm_(self.parameters, self.schedule.config.clip_norm, gradient_norm)
+        self.optimizer.step()  # scaler.step() would ask the device again whether all is finite
+        self.scaler.update()
+        self.average.update()
+        self.loss_sums += losses
+        self.loss_steps += 1
+
+    def mean_losses(self, world: distributed.World) -> dict[str, float]:
+        """Means over the epoch's steps and all ranks, which call this together, by LOSS_NAMES."""
+        means = distributed.sum_over_ranks(self.loss_sums) / max(1, self.loss_steps * world.world_size)
+        return dict(zip(LOSS_NAMES, means.tolist(), strict=True))
+
+    @property
     def steps_of_epoch(self) -> int:
         """Steps made in the current epoch."""
         return self.step - self.epoch * self.schedule.steps_per_epoch
