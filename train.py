@@ -71,7 +71,9 @@ def train(requested: schema.TrainConfig) -> run.Outcome:  # noqa: PLR0915 - the 
         sampler = build.build_sampler(config, train_set, model.max_stride, world)
         dataset = build.build_dataset(config, train_set, build.open_images(train_set, config.data, world))
         size, timeout = config.evaluate.image_size or options.image_size, options.timeout_seconds
-        loader = data.make_loader(dataset, sampler, config.data.workers, world.device, timeout, sampler.batch_bytes)
+        loader = data.make_loader(
+            dataset, sampler, config.data.workers, world.device, timeout, batch_bytes=sampler.batch_bytes
+        )
         evaluator = Evaluator(val_set, config.evaluate, size, model, config.data, world, timeout, config.loss)
 
         folder = folder or stack.enter_context(opening)

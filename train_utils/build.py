@@ -219,7 +219,10 @@ def describe_left_out(images: ImageSource, what: str) -> str | None:
 
 def build_dataset(config: TrainConfig, train_set: Annotations, images: ImageSource) -> data.TrainDataset:
     """The augmented training samples, changed by plugins if there are any."""
-    return data.TrainDataset(train_set, config.augment, config.train.seed, config.train.epochs, images, AUGMENTATIONS)
+    options, changes = config.train, AUGMENTATIONS
+    return data.TrainDataset(
+        train_set, images, config.augment, seed=options.seed, epochs=options.epochs, changes=changes
+    )
 
 
 def build_sampler(config: TrainConfig, train_set: Annotations, stride: int, world: World) -> data.TrainBatchSampler:
