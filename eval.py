@@ -170,7 +170,9 @@ class Evaluator:
         self.scorer = coco_eval.choose_scorer(config.scorer)
         self.config, self.world, self.truth = config, world, ground_truth_of(val_set)
         stride, rect, resize = model.max_stride, config.rect, config.resize
-        of_all_ranks = data.eval_batches(val_set.sizes, image_size, config.batch_size, stride, rect, resize)
+        of_all_ranks = data.eval_batches(
+            val_set.sizes, image_size, config.batch_size, stride=stride, rect=rect, resize=resize
+        )
         own = of_all_ranks[world.rank :: world.world_size]
         self.num_images = sum(map(len, own))
         self.images = build.open_images(val_set, data_options, world)

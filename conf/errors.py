@@ -25,11 +25,6 @@ def install_command(*packages: str) -> str:
     return shlex.join(["uv", "pip", "install", "--python", sys.executable, *packages])
 
 
-def printable(text: str) -> str:
-    """Escape what is not Unicode, as in names of other encodings: OpenCV would crash on it."""
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
 def first_line(error: BaseException) -> str:
     """The first sentence of ``error``, without torch's source position and stack."""
     line = (str(error).splitlines() or [type(error).__name__])[0]

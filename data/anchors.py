@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from data.index import Annotations
-from data.io import counted
+from data.progress import tracked
 
 Sizes = np.typing.NDArray[np.float64]  # (n, 2) width, height
 
@@ -93,7 +93,7 @@ def refine_anchors(sizes: Sizes, anchors: Sizes, rounds: int, generator: np.rand
     """
     best = anchors
     fitness = float(match_anchors(sizes, best)[0].mean())
-    for _ in counted(range(rounds), "refining anchors", rounds):
+    for _ in tracked(range(rounds), rounds, "refining anchors", "round"):
         factors = np.exp(generator.normal(0, MUTATION, best.shape))
         factors[generator.random(best.shape) > MUTATED_SHARE * generator.random()] = 1
         candidate = np.maximum(best * factors, 1.0)

@@ -6,7 +6,8 @@ earlier samples. First comes its plan (data/plan.py), then its pixels and boxes,
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -54,33 +55,21 @@ class TrainDataset(torch.utils.data.Dataset[Batch]):
     def __init__(
         self,
         annotations: Annotations,
+        images: ImageSource,
         augment: AugmentConfig,
+        *,
         seed: int,
         epochs: int,
-        images: ImageSource,
         changes: Mapping[str, Change] | None = None,
     ) -> None:
-        self.annotations = annotations
-        self.augment = augment
-        self.seed = seed
-        self.epochs = epochs
+        self.annotations, self.images = annotations, images
+        self.augment, self.plain = augment, replace(augment, mosaic=0, mixup=0)
         self.first_plain_epoch = epochs - augment.plain_epochs(epochs)
-        self.images = images
+        self.seed = seed
         self.changes = dict(changes or {})
-        # Plain views: indexing a memory map is slow.
-        self._sizes = np.asarray(annotations.sizes)
-        self._offsets = np.asarray(annotations.offsets)
-        self._boxes_xywh = np.asarray(annotations.boxes_xywh)
-        self._classes = np.asarray(annotations.classes)
-        self._crowd = np.asarray(annotations.crowd)
 
     def __len__(self) -> int:
         return len(self.annotations)
-
-    def __reduce__(self) -> tuple[Callable[..., "TrainDataset"], tuple[Any, ...]]:
-        # Spawned workers rebuild what derives from the annotations.
-        made_of = (self.annotations, self.augment, self.seed, self.epochs, self.images, self.changes)
-        return type(self), made_of
 
     def __getitem__(self, request: Request) -> Batch:
         return self.__getitems__([request])
@@ -113,7 +102,8 @@ class TrainDataset(torch.utils.data.Dataset[Batch]):
 
     def plan(self, request: Request) -> Plan:
         """The plan of one sample."""
-        return draw_plan(request, self._sizes, self.augment, self.seed, request.epoch < self.first_plain_epoch)
+        augment = self.augment if request.epoch < self.first_plain_epoch else self.plain
+        return draw_plan(request, self.annotations.sizes, augment, self.seed)
 
     def _draw(self, canvas: Image, plan: Plan, pictures: list[list[Tile]], images: "_BatchImages") -> list[Tile]:
         """Draw one sample onto the canvas (H, W, 3); return the tiles of readable images."""
@@ -135,18 +125,19 @@ class TrainDataset(torch.utils.data.Dataset[Batch]):
         tiles = [tile for sample in drawn for tile in sample]
         matrices = np.array([tile.matrix for tile in tiles], dtype=np.float64).reshape(-1, 3, 3)
         images = np.array([tile.position for tile in tiles], dtype=np.int64)
-        starts, counts = self._offsets[images], self._offsets[images + 1] - self._offsets[images]
+        listed = self.annotations
+        starts, counts = listed.offsets[images], listed.offsets[images + 1] - listed.offsets[images]
         of_tile = np.repeat(np.arange(len(tiles)), counts)
         rows = np.arange(len(of_tile)) + np.repeat(starts - np.cumsum(counts) + counts, counts)
-        objects = ~self._crowd[rows]
+        objects = ~listed.crowd[rows]
         of_tile, rows = of_tile[objects], rows[objects]
-        boxes = self._boxes_xywh[rows]
+        boxes = listed.boxes_xywh[rows]
         boxes[:, 2:] += boxes[:, :2]
-        limits = self._sizes[images][:, [1, 0, 1, 0]][of_tile]
+        limits = listed.sizes[images][:, [1, 0, 1, 0]][of_tile]
         moved = move_boxes(np.clip(boxes, 0, limits).astype(np.float32), matrices[of_tile])
         clipped, usable = visible_boxes(moved, size)
         samples = np.repeat(np.arange(len(drawn)), [len(sample) for sample in drawn])[of_tile]
-        return target_rows(samples[usable], self._classes[rows][usable], clipped[usable])
+        return target_rows(samples[usable], listed.classes[rows][usable], clipped[usable])
 
     def _changed(self, images: np.ndarray, targets: Targets, requests: Sequence[Request]) -> Targets:
         """Change the images (B, H, W, 3) in place, and return the changed targets.

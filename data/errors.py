@@ -18,7 +18,10 @@ class DataError(ValueError):
 
 
 def printable(text: str) -> str:
-    """Escape file names that are not UTF-8, which cannot be printed or logged otherwise."""
+    """Escape what is not Unicode, as in file names of other encodings, so that it can be printed.
+
+    OpenCV and torch's memory-mapped files need such a text, too.
+    """
     return text.encode("utf-8", "backslashreplace").decode()
 
 

@@ -21,8 +21,9 @@ from data.errors import DataError
 from data.geometry import Image
 from data.headers import KNOWN_TYPES, MAX_PIXELS, Header, TooLargeError, read_header, read_segments, turn_decoded
 from data.index import Annotations
-from data.io import counted, stamp_files, usable_cores
+from data.io import stamp_files, usable_cores
 from data.layouts import read_file
+from data.progress import tracked
 
 try:
     import simplejpeg
@@ -270,7 +271,7 @@ def build_image_cache(images: ImageSource, path: Path, kind: ImageCache) -> None
             file.truncate(starts[-1])
         with ThreadPoolExecutor(len(usable_cores())) as pool:  # OpenCV decodes without the GIL
             count = len(images.annotations)
-            for _ in counted(pool.map(fill, range(count)), "decoding images", count):
+            for _ in tracked(pool.map(fill, range(count)), count, "decoding images"):
                 pass
         table[-1] = zlib.crc32(table[:-1].data)
         with temporary.open("r+b") as start:

@@ -5,20 +5,18 @@ import io
 import os
 import shutil
 import stat
-import sys
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-from rich.console import Console
-from rich.progress import Progress
 
 from data.errors import DataError
+from data.progress import Progress, is_live
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -30,24 +28,8 @@ WAITING_RATIO = 3.0  # a chunk waited if its time is this multiple of its comput
 LEAST_WAIT = 0.005  # plus these seconds, which the clocks' resolution and the scheduler may add
 RETRIES = 3  # of a download
 TIMEOUT_SECONDS = 60.0  # of a download, without a byte
+MEGABYTE = 1_000_000  # bytes
 MAX_FETCHED = 256 * 2**20  # bytes of a picture: an address may never end
-
-
-@contextmanager
-def bar(what: str, total: int = 0) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr: call its function with units done and in total, 0 if that is unknown."""
-    hidden = not (sys.stdout.isatty() and sys.stderr.isatty())
-    with Progress(console=Console(stderr=True), transient=True, disable=hidden) as live:
-        task = live.add_task(what, total=total or None)
-        yield lambda done, of: live.update(task, completed=done, total=of or None)
-
-
-def counted(items: Iterable[T], what: str, total: int) -> Iterator[T]:
-    """The ``total`` items, with a bar that counts those already handled."""
-    with bar(what, total) as report:
-        for done, item in enumerate(items, start=1):
-            yield item
-            report(done, total)
 
 
 def usable_cores() -> set[int]:
@@ -71,28 +53,28 @@ def files_below(folder: Path, suffixes: Collection[str]) -> list[str]:
     return sorted(file for file in files if not os.path.basename(file).startswith("."))
 
 
-def in_chunks(function: Callable[[Sequence[T]], R], items: Sequence[T], what: str) -> Iterator[R]:
-    """Yield ``function`` of each ``CHUNK`` of items, in order, with a progress bar.
+def in_chunks(function: Callable[[Sequence[T]], R], items: Sequence[T], title: str) -> Iterator[R]:
+    """Yield ``function`` of each ``CHUNK`` of items, in order, with a live line on a terminal.
 
     Threads take over after the first chunk that mostly waited. With files in memory they would
     only compete for the interpreter's lock and halve the speed.
     """
     chunks = [items[start : start + CHUNK] for start in range(0, len(items), CHUNK)]
-    with bar(what, len(items)) as report:
+    with Progress(len(items), title, enabled=is_live(), unit="file") as progress:
         waiting, done = False, 0
         while done < len(chunks) and not waiting:
             wall, busy = time.perf_counter(), time.thread_time()
             result = function(chunks[done])
             waiting = time.perf_counter() - wall > WAITING_RATIO * (time.thread_time() - busy) + LEAST_WAIT
+            progress.advance(len(chunks[done]))
             done += 1
-            report(min(done * CHUNK, len(items)), len(items))
             yield result
         with ThreadPoolExecutor(min(MAX_THREADS, THREADS_PER_CORE * len(usable_cores()))) as pool:
             futures = [pool.submit(function, chunk) for chunk in chunks[done:]]
             try:
-                for number, future in enumerate(futures, start=done + 1):
+                for chunk, future in zip(chunks[done:], futures, strict=True):
                     yield future.result()
-                    report(min(number * CHUNK, len(items)), len(items))
+                    progress.advance(len(chunk))
             finally:  # after an error the rest is not needed
                 for future in futures:
                     future.cancel()
@@ -162,8 +144,8 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-class _Progress:
-    """What pooch expects of a progress bar."""
+class _DownloadProgress:
+    """What pooch expects of a progress bar; ``report`` gets the bytes done and in total."""
 
     total = done = 0
 
@@ -194,7 +176,7 @@ def fetch(address: str, shown: str) -> bytes:
 
     content = io.BytesIO()
     try:
-        pooch.HTTPDownloader(timeout=TIMEOUT_SECONDS, progressbar=_Progress(check))(address, content, None)
+        pooch.HTTPDownloader(timeout=TIMEOUT_SECONDS, progressbar=_DownloadProgress(check))(address, content, None)
     except OSError as error:
         answer = getattr(error, "response", None)  # None: the server gave none
         why = type(error).__name__ if answer is None else f"HTTP status {answer.status_code}"
@@ -217,9 +199,14 @@ def download(url: str, path: Path, known_hash: str | None = None, size: int | No
     files = pooch.create(
         path.parent, base_url="", registry={path.name: known_hash}, urls={path.name: url}, retry_if_failed=RETRIES
     )
+
+    def report(done: int, total: int) -> None:
+        progress.total = total // MEGABYTE
+        progress.at(done // MEGABYTE)
+
     try:
-        with bar(path.name) as report:
-            fetch = pooch.HTTPDownloader(timeout=TIMEOUT_SECONDS, progressbar=_Progress(report))
+        with Progress(0, path.name, enabled=is_live(), unit="MB") as progress:
+            fetch = pooch.HTTPDownloader(timeout=TIMEOUT_SECONDS, progressbar=_DownloadProgress(report))
             files.fetch(path.name, downloader=fetch)
         if size not in (None, path.stat().st_size):
             path.unlink()

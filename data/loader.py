@@ -134,6 +134,7 @@ def make_loader(
     workers: int,
     device: torch.device = HOST,
     timeout_seconds: float = 0.0,
+    *,
     batch_bytes: float = 0.0,
 ) -> BatchLoader:
     """Make a loader of ``Batch``; its ``workers`` processes (0: none) live as long as it does.

@@ -222,7 +222,7 @@ class FrameBatches:
     """
 
     def __init__(
-        self, media: Sequence[Medium], fit: InputFit, batch_size: int, exif: Exif, on_error: OnBadFile, threads: int
+        self, media: Sequence[Medium], fit: InputFit, batch_size: int, *, exif: Exif, on_error: OnBadFile, threads: int
     ) -> None:
         self.media, self.fit, self.batch_size = media, fit, batch_size
         self.exif, self.on_error, self.threads = exif, on_error, threads

@@ -69,21 +69,15 @@ class Plan:
     gains: np.typing.NDArray[np.float64]  # (3,) factors on hue, saturation and value
 
 
-def draw_plan(
-    request: Request, sizes: np.typing.NDArray[np.int32], augment: AugmentConfig, seed: int, combine: bool = True
-) -> Plan:
-    """Draw the plan of one sample.
-
-    ``sizes`` (N, 2) are the heights and widths of the data set's images. ``combine=False``, as in
-    the last epochs, switches off mosaic and mixup.
-    """
+def draw_plan(request: Request, sizes: np.typing.NDArray[np.int32], augment: AugmentConfig, seed: int) -> Plan:
+    """Draw the plan of one sample; ``sizes`` (N, 2) are heights and widths of all images."""
     generator = np.random.default_rng([seed, request.epoch, request.index, request.repeat])
     gains = 1 + generator.uniform(-1, 1, 3) * [augment.hsv_hue, augment.hsv_saturation, augment.hsv_value]
-    mixes = generator.random() < augment.mixup and combine
-    pictures, share = [_draw_picture(request.index, request, sizes, augment, generator, combine)], 1.0
+    mixes = generator.random() < augment.mixup
+    pictures, share = [_draw_picture(request.index, request, sizes, augment, generator)], 1.0
     if mixes:
         (other,) = _draw_others(1, request, len(sizes), generator)
-        pictures.append(_draw_picture(other, request, sizes, augment, generator, combine))
+        pictures.append(_draw_picture(other, request, sizes, augment, generator))
         share = float(generator.beta(MIXUP_BETA, MIXUP_BETA))
     return Plan((request.height, request.width), pictures, share, gains)
 
@@ -94,11 +88,10 @@ def _draw_picture(
     sizes: np.typing.NDArray[np.int32],
     augment: AugmentConfig,
     generator: np.random.Generator,
-    combine: bool,
 ) -> Picture:
     target = (request.height, request.width)
     indices = [index]
-    if generator.random() < augment.mosaic and combine:
+    if generator.random() < augment.mosaic:
         indices += _draw_others(3, request, len(sizes), generator)
     of_images: list[Size] = list(map(tuple, sizes[indices].tolist()))
     if len(indices) == 1:

@@ -5,11 +5,13 @@ Progress goes to stderr: on a terminal as a live line, otherwise as whole lines.
 
 import sys
 import time
-from collections.abc import Callable, Mapping
-from typing import Self
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Self, TypeVar
 
 from rich import progress as bars
 from rich.console import Console
+
+T = TypeVar("T")
 
 SECONDS_BETWEEN_UPDATES = 0.5  # of a live line: reading a loss waits for the device
 SECONDS_BETWEEN_LINES = 10.0  # where no line can be rewritten
@@ -87,9 +89,18 @@ class Progress:
             if self._bar is None:
                 print("  ".join([self.title, *parts]), file=sys.stderr, flush=True)
             else:
-                self._bar.update(bars.TaskID(0), completed=done, text="  ".join(parts), refresh=True)
-        if done == total and self._bar is not None:
+                text = "  ".join(parts)
+                self._bar.update(bars.TaskID(0), completed=done, total=total or None, text=text, refresh=True)
+        if self._bar is not None and 0 < total <= done:
             self._bar.stop()
+
+
+def tracked(items: Iterable[T], total: int, title: str, unit: str = "img") -> Iterator[T]:
+    """Yield the ``total`` items; a live line counts those already handled, on a terminal only."""
+    with Progress(total, title, enabled=is_live(), unit=unit) as progress:
+        for item in items:
+            yield item
+            progress.advance(1)
 
 
 def counted(number: int, noun: str) -> str:

@@ -283,6 +283,7 @@ def eval_batches(
     sizes: NDArray[np.int32],
     image_size: int,
     batch_size: int,
+    *,
     stride: int,
     rect: bool,
     resize: Resize = Resize.letterbox,

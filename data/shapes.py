@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from data.config import ShapesConfig
 from data.errors import DataError
-from data.io import counted, new_folder
+from data.io import new_folder
+from data.progress import tracked
 
 DRAWING_VERSION = 5  # raise it when the same settings give other files
 JPEG_QUALITY = 90
@@ -70,7 +71,7 @@ def _draw_split(folder: Path, count: int, image_size: int, seed: list[int]) -> d
     folder.mkdir()
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
-    for number in counted(range(count), f"drawing {folder.name} shapes", count):
+    for number in tracked(range(count), count, f"drawing {folder.name} shapes"):
         generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([*seed, number])))
         drawing = draw_image(image_size, generator)
         height, width = drawing.image.shape[:2]

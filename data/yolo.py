@@ -92,12 +92,12 @@ def locate_yolo(
     return Files(
         stamps=[*digests, io.stamp_files(list(map(str, read))).digest, str(categories)],
         image_root=image_root,
-        read=lambda: read_yolo(listed, path, image_root, len(classes), categories, exif),
+        read=lambda: read_yolo(listed, path, image_root, num_classes=len(classes), categories=categories, exif=exif),
     )
 
 
 def read_yolo(
-    listed: list[_Listed], path: Path, image_root: Path, num_classes: int, categories: dict[int, str], exif: Exif
+    listed: list[_Listed], path: Path, image_root: Path, *, num_classes: int, categories: dict[int, str], exif: Exif
 ) -> Source:
     """Read sizes and boxes of the listed images, turned upright with ``exif=apply``.
 

@@ -27,6 +27,7 @@ from data import Annotations, DataConfig, DataError, ImageSource, OnError, check
 from data.anchors import LOW_RECALL, Sizes, fix_of_anchors, network_sizes, objects_per_image, recall
 from data.annotations_read import Findings
 from data.index import read_annotations
+from data.progress import tracked
 from train_utils import build
 from train_utils.draw import Cell, save_sheet
 
@@ -134,7 +135,7 @@ def _check_images(splits: dict[str, Annotations], problems: dict[str, Findings])
         images = [ImageSource(part, OnError.stop)] * len(part)
         with ThreadPoolExecutor(len(io.usable_cores())) as pool:  # OpenCV decodes without the GIL
             hashes = pool.map(_pixel_hash, images, range(len(part)))
-            for index, result in enumerate(io.counted(hashes, f"decoding {split}", len(part))):
+            for index, result in enumerate(tracked(hashes, len(part), f"decoding {split}")):
                 if isinstance(result, str):
                     problems[split].add("images that cannot be read", [result])
                     continue

@@ -8,6 +8,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import cv2
@@ -184,8 +185,10 @@ def test_an_augmentation_depends_on_the_request_alone_also_in_another_process(
 ) -> None:
     config = options(files, tmp_path / "run")
     annotations = open_annotations(config.data, "train")
-    made_of = annotations, config.augment, 0, 1, ImageSource(annotations, config.data.on_error)
-    dataset, plain = TrainDataset(*made_of, AUGMENTATIONS), TrainDataset(*made_of)
+    make = partial(
+        TrainDataset, annotations, ImageSource(annotations, config.data.on_error), config.augment, seed=0, epochs=1
+    )
+    dataset, plain = make(changes=AUGMENTATIONS), make()
     requests = [Request(index, 64, 64, 0) for index in range(8)]
     whole, before = dataset.__getitems__(requests), plain.__getitems__(requests)
     grey = (whole.images == 114).all(dim=1).sum(dim=(1, 2))

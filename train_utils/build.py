@@ -239,7 +239,10 @@ def to_device(model: models.Darknet, options: TrainSection, world: World) -> mod
 
 def build_dataset(config: TrainConfig, train_set: Annotations, images: ImageSource) -> data.TrainDataset:
     """The augmented training samples, changed by plugins if there are any."""
-    return data.TrainDataset(train_set, config.augment, config.train.seed, config.train.epochs, images, AUGMENTATIONS)
+    options, changes = config.train, AUGMENTATIONS
+    return data.TrainDataset(
+        train_set, images, config.augment, seed=options.seed, epochs=options.epochs, changes=changes
+    )
 
 
 def build_loader(

@@ -164,7 +164,8 @@ class Predictor:
     def frames(self, media: Sequence[Medium], on_error: OnBadFile, batch_size: int | None = None) -> FrameBatches:
         """The frames of ``media`` in batches; ``batch_size`` None: as suits the device."""
         size = batch_size or (1 if self.device.type == "cpu" else GPU_BATCH_SIZE)
-        return FrameBatches(media, self.fit, size, self.config.exif, on_error, self.config.workers)
+        exif, threads = self.config.exif, self.config.workers
+        return FrameBatches(media, self.fit, size, exif=exif, on_error=on_error, threads=threads)
 
     def predict(self, batches: Iterable[FrameBatch], in_turn: bool = False) -> Iterator[Prediction]:
         """The objects on each frame of the batches, in order, without boxes in the padding.

@@ -249,7 +249,7 @@ def loader(settings: Settings, add: Add) -> None:
         train_set = data.open_annotations(options.data, "train")
         sampler = data.TrainBatchSampler(build.build_sampler(options, train_set, 32, world))
         dataset = build.build_dataset(options, train_set, build.open_images(train_set, options.data, world))
-        loaded = data.make_loader(dataset, sampler, settings.workers, DEVICE, 0, sampler.batch_bytes)
+        loaded = data.make_loader(dataset, sampler, settings.workers, DEVICE, batch_bytes=sampler.batch_bytes)
         first, then, iterator = (loaded.prefetch_factor or 0) * settings.workers, 2 * settings.steps, iter(loaded)
         _, result = (one.run(islice(iterator, number)) for number in (first, then))
         add(f"step fed by {name}", result.images_per_second, "images/s")

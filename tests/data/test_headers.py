@@ -54,7 +54,7 @@ def test_pixels_and_boxes_are_in_one_frame_in_every_program(
         (note,) = annotations.notes
         assert ("turned upright" if frame == "upright" else "are read as stored") in note and "(7), first: " in note
     source = data.ImageSource(annotations, data.OnError.stop)
-    train = data.TrainDataset(annotations, NO_AUGMENT, 0, 1, source)
+    train = data.TrainDataset(annotations, source, NO_AUGMENT, seed=0, epochs=1)
     score = data.EvalDataset(annotations, source)
     for index in range(8):
         tag = tagged_number(annotations, index)

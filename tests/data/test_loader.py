@@ -25,7 +25,7 @@ GPU = torch.device("cuda", 0)
 
 def load_epoch(coco_set, augment: data.AugmentConfig, workers: int, start_step: int = 0) -> list[data.Batch]:
     source = coco_set.source()
-    dataset = data.TrainDataset(source.annotations, augment, 0, 3, source)
+    dataset = data.TrainDataset(source.annotations, source, augment, seed=0, epochs=3)
     sampler = sampler_of(7, 2, data.MultiScale(64, 0.5, 1.5, 32, 0), micro_batch_size=1)
     loader = data.make_loader(dataset, sampler, workers)
     sampler.sampler.set_epoch(1, start_step)
@@ -38,7 +38,7 @@ def plain_loader(
     """Batches of one image each."""
     source = coco_set.source()
     sampler = sampler_of(7, 1)
-    return data.make_loader(kind(source.annotations, augment, 0, 1, source), sampler, workers, **more)
+    return data.make_loader(kind(source.annotations, source, augment, seed=0, epochs=1), sampler, workers, **more)
 
 
 def tensors(batches: list[data.Batch]) -> list[Tensor]:
@@ -62,7 +62,10 @@ def test_a_pickled_data_set_gives_the_same_samples(coco_set, tmp_path: Path) -> 
     annotations = coco_set.open()
     data.build_image_cache(data.ImageSource(annotations, data.OnError.stop), tmp_path / "cache", data.ImageCache.disk)
     images = data.ImageSource(annotations, data.OnError.stop, tmp_path / "cache")
-    for dataset in (data.TrainDataset(annotations, EVERY_AUGMENT, 0, 3, images), data.EvalDataset(annotations, images)):
+    for dataset in (
+        data.TrainDataset(annotations, images, EVERY_AUGMENT, seed=0, epochs=3),
+        data.EvalDataset(annotations, images),
+    ):
         received = pickle.loads(pickle.dumps(dataset))
         requests = [data.Request(index, 64, 64, 1) for index in range(7)]
         batch, same = dataset.__getitems__(requests), received.__getitems__(requests)
@@ -122,7 +125,7 @@ def test_batches_on_a_gpu_are_those_of_the_host(coco_set) -> None:
     """While the device is busy, too: what it queued reads a batch after its release."""
     source = coco_set.source()
     augment = replace(EVERY_AUGMENT, colour=data.Colour.device)
-    dataset = data.TrainDataset(source.annotations, augment, 0, 3, source)
+    dataset = data.TrainDataset(source.annotations, source, augment, seed=0, epochs=3)
     epochs, busy = [], torch.ones(4096, 4096, device="cuda")
     for device in (torch.device("cpu"), torch.device("cuda", 0)):
         sampler = sampler_of(7, 1, data.MultiScale(64, 0.5, 1.5, 32, 0))

@@ -225,7 +225,7 @@ def test_eval_batches_hold_each_image_once_in_a_shape_that_does_not_depend_on_it
 ) -> None:
     sizes = np.random.default_rng(0).integers(40, 500, (53, 2)).astype(np.int32)
     for batch_size in (1, 4, 100):
-        batches = eval_batches(sizes, 160, batch_size, 32, rect, resize)
+        batches = eval_batches(sizes, 160, batch_size, stride=32, rect=rect, resize=resize)
         assert sorted(request.index for batch in batches for request in batch) == list(range(53))
         areas = [batch[0].height * batch[0].width for batch in batches]
         assert areas == sorted(areas, reverse=True), "largest first"

@@ -231,7 +231,7 @@ def test_training_boxes_are_cut_and_reported_with_how_far_they_reached(on_error:
     assert "reaches 1,000,000.00 px out of its image of 60 x 40 pixels" in note
     rows = annotations.boxes_xywh[annotations.offsets[1] :]
     assert (rows[:, :2] > -1.001).all() and (rows[:, :2] + rows[:, 2:] < np.array([WIDTH, HEIGHT]) + 1.001).all()
-    dataset = data.TrainDataset(annotations, NO_AUGMENT, 0, 1, data.ImageSource(annotations, on_error))
+    dataset = data.TrainDataset(annotations, data.ImageSource(annotations, on_error), NO_AUGMENT, seed=0, epochs=1)
     targets = dataset.__getitems__([data.Request(1, 64, 64, 0)]).targets.numpy()
     assert len(targets) == len(boxes) and (targets[:, 4:] > 0).all()
 

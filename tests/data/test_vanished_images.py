@@ -52,7 +52,7 @@ def loader_of(source: data.ImageSource, kind: str, workers: int) -> BatchLoader:
     width = 96 if kind == "rect" else 64
     batches = [[Request(i + k, 64, width, 0) for k in range(4)] for i in range(0, COUNT, 4)]
     augment = EVERY_AUGMENT if kind == "mosaic" else NO_AUGMENT
-    trained = data.TrainDataset(source.annotations, augment, 0, 1, source)
+    trained = data.TrainDataset(source.annotations, source, augment, seed=0, epochs=1)
     return data.make_loader(
         data.EvalDataset(source.annotations, source) if kind == "val" else trained, batches, workers
     )
