@@ -101,7 +101,8 @@ class _Normalise(torch.autograd.Function):
 def _scaled(x: Tensor, factor: Tensor, addend: Tensor) -> Tensor:
     """``x * factor + addend`` by channel, by torch's kernel for it: broadcasting takes longer."""
     zeros, ones = torch.zeros_like(factor), torch.ones_like(factor)
-    return nn.functional.batch_norm(x, zeros, ones, factor, addend, training=False, eps=0.0)
+    # torch 2.11 refuses an eps of 0; 1 + 1e-30 is 1.
+    return nn.functional.batch_norm(x, zeros, ones, factor, addend, training=False, eps=1e-30)
 
 
 def convert_sync_batchnorm(model: nn.Module, world: World) -> nn.Module:
