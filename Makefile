@@ -1,6 +1,6 @@
 # .ci/run uses these targets, too.
 RUN = uv run --group dev
-.PHONY: setup test coverage lint docs bench clean
+.PHONY: setup test coverage lint docs bench pins clean
 
 setup:
 	uv sync --group dev
@@ -27,6 +27,10 @@ docs:
 bench:
 	$(RUN) python -m scripts.bench.step yolov3-tiny 320 8
 
+pins: # keeps the versions, adds what is new, drops what nothing needs; UPGRADE=-U takes the newest
+	uv pip compile -q --universal --python-version 3.11 --all-extras --group dev --no-annotate --no-header \
+		$(UPGRADE) pyproject.toml -o .ci/constraints.txt > /dev/null
+
 clean:
-	rm -rf .coverage* site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .ci/*.egg-info .coverage* site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
