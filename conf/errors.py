@@ -18,9 +18,9 @@ class CheckpointError(ValueError):
 
 
 def install_command(*packages: str) -> str:
-    """The command that adds packages to this environment, with the pins of pyproject.toml.
+    """The command that adds packages to this environment.
 
-    Other than ``uv sync --extra``, it keeps what is there: torch's CPU wheels, other extras.
+    Unlike ``uv sync --extra``, it keeps what is there: torch's CPU wheels, other extras.
     """
     return shlex.join(["uv", "pip", "install", "--python", sys.executable, *packages])
 

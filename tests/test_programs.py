@@ -31,6 +31,8 @@ def start(folder: Path, *arguments: str, processes: int = 0, launcher: str = "to
     launch = [] if processes == 0 else ["-m", launcher, "--nproc-per-node", str(processes), "--standalone"]
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "RANK", "WORLD"))}
     environment.pop("OMP_NUM_THREADS", None)
+    if launcher == "torch.distributed.run":  # the other is deprecated, and says so
+        environment["PYTHONWARNINGS"] = "error::FutureWarning,error::DeprecationWarning"
     program, *rest = arguments
     return subprocess.run(
         [sys.executable, *launch, str(REPOSITORY / program), *rest],
@@ -55,6 +57,7 @@ def trained(folder: Path) -> Finished:
         "train.batch_size=8", "train.micro_batch_size=4", "train.epochs=2", "evaluate.batch_size=4", "devices=2",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    assert "warning" not in (done.stdout + done.stderr).lower(), done.stdout + done.stderr
     assert "2 process(es) on cpu (torchrun)" in done.stdout or torch.cuda.is_available()
     return done
 

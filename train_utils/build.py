@@ -250,7 +250,9 @@ def build_loader(
 ) -> BatchLoader:
     """Load this rank's share of each batch, ahead of the step that needs it."""
     timeout = config.train.timeout_seconds
-    return data.make_loader(dataset, batches, config.data.workers, world.device, timeout, batches.batch_bytes)
+    return data.make_loader(
+        dataset, batches, config.data.workers, world.device, timeout, batch_bytes=batches.batch_bytes
+    )
 
 
 def build_sampler(config: TrainConfig, train_set: Annotations, stride: int, world: World) -> data.TrainSampler:

@@ -99,7 +99,7 @@ class TrainState:
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
     def update(self, gradient_norm: torch.Tensor, losses: torch.Tensor) -> None:
-        """Make an optimiser step, which the caller counts, and add its ``losses`` to the epoch's."""
+        """Make an optimiser step, which the caller counts, and add ``losses`` to the epoch's."""
         if self.schedule.config.clip_norm is not None:
             torch.nn.utils.clip_grads_with_norm_(self.parameters, self.schedule.config.clip_norm, gradient_norm)
         self.optimizer.step()  # scaler.step() would ask the device again whether all is finite

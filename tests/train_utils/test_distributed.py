@@ -157,6 +157,7 @@ def test_a_gpu_that_torch_cannot_use_is_no_silent_run_on_the_cpu(
     assert choose_device("auto").type == "cpu"
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("refused", [False, True])
 def test_memory_grows_where_the_driver_and_the_user_let_it(refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     settings: list[str] = []
@@ -165,7 +166,7 @@ def test_memory_grows_where_the_driver_and_the_user_let_it(refused: bool, monkey
         if refused and settings[-1].endswith("True"):
             raise RuntimeError("CUDA error: operation not supported")
 
-    monkeypatch.setattr(torch.cuda.memory, "_set_allocator_settings", settings.append)
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", settings.append)
     monkeypatch.setattr(torch, "empty", allocate)
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         monkeypatch.delenv(name, raising=False)
