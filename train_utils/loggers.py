@@ -208,7 +208,7 @@ class Loggers:
         if state.epoch == self._first_epoch + 1:
             self._log.line(epoch_row(list(EPOCH_COLUMNS)))
         speeds = result.images_per_second, memory, progress.duration(seconds), progress.duration(left)
-        row_of_epoch = epoch_row([f"{state.epoch}/{self._epochs}", *result.losses.values(), *scores, *speeds])
+        row_of_epoch = epoch_row([f"{state.epoch}/{self._epochs}", *[*result.losses.values()][:4], *scores, *speeds])
         self._log.line(row_of_epoch + " *" * is_best)
 
     def pictures(self, pattern: str) -> None:
