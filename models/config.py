@@ -94,6 +94,8 @@ class AutoLoss(LossSection):
     iou: IouKind | None  # overlap measure of the box term
     anchor_iou: Annotated[float, ">= 0 and < 1"] | None  # yolov3: a box matches an anchor if the IoU of their shapes is
     # higher
+    dfl: NotNegative | None  # yolox: weight, relative to box, of the distribution focal loss (model.box_bins)
+    l1: NotNegative | None  # yolox: weight, relative to box, of the L1 distance of boxes in the epochs without mosaics
     positives: Annotated[int, ">= 1"] | None  # yolox: at most so many cells learn each box, of those that reach its
     # centre
     positives_by: PositivesBy | None  # yolox: what ranks them: cost, of class and box, and their number is the sum of
@@ -121,6 +123,8 @@ class LossConfig(WeightedLoss):
 class YoloxLossConfig(WeightedLoss):
     """Options of the YOLOX loss."""
 
+    dfl: NotNegative  # weight, relative to box, of the distribution focal loss (model.box_bins)
+    l1: NotNegative  # weight, relative to box, of the L1 distance of boxes in the epochs without mosaics
     positives: Annotated[int, ">= 1"]  # at most so many cells learn each box, of those that reach its centre
     positives_by: PositivesBy  # what ranks them: cost, of class and box, and their number is the sum of the largest
     # overlaps (SimOTA); alignment, score * overlap^6 (task-aligned)

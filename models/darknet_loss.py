@@ -34,9 +34,10 @@ import torch
 from torch import Tensor
 
 from models import assignment, decode
+from models.assignment import Cells
 from models.errors import ModelError
-from models.heads import Anchors, Head, HeadMap
-from models.loss import HeadLoss, SumOverRanks, Terms, cross_entropy
+from models.heads import Head, HeadMap
+from models.loss import HeadLoss, LossInputs, Terms, Weights, cross_entropy
 
 RECOGNISED = math.log(0.25 / (1 - 0.25))  # logit of the class probability above which a box may be ignored
 
@@ -52,14 +53,15 @@ class DarknetLoss(HeadLoss):
         if any(head.box_bins for head in heads):
             raise ModelError("loss=darknet is for boxes as Darknet has them. fix: model.box_bins=0, or loss=yolox")
 
-    def _terms(
-        self, maps: list[HeadMap], targets: Tensor, ratio: float, sum_over_ranks: SumOverRanks, world_size: int
-    ) -> tuple[list[Terms], Sequence[float | Tensor]]:
-        images = sum_over_ranks(targets.new_full((1,), len(maps[0].raw)))
-        return [self._head_terms(*each, targets) for each in maps], [1 / images[0]] * 3
+    def terms(self, inputs: LossInputs) -> tuple[list[Terms], Weights]:
+        """Sums over the images; the weights divide by the number of images."""
+        images = inputs.sum_over_ranks(inputs.targets.new_full((1,), len(inputs.maps[0].raw)))
+        terms = [self._head_terms(part, inputs.targets) for part in inputs.maps]
+        return terms, dict.fromkeys(("box", "objectness", "classification"), 1 / images[0])
 
-    def _head_terms(self, head: Head, anchors: Anchors, raw: Tensor, targets: Tensor) -> Terms:
-        """The weighted terms of one head, summed over the images."""
+    def _head_terms(self, part: HeadMap, targets: Tensor) -> Terms:
+        """The terms of one head with the normalizers of its section."""
+        head, anchors, raw = part
         keys = head.darknet_loss
         boxes = decode.decode_boxes(decode.at_least_float32(raw[..., :4].detach()), anchors.own, head).flatten(1, 3)
         overlaps = assignment.best_overlaps(boxes, targets)  # (batch, a * rows * columns)
@@ -79,26 +81,22 @@ class DarknetLoss(HeadLoss):
         classes, objects_there = assignment.merge_classes(places, weight, objects[:, 1], head.num_classes)
         classification = (cross_entropy(predicted[:, 5:], classes).sum(-1) * weight / objects_there).sum()
 
-        image_size = weight.new_full((2,), raw.shape[3] * head.stride)  # filled on the device
-        image_size[1] = raw.shape[2] * head.stride
-        corners = torch.stack((cells.column, cells.row), dim=-1)
-        box = _box_errors(head, predicted[:, :4], anchors.own[cells.anchor], objects, corners, image_size)
+        box = _box_losses(part, cells, predicted[:, :4], objects)
         divisor = classes.sum(-1).clamp(min=1) if keys.iou_thresh < 1 else 1
-        return (
-            (box * weight / divisor).sum() * keys.iou_normalizer,
-            objectness * keys.obj_normalizer,
-            classification * keys.cls_normalizer,
-        )
+        return {
+            "box": (box * weight / divisor).sum() * keys.iou_normalizer,
+            "objectness": objectness * keys.obj_normalizer,
+            "classification": classification * keys.cls_normalizer,
+        }
 
 
-def _box_errors(
-    head: Head, raw: Tensor, anchors: Tensor, objects: Tensor, corners: Tensor, image_size: Tensor
-) -> Tensor:
-    """Box loss (p,) of each pair.
-
-    raw: (p, 4); anchors: (p, 2); objects: (p, 6); corners: (p, 2), column and row of the cells;
-    image_size: width, height.
-    """
+def _box_losses(part: HeadMap, cells: Cells, raw: Tensor, objects: Tensor) -> Tensor:
+    """Box losses (p,) of raw coordinates (p, 4) at the cells (p,) for objects (p, 6)."""
+    head, sizes, raw_map = part
+    anchors = sizes.own[cells.anchor]
+    image_size = objects.new_full((2,), raw_map.shape[3] * head.stride)  # width, height; filled on the device
+    image_size[1] = raw_map.shape[2] * head.stride
+    corners = torch.stack((cells.column, cells.row), dim=-1)
     raw_xy, raw_wh = raw.split(2, dim=-1)
     centre = objects[:, 2:4] / head.stride - corners  # in cells, from the corner of the cell
     size = objects[:, 4:6].clamp(min=decode.EPS)

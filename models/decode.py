@@ -206,7 +206,12 @@ class Postprocess:
         numbers = torch.stack([wanted.count_nonzero(1) for wanted in masks]).tolist()
         detections: dict[int, Tensor] = {}
         for wanted, counts in zip(masks, numbers, strict=True):
-            parts = self._candidates(wanted, counts, values, boxes, scores, [*detections])
+            by_image = wanted.flatten().nonzero_static(size=sum(counts)).squeeze(1).split(counts)
+            parts = {
+                image: self._candidates(image, positions, values, boxes, scores)
+                for image, positions in enumerate(by_image)
+                if image not in detections
+            }
             for chunk in _chunks(parts):
                 for image, rows in self._survivors(chunk, scores.shape[2]):
                     whole = len(parts[image]) == min(numbers[-1][image], self.candidates)
@@ -220,27 +225,19 @@ class Postprocess:
     def _anchors(self) -> HeadAnchors:
         return HeadAnchors(self.heads)
 
-    def _candidates(
-        self, wanted: Tensor, counts: list[int], values: Tensor, boxes: Tensor, scores: Tensor, done: list[int]
-    ) -> dict[int, Tensor]:
-        """By image, but for those ``done``, float32 (n, 7), best first: as a detection, and image.
+    def _candidates(self, image: int, positions: Tensor, values: Tensor, boxes: Tensor, scores: Tensor) -> Tensor:
+        """Candidates of an image, best first: float32 (n, 7), columns of a detection and the image.
 
-        wanted: bool (batch, m), ``counts`` of them in each image; values: their scores (batch, m).
+        values: scores (batch, m); positions: int64, those of the image's candidates, if flattened.
         """
-        flat = wanted.flatten().nonzero_static(size=sum(counts)).squeeze(1).split(counts)
-        parts = {}
-        for image, positions in enumerate(flat):
-            if image in done:
-                continue
-            falling, order = values.flatten()[positions].sort(descending=True, stable=True)
-            best = positions[order[: self.candidates]] - image * values.shape[1]
-            if self.multi_label:
-                rows, classes = best // scores.shape[2], best % scores.shape[2]
-            else:
-                rows, classes = best, scores[image, best].argmax(1)
-            columns = torch.stack((falling[: self.candidates], classes, torch.full_like(rows, image)), dim=1)
-            parts[image] = torch.cat((boxes[image, rows], columns), dim=1)
-        return parts
+        falling, order = values.flatten()[positions].sort(descending=True, stable=True)
+        best = positions[order[: self.candidates]] - image * values.shape[1]
+        if self.multi_label:
+            rows, classes = best // scores.shape[2], best % scores.shape[2]
+        else:
+            rows, classes = best, scores[image, best].argmax(1)
+        columns = torch.stack((falling[: self.candidates], classes, torch.full_like(rows, image)), dim=1)
+        return torch.cat((boxes[image, rows], columns), dim=1)
 
     def _survivors(self, parts: dict[int, Tensor], num_classes: int) -> Iterator[tuple[int, Tensor]]:
         """Each image and its detections (n, 6), on the CPU, from candidates of _candidates."""

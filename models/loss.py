@@ -11,7 +11,7 @@ targets (no boolean indexing), so a step on an accelerator never waits for the h
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import NamedTuple
 
 import torch
@@ -23,22 +23,36 @@ from models.decode import at_least_float32, box_iou_aligned, boxes_in_cells, wh_
 from models.errors import ModelError
 from models.heads import Head, HeadAnchors, HeadMap
 
-Terms = tuple[Tensor, Tensor, Tensor]  # scalars: box, objectness, classification
+Terms = dict[str, Tensor]  # scalars of one head, by the fields of LossParts
+Weights = dict[str, float | Tensor]  # of the terms, by the same fields
 SumOverRanks = Callable[[Tensor], Tensor]
 # Elementwise, of logits and targets; its gradient is probability - target.
 cross_entropy = partial(nn.functional.binary_cross_entropy_with_logits, reduction="none")
-BINS_WEIGHT = 0.2  # of the sides' cross-entropy beside the overlap (ultralytics' YOLOv8: 1.5 and 7.5)
-DISTANCE_WEIGHT = 0.2  # of the L1 distance beside 1 - IoU^2 (YOLOX: 1 and 5)
 SMALLEST = 1e-3  # pixels; the logarithm of a size is bounded
 
 
 class LossParts(NamedTuple):
-    """Scalars: `total` for backward, and its three weighted summands, detached, for the log."""
+    """Scalars: ``total`` for backward, and the weighted terms that it sums, detached, for the log.
+
+    A term that the loss lacks is 0. Tables, curves and loggers show these fields by name.
+    """
 
     total: Tensor
     box: Tensor
     objectness: Tensor
     classification: Tensor
+    dfl: Tensor  # distribution focal loss, of boxes of bins
+    l1: Tensor  # L1 distance of boxes, in the last epochs
+
+
+class LossInputs(NamedTuple):
+    """What HeadLoss.terms gets: HeadLoss.__call__ describes all but ``maps``, one of each head."""
+
+    maps: list[HeadMap]
+    targets: Tensor
+    objectness_ratio: float
+    sum_over_ranks: SumOverRanks
+    world_size: int
 
 
 class HeadLoss(ABC):
@@ -72,18 +86,20 @@ class HeadLoss(ABC):
         """
         with torch.autocast(device_type=targets.device.type, enabled=False):
             maps = [HeadMap(*parts) for parts in zip(self.heads, self._anchors[targets.device], raw_maps, strict=True)]
-            terms, gains = self._terms(maps, targets.float(), objectness_ratio, sum_over_ranks, world_size)
-            of_heads = zip(*terms, strict=True)
-            summands = [torch.stack(parts).sum() * gain for parts, gain in zip(of_heads, gains, strict=True)]
-            box, objectness, classification = summands
-            total = box + objectness + classification
-            return LossParts(total, box.detach(), objectness.detach(), classification.detach())
+            inputs = LossInputs(maps, targets.float(), objectness_ratio, sum_over_ranks, world_size)
+            terms, weights = self.terms(inputs)
+            names = dict.fromkeys(name for of_head in terms for name in of_head)
+            parts = {
+                name: torch.stack([of_head[name] for of_head in terms if name in of_head]).sum() * weights[name]
+                for name in names
+            }
+            total = reduce(torch.add, parts.values())
+            missing = dict.fromkeys(LossParts._fields[1:], total.new_zeros(()))
+            return LossParts(total, **missing | {name: part.detach() for name, part in parts.items()})
 
     @abstractmethod
-    def _terms(
-        self, maps: list[HeadMap], targets: Tensor, ratio: float, sum_over_ranks: SumOverRanks, world_size: int
-    ) -> tuple[list[Terms], Sequence[float | Tensor]]:
-        """The terms of each head, and the factors of the three kinds; ratio: objectness_ratio."""
+    def terms(self, inputs: LossInputs) -> tuple[list[Terms], Weights]:
+        """The terms of each head, and the weights by which their sums over the heads count."""
 
 
 class YoloLoss(HeadLoss):
@@ -95,39 +111,41 @@ class YoloLoss(HeadLoss):
         if any(len(head.parts) > 1 for head in heads):
             raise ModelError("decoupled heads have too few anchors for a loss that matches shapes. fix: loss=yolox")
 
-    def _terms(
-        self, maps: list[HeadMap], targets: Tensor, ratio: float, sum_over_ranks: SumOverRanks, world_size: int
-    ) -> tuple[list[Terms], Sequence[float | Tensor]]:
-        config = self.config
+    def terms(self, inputs: LossInputs) -> tuple[list[Terms], Weights]:
+        """Means over positives and cells, of the whole global micro-batch."""
+        config, targets = self.config, inputs.targets
         # For each head weights (t, anchors), 0 where a shape does not match, and the cells
         pairs = []
-        for head, anchors, raw in maps:
+        for head, anchors, raw in inputs.maps:
             matches = wh_iou(targets[:, 4:6], anchors.own) > config.anchor_iou
             weight = matches.to(at_least_float32(raw).dtype)
             pairs.append((weight, centre_cells(targets, head.stride, raw.shape)))
-        positives = sum_over_ranks(torch.stack([weight.sum() for weight, _ in pairs]))
+        positives = inputs.sum_over_ranks(torch.stack([weight.sum() for weight, _ in pairs]))
         shares = 1 / positives.clamp(min=1)  # without positives the terms are 0, not 0 / 0
         terms = [
-            self._head_terms(part, *pair, targets, share, part.raw[..., 4].numel() * world_size, ratio)
-            for part, pair, share in zip(maps, pairs, shares, strict=True)
+            self._head_terms(part, *pair, share, inputs)
+            for part, pair, share in zip(inputs.maps, pairs, shares, strict=True)
         ]
-        return terms, (config.box, config.objectness, config.classification * self.heads[0].num_classes / 80)
+        classification = config.classification * self.heads[0].num_classes / 80
+        return terms, {"box": config.box, "objectness": config.objectness, "classification": classification}
 
-    def _head_terms(
-        self, part: HeadMap, weight: Tensor, cells: Cells, targets: Tensor, share: Tensor, num_cells: int, ratio: float
-    ) -> Terms:
-        """The terms of one head, without gains; a positive weighs share, a cell 1 / num_cells."""
-        _, class_logits, boxes, wanted_boxes = _predictions(part, cells, targets)
+    def _head_terms(self, part: HeadMap, weight: Tensor, cells: Cells, share: Tensor, inputs: LossInputs) -> Terms:
+        """The terms of one head; a positive weighs ``share``."""
+        _, class_logits, boxes, wanted_boxes = _predictions(part, cells, inputs.targets)
         iou = box_iou_aligned(boxes, wanted_boxes, self.config.iou)
         box = ((1 - iou) * weight).sum() * share
 
+        ratio = inputs.objectness_ratio
         wanted = _at_cells(weight * (1 - ratio + ratio * iou.detach().clamp(min=0)), cells, part.raw)
-        objectness = cross_entropy(at_least_float32(part.raw[..., 4]), wanted).sum() / num_cells
+        logits = at_least_float32(part.raw[..., 4])
+        objectness = cross_entropy(logits, wanted).sum() / (logits.numel() * inputs.world_size)
 
         # Even a single class is learnt: decoding multiplies by its probability, as in Darknet.
-        labels = targets[:, 1:2].long()
+        labels = inputs.targets[:, 1:2].long()
         losses = cross_entropy(class_logits, _one_hot(labels, class_logits))
-        return box, objectness, (losses.mean(-1) * weight).sum() * share
+        return {
+            "box": box, "objectness": objectness, "classification": (losses.mean(-1) * weight).sum() * share,
+        }  # fmt: skip
 
 
 class YoloxLoss(HeadLoss):
@@ -147,35 +165,36 @@ class YoloxLoss(HeadLoss):
                 f"loss=yolox is for heads whose cells reach others, these have scale_x_y={reach:g}. fix: loss=yolov3"
             )
 
-    def _terms(
-        self, maps: list[HeadMap], targets: Tensor, ratio: float, sum_over_ranks: SumOverRanks, world_size: int
-    ) -> tuple[list[Terms], Sequence[float | Tensor]]:
+    def terms(self, inputs: LossInputs) -> tuple[list[Terms], Weights]:
+        """Sums over positives and cells; the weights divide by all weights of positives."""
         config = self.config
-        pairs = dynamic_positives(maps, targets, config.positives, config.positives_by)
-        positives = sum_over_ranks(torch.stack([weight.sum() for weight, _ in pairs])).sum().clamp(min=1)
-        terms = [self._head_terms(part, *pair, targets) for part, pair in zip(maps, pairs, strict=True)]
-        return terms, [gain / positives for gain in (config.box, config.objectness, config.classification)]
+        pairs = dynamic_positives(inputs.maps, inputs.targets, config.positives, config.positives_by)
+        positives = inputs.sum_over_ranks(torch.stack([weight.sum() for weight, _ in pairs])).sum().clamp(min=1)
+        terms = [self._head_terms(part, *pair, inputs.targets) for part, pair in zip(inputs.maps, pairs, strict=True)]
+        weights = {"objectness": config.objectness, "classification": config.classification}
+        weights |= dict.fromkeys(("box", "dfl", "l1"), config.box)  # the latter two are shares of it
+        return terms, {name: weight / positives for name, weight in weights.items()}
 
     def _head_terms(self, part: HeadMap, weight: Tensor, cells: Cells, targets: Tensor) -> Terms:
         """The sums of one head."""
-        kind = self.config.iou
+        config = self.config
         coordinates, class_logits, boxes, wanted_boxes = _predictions(part, cells, targets)
-        overlap = box_iou_aligned(boxes, wanted_boxes, kind)
-        losses = 1 - overlap.square() if kind is IouKind.iou else 1 - overlap
+        overlap = box_iou_aligned(boxes, wanted_boxes, config.iou)
+        losses = 1 - overlap.square() if config.iou is IouKind.iou else 1 - overlap
+        terms = {"box": (losses * weight).sum()}
         if self.refines:
-            losses = losses + DISTANCE_WEIGHT * _distance(boxes, wanted_boxes, part.head.stride)
+            terms["l1"] = (config.l1 * _distance(boxes, wanted_boxes, part.head.stride) * weight).sum()
         if part.head.box_bins:
-            losses = losses + BINS_WEIGHT * _bin_losses(coordinates, wanted_boxes, part.head)
-        box = (losses * weight).sum()
+            terms["dfl"] = (config.dfl * _bin_losses(coordinates, wanted_boxes, part.head) * weight).sum()
 
         wanted = _at_cells(weight, cells, part.raw)
         _, objectness_logits, _ = part.head.split(part.raw)
-        objectness = cross_entropy(at_least_float32(objectness_logits[..., 0]), wanted).sum()
+        terms["objectness"] = cross_entropy(at_least_float32(objectness_logits[..., 0]), wanted).sum()
 
         labels = targets[:, 1:2].long()
         quality = overlap.detach().clamp(min=0)[..., None] * _one_hot(labels, class_logits)
-        losses = cross_entropy(class_logits, quality).sum(-1)
-        return box, objectness, (losses * weight).sum()
+        terms["classification"] = (cross_entropy(class_logits, quality).sum(-1) * weight).sum()
+        return terms
 
 
 def _predictions(part: HeadMap, cells: Cells, targets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

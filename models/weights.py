@@ -108,6 +108,7 @@ def _class_parts(model: Darknet) -> dict[int, RawPart]:
 def report_of(
     model: Darknet,
     path: Path,
+    *,
     num_classes: int | None = None,
     left_out: bool = False,
     cut: int | None = None,
@@ -156,7 +157,7 @@ def load_darknet_weights(model: Darknet, path: str | Path) -> WeightsReport:
         for tensor, stored in loads:
             tensor.copy_(torch.from_numpy(stored.copy()).view_as(tensor))
     model.seen, model.weights_version = seen, version
-    return report_of(model, path, num_classes, leave_out, cut)
+    return report_of(model, path, num_classes=num_classes, left_out=leave_out, cut=cut)
 
 
 def _open_weights(path: Path) -> tuple[Version, int, np.ndarray]:
@@ -287,7 +288,7 @@ def load_weights_of_checkpoint(
                 raise ModelError(f"the heads in {path} were trained with other {key} ({has}). fix: use the same here")
     check_finite(path, ((name, weights[name]) for name in wanted))
     model.load_state_dict({name: weights[name] for name in wanted}, strict=False)
-    return report_of(model, path, num_classes, leave_out, same=not leave_out)
+    return report_of(model, path, num_classes=num_classes, left_out=leave_out, same=not leave_out)
 
 
 def network_of_checkpoint(
@@ -359,7 +360,7 @@ def load_foreign_state_dict(model: Darknet, content: Any, path: Path) -> Weights
     with torch.no_grad():
         for target, _, tensor in loads:
             target.copy_(tensor)
-    return report_of(model, path, num_classes, leave_out)
+    return report_of(model, path, num_classes=num_classes, left_out=leave_out)
 
 
 def _by_role(tensors: Iterable[tuple[str, Tensor]]) -> dict[Role, list[tuple[str, Tensor]]]:

@@ -90,7 +90,7 @@ class _CompiledLoss:
     """A loss on targets filled up with rows of zeros, which count for nothing."""
 
     def __init__(self, loss: HeadLoss, mode: str) -> None:
-        def parts(maps: list[torch.Tensor], targets: torch.Tensor, ratio: Any, world_size: int) -> LossParts:
+        def parts(maps: list[torch.Tensor], targets: torch.Tensor, ratio: torch.Tensor, world_size: int) -> LossParts:
             return loss(
                 maps, targets, objectness_ratio=ratio, sum_over_ranks=distributed.sum_over_ranks, world_size=world_size
             )

@@ -12,6 +12,7 @@ from data.errors import printable
 from train_utils.coco_eval import IOU, Evaluation, best_f1, match, matches_at_half
 from train_utils.draw import Cell, save_sheet
 from train_utils.results import to_xyxy
+from train_utils.train_state import LOSS_NAMES
 
 # matplotlib takes longer to import than to draw, so only the functions that draw import it.
 FOLDER = "plots"  # in the folder of the run or of the evaluation
@@ -70,7 +71,7 @@ def _draw(out: Path, draw: Callable[[Path], None], warn: Warn) -> None:
 
 
 CURVES = {
-    "loss": ("loss", "loss_box", "loss_objectness", "loss_classification"),
+    "loss": LOSS_NAMES,
     "average precision": ("AP", "AP50", "AP75"),
     "AP by object size": ("APs", "APm", "APl"),
     "learning rate": ("lr",),
@@ -95,7 +96,7 @@ def draw_curves(metrics_csv: Path, out: Path) -> None:
         for number, column in enumerate(columns):
             for name, line in ((column, "-"), (f"val_{column}", "--")):
                 points = max((_points(table, name) for table in tables), key=len)
-                if len(points):
+                if len(points) and (points[:, 1].any() or column not in LOSS_NAMES):  # 0: the loss lacks this term
                     axis.plot(*points.T, line, label=name, color=f"C{number}", marker="." if len(points) < 60 else "")
         if best is not None:
             text = f"best: epoch {best['epoch']}, AP {float(best['AP']):.3f}"

@@ -11,9 +11,10 @@ import torch
 from conf import errors, train_options
 from conf.options import changed_values
 from conf.schema import TrainConfig
+from models.loss import LossParts
 from train_utils import coco_eval, distributed, numerics, optim
 
-LOSS_NAMES = ("loss", "loss_box", "loss_objectness", "loss_classification")
+LOSS_NAMES = ("loss", *(f"loss_{field}" for field in LossParts._fields[1:]))
 COUNTERS = ("epoch", "step", "seen", "best", "best_epoch", "evaluated_epoch", "loss_steps")  # saved as they are
 
 

@@ -60,8 +60,8 @@ def _one_head(raw: np.ndarray, targets: list, head: Head, image_size: tuple[int,
     height, width = image_size
     truths = [(int(i), int(c), (x / width, y / height, w / width, h / height)) for i, c, x, y, w, h in targets]
     wanted = _Assigned({}, [], {})
-    _assign_by_overlap(wanted, activated, truths, head, image_size, seen)
-    _assign_by_anchor(wanted, raw.shape, truths, head, image_size, seen)
+    _assign_by_overlap(wanted, activated, truths, head, image_size, seen=seen)
+    _assign_by_anchor(wanted, raw.shape, truths, head, image_size, seen=seen)
 
     delta = np.zeros_like(raw)
     box_loss = objectness_loss = class_loss = 0.0
@@ -77,7 +77,7 @@ def _one_head(raw: np.ndarray, targets: list, head: Head, image_size: tuple[int,
             class_loss += keys.cls_normalizer * _loss(raw[cell][5 + index], hot)
     for cell, box in wanted.boxes:
         share = keys.iou_normalizer / (len(wanted.classes[cell]) if keys.iou_thresh < 1 else 1)
-        part, loss = _box_delta(activated[cell], raw[cell], cell, box, head, raw.shape, image_size)
+        part, loss = _box_delta(activated[cell], raw[cell], cell, box, head, shape=raw.shape, image_size=image_size)
         delta[cell][:4] += share * part
         box_loss += share * loss
     return delta, np.array((box_loss, objectness_loss, class_loss))
@@ -93,7 +93,7 @@ def _activated(raw: np.ndarray, head: Head) -> np.ndarray:
 
 
 def _assign_by_overlap(
-    wanted: _Assigned, activated: np.ndarray, truths: list, head: Head, image_size: tuple[int, int], seen: Counter
+    wanted: _Assigned, activated: np.ndarray, truths: list, head: Head, image_size: tuple[int, int], *, seen: Counter
 ) -> None:
     """Every cell is empty or, if its prediction overlaps an object enough, left out."""
     keys = head.darknet_loss
@@ -109,7 +109,7 @@ def _assign_by_overlap(
 
 
 def _assign_by_anchor(
-    wanted: _Assigned, shape: tuple, truths: list, head: Head, image_size: tuple[int, int], seen: Counter
+    wanted: _Assigned, shape: tuple, truths: list, head: Head, image_size: tuple[int, int], *, seen: Counter
 ) -> None:
     """The cell of an object's centre is positive for the anchors of the object's size."""
     keys, (height, width), (rows, columns) = head.darknet_loss, image_size, shape[2:4]
@@ -140,7 +140,14 @@ def _box(values: np.ndarray, cell: Cell, head: Head, shape: tuple, image_size: t
 
 
 def _box_delta(
-    values: np.ndarray, raw: np.ndarray, cell: Cell, truth: Box, head: Head, shape: tuple, image_size: tuple[int, int]
+    values: np.ndarray,
+    raw: np.ndarray,
+    cell: Cell,
+    truth: Box,
+    head: Head,
+    *,
+    shape: tuple,
+    image_size: tuple[int, int],
 ) -> tuple[np.ndarray, float]:
     keys, (height, width) = head.darknet_loss, image_size
     if keys.iou_loss is not None:

@@ -145,30 +145,37 @@ def merit(iou: float, values: list[float], classes: int, label: int, by: str) ->
     return -(sum(losses) - 3 * math.log(iou))
 
 
+def distance(predicted: Box, box: list[float], stride: int) -> float:
+    """L1: centres in cells, sizes as logarithms."""
+    centres = sum(abs(one - other) / stride for one, other in zip(predicted[:2], box[:2], strict=True))
+    return centres + sum(abs(math.log(one / other)) for one, other in zip(predicted[2:], box[2:], strict=True))
+
+
 def yolo_loss(
     raw_maps: list[list],
     targets: list[list[float]],
     heads: list[Head],
     config: LossConfig | YoloxLossConfig,
     ratio: float = 1.0,
+    *,
     fixed_maps: list[list] | None = None,
     refines: bool = False,
-) -> tuple[float, float, float]:
-    """Weighted box, objectness and class terms of maps[image][anchor][row][column][value].
+) -> list[float]:
+    """Weighted terms of maps[image][anchor][row][column][value], in the order of LossParts.
 
     fixed_maps: the predictions that choose positives and set the targets of objectness and classes,
-    by default the same. The gradient treats them as constants. refines: whether YOLOX's box term
-    has the distance of the boxes.
+    by default the same. The gradient treats them as constants. refines: whether YOLOX's loss has
+    the distance of the boxes.
     """
     fixed_maps = fixed_maps or raw_maps
-    terms = []  # of each head: sums over its positives and cells, and how many these are
     of_yolox = isinstance(config, YoloxLossConfig)
     if of_yolox:
         learnt = by_prediction(fixed_maps, targets, heads, config.positives, config.positives_by.value)
+    heads_terms = []  # of each head: sums over its positives and cells, and how many these are
     for number, (raw, fixed, head) in enumerate(zip(raw_maps, fixed_maps, heads, strict=True)):
         rows, columns = len(raw[0][0]), len(raw[0][0][0])
         wanted: dict[tuple[int, int, int, int], float] = {}
-        box_losses, class_losses, weights = [], [], []
+        box_loss = class_loss = dfl = l1 = positives = 0.0
         if of_yolox:
             pairs = [pair for of_head, pair in learnt if of_head == number]
         else:
@@ -177,16 +184,12 @@ def yolo_loss(
             values = raw[int(image)][a][row][column]
             predicted = decoded(values, head, a, row, column)
             iou = overlap(predicted, tuple(box), config.iou.value)
-            miss = 1 - (iou**2 if of_yolox and config.iou.value == "iou" else iou)
-            if of_yolox and refines:
-                miss += 0.2 * sum(
-                    abs(one - other) / head.stride for one, other in zip(predicted[:2], box[:2], strict=True)
-                )
-                miss += 0.2 * sum(abs(math.log(one / other)) for one, other in zip(predicted[2:], box[2:], strict=True))
+            box_loss += weight * (1 - (iou**2 if of_yolox and config.iou.value == "iou" else iou))
+            if refines and of_yolox:
+                l1 += weight * distance(predicted, box, head.stride)
             if head.box_bins:
-                miss += 0.2 * bin_loss(values, box, head, row, column)
-            box_losses.append(miss * weight)
-            weights.append(weight)
+                dfl += weight * bin_loss(values, box, head, row, column)
+            positives += weight
             cell = (int(image), a, row, column)
             quality = overlap(
                 decoded(fixed[cell[0]][a][row][column], head, a, row, column), tuple(box), config.iou.value
@@ -195,19 +198,20 @@ def yolo_loss(
             wanted[cell] = max(wanted.get(cell, 0.0), there * weight)
             for index, logit in enumerate(values[-head.num_classes :]):
                 loss = cross_entropy(logit, float(index == label) * (max(quality, 0.0) if of_yolox else 1))
-                class_losses.append(loss * weight / (1 if of_yolox else head.num_classes))
+                class_loss += loss * weight / (1 if of_yolox else head.num_classes)
         cells = list(product(range(len(raw)), range(len(head.anchors)), range(rows), range(columns)))
         objectness = sum(
             cross_entropy(raw[i][a][r][c][-head.num_classes - 1], wanted.get((i, a, r, c), 0.0)) for i, a, r, c in cells
         )
-        terms.append((sum(box_losses), objectness, sum(class_losses), sum(weights), len(cells)))
-    gain = config.classification * (1 if of_yolox else heads[0].num_classes / 80)
+        heads_terms.append(((box_loss, objectness, class_loss, dfl, l1), positives, len(cells)))
     if of_yolox:
-        boxes, objectness, classes, positives, _ = (sum(values) for values in zip(*terms, strict=True))
-        gains = [each / max(positives, 1) for each in (config.box, config.objectness, gain)]
-        return boxes * gains[0], objectness * gains[1], classes * gains[2]
-    return (
-        sum(box / max(positives, 1) for box, _, _, positives, _ in terms) * config.box,
-        sum(objectness / cells for _, objectness, _, _, cells in terms) * config.objectness,
-        sum(classes / max(positives, 1) for _, _, classes, positives, _ in terms) * gain,
-    )
+        gains = config.box, config.objectness, config.classification, config.box * config.dfl, config.box * config.l1
+        divisor = max(sum(positives for _, positives, _ in heads_terms), 1)
+        divisors = [[divisor] * 5] * len(heads)
+    else:
+        gains = config.box, config.objectness, config.classification * heads[0].num_classes / 80, 0, 0
+        divisors = [[max(positives, 1), cells, max(positives, 1), 1, 1] for _, positives, cells in heads_terms]
+    return [
+        gain * sum(terms[i] / by[i] for (terms, _, _), by in zip(heads_terms, divisors, strict=True))
+        for i, gain in enumerate(gains)
+    ]

@@ -141,7 +141,7 @@ def test_published_cfgs_equal_opencvs(name: str, shared_dir: Path, tmp_path: Pat
     reference = np.load(folder / f"{name}.npz")
     assert len(values) == reference["params"]
     maps = {key: reference[key] for key in reference if key.startswith("head")}
-    assert_equal_maps(published, values, images, maps, tmp_path, TOLERANCE.get(name, 1e-5))
+    assert_equal_maps(published, values, images, maps, tmp_path, tolerance=TOLERANCE.get(name, 1e-5))
     if name in PUBLISHED:
         ours, theirs = on_meta(name), on_meta(published)
         assert (ours.sources, ours.heads) == (theirs.sources, theirs.heads)
@@ -149,7 +149,7 @@ def test_published_cfgs_equal_opencvs(name: str, shared_dir: Path, tmp_path: Pat
 
 
 def assert_equal_maps(
-    cfg: Cfg, values: Array, images: Array, expected: Mapping[str, Array], folder: Path, tolerance: float = 1e-5
+    cfg: Cfg, values: Array, images: Array, expected: Mapping[str, Array], folder: Path, *, tolerance: float = 1e-5
 ) -> None:
     """The network with these values of a .weights file maps the images as expected."""
     model = Darknet(cfg).eval()

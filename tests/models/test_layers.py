@@ -26,7 +26,7 @@ def network(layers: str, head_reads: int = -1) -> Darknet:
     return Darknet(parse_cfg(f"[net]\nchannels=3\n{layers}\n{head}", "layers.cfg"))
 
 
-def convolved(x: Array, weight: Array, stride: int, padding: int, dilation: int, rim: float) -> Array:
+def convolved(x: Array, weight: Array, stride: int, padding: int, dilation: int, *, rim: float) -> Array:
     """Convolve one image (channels, rows, columns), padded with the value `rim`, in float64."""
     padded = F.pad(torch.from_numpy(x).double(), (padding,) * 4, value=rim)
     groups = len(padded) // weight.shape[1]
@@ -51,7 +51,7 @@ def test_convolution_with_everything_explicit(options: str, stride: int, padding
     )
     x = torch.randn(1, 4, 6, 8)
     conv = model.layers[1].conv
-    plain = convolved(x[0].numpy(), conv.weight.detach().numpy(), stride, padding, dilation, 0.0)
+    plain = convolved(x[0].numpy(), conv.weight.detach().numpy(), stride, padding, dilation, rim=0.0)
     expected = np.tanh(plain + conv.bias.detach().numpy()[:, None, None])
     out = model.layers[1](x)[0].detach()
     torch.testing.assert_close(out.double(), torch.from_numpy(expected), rtol=1e-4, atol=1e-6)
@@ -79,7 +79,7 @@ def test_xnor_convolution_works_on_signs(stride: int) -> None:
     binary = np.abs(fused).mean((1, 2, 3), keepdims=True) * np.where(fused > 0, 1, -1)
     bias = layer.norm.bias.detach().double().numpy() - scale * layer.norm.running_mean.double().numpy()
     signs = np.where(x[0].numpy() > 0, 1.0, -1.0)
-    expected = convolved(signs, binary, stride, 1, 1, -1.0) + bias[:, None, None]
+    expected = convolved(signs, binary, stride, 1, 1, rim=-1.0) + bias[:, None, None]
     expected = np.where(expected > 0, expected, 0.1 * expected)
     torch.testing.assert_close(layer(x)[0].double().detach(), torch.from_numpy(expected), rtol=1e-4, atol=1e-5)
 

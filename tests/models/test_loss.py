@@ -29,6 +29,8 @@ YOLOX = YoloxLossConfig(
     objectness=1.5,
     classification=0.8,
     iou=IouKind.iou,
+    dfl=0.3,
+    l1=0.4,
     positives=10,
     positives_by=PositivesBy.cost,
 )
@@ -77,13 +79,13 @@ def test_gradient_is_the_references_with_constant_targets(loss: YoloLoss | Yolox
     """Neither these targets nor the choice of positives pass a gradient on."""
     maps, targets = [raw.double().requires_grad_() for raw in random_maps(1, loss.heads)], random_targets(12, 1)
     gradients = torch.autograd.grad(loss(maps, targets, objectness_ratio=ratio).total, maps)
-    fixed, step = [raw.tolist() for raw in maps], 1e-5
+    given, step = {"fixed_maps": [raw.tolist() for raw in maps], "refines": loss.refines}, 1e-5
     for values in (slice(0, -4), slice(-4, -3), slice(-3, None)):  # boxes, objectness, three classes
         direction = [torch.zeros_like(raw) for raw in maps]
         for part in direction:
             part[..., values].normal_()
         before, after = (
-            sum(yolo_loss(moved, targets.tolist(), loss.heads, loss.config, ratio, fixed, loss.refines))
+            sum(yolo_loss(moved, targets.tolist(), loss.heads, loss.config, ratio, **given))
             for moved in (
                 [(raw + size * part).tolist() for raw, part in zip(maps, direction, strict=True)]
                 for size in (-step, step)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from conf.train_options import Decay, OptimConfig, Optimizer
 from data import Batch
 from data.progress import Progress
+from models.loss import LossParts
 from train_utils.checkpoint import CheckpointWriter
 from train_utils.distributed import World
 from train_utils.engine import EpochResult, ForwardPass, NonFiniteGuard, train_one_epoch
@@ -36,17 +37,10 @@ CONFIG = OptimConfig(
 )
 
 
-class Parts(NamedTuple):
-    total: Tensor
-    box: Tensor
-    objectness: Tensor
-    classification: Tensor
-
-
-def mean_loss(raw_maps: Iterable[Tensor], targets: Tensor, **_: Any) -> Parts:
+def mean_loss(raw_maps: Iterable[Tensor], targets: Tensor, **_: Any) -> LossParts:
     """A mean over the images, as the detection loss is a mean over the micro-batch."""
     value = torch.stack(list(raw_maps)).square().mean()
-    return Parts(value, value.detach(), value.detach(), value.detach())
+    return LossParts(value, *[value.detach()] * (len(LossParts._fields) - 1))
 
 
 def batches(size: int, count: int) -> list[Batch]:

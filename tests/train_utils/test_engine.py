@@ -17,11 +17,11 @@ from conf.errors import TrainError
 from conf.train_options import Optimizer
 from data import Batch
 from data.progress import Progress
+from models.loss import LossParts
 from tests.runs.process_group import run_group
 from tests.train_utils.small_training import (
     CONFIG,
     WORLD,
-    Parts,
     batches,
     mean_loss,
     network,
@@ -167,7 +167,7 @@ class Spoil(torch.autograd.Function):
 
 
 def spoilt(factor: float, limit: float = 0.0) -> Any:
-    def loss(raw_maps: Tensor, targets: Tensor, **_: Any) -> Parts:
+    def loss(raw_maps: Tensor, targets: Tensor, **_: Any) -> LossParts:
         return mean_loss(Spoil.apply(raw_maps, factor, limit), targets)
 
     return loss

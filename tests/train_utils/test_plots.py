@@ -51,13 +51,17 @@ def test_curves_are_the_columns_over_steps_and_the_first_best_epoch_is_marked(
 ) -> None:
     table = tmp_path / "metrics.csv"
     table.write_text(
-        "epoch,step,lr,loss,AP,AP50,val_loss\n1,10,0.01,5.5,,\n2,20,0.02,4.5,0.1,0.3,7\n3,30,0.01,4.0,-1.0,-1.0,8\n"
-        "4,40,0.0,4,0.1,0.2,9\n"
+        "epoch,step,lr,loss,loss_dfl,loss_l1,AP,AP50,val_loss\n1,10,0.01,5.5,0,0,,\n2,20,0.02,4.5,0,0,0.1,0.3,7\n"
+        "3,30,0.01,4.0,0,0,-1.0,-1.0,8\n4,40,0.0,4,0,0.5,0.1,0.2,9\n"
     )
     draw_curves(table, OUT)
     loss, precision, by_size, rate = map(lines_of, kept[0].axes)
     assert loss.pop("best: epoch 2, AP 0.100") == [(20, 0), (20, 1)]
-    assert loss == {"loss": [(10, 5.5), (20, 4.5), (30, 4.0), (40, 4.0)], "val_loss": [(20, 7), (30, 8), (40, 9)]}
+    assert loss == {  # without loss_dfl: a term that is 0 throughout is one that the loss lacks
+        "loss": [(10, 5.5), (20, 4.5), (30, 4.0), (40, 4.0)],
+        "loss_l1": [(10, 0), (20, 0), (30, 0), (40, 0.5)],
+        "val_loss": [(20, 7), (30, 8), (40, 9)],
+    }
     assert precision.pop("best: epoch 2, AP 0.100")[0][0] == 20
     assert precision == {"AP": [(20, 0.1), (40, 0.1)], "AP50": [(20, 0.3), (40, 0.2)]}
     assert set(by_size) == {"best: epoch 2, AP 0.100"} and rate["lr"] == [(10, 0.01), (20, 0.02), (30, 0.01), (40, 0.0)]

@@ -4,19 +4,19 @@ Fine heads have many cells and few objects. A larger weight keeps their objectne
 the mean: ``python train.py plugins=[balanced_loss.py] loss=yolov3 loss.name=balanced``.
 """
 
-from typing import Any
-
-from models import YoloLoss
+from models.loss import LossInputs, Terms, Weights, YoloLoss
 from plugins import LOSSES
 
 
 class BalancedLoss(YoloLoss):
     """The loss of one micro-batch; called and summed over ranks as YoloLoss is."""
 
-    def _terms(self, *arguments: Any) -> Any:
-        terms, gains = super()._terms(*arguments)
-        pairs = zip(terms, self.heads, strict=True)
-        return [(box, 16 / head.stride * there, of_class) for (box, there, of_class), head in pairs], gains
+    def terms(self, inputs: LossInputs) -> tuple[list[Terms], Weights]:
+        """Those of YoloLoss, the objectness of a head of stride 8 counted twice."""
+        terms, weights = super().terms(inputs)
+        for head, of_head in zip(self.heads, terms, strict=True):
+            of_head["objectness"] = 16 / head.stride * of_head["objectness"]
+        return terms, weights
 
 
 LOSSES["balanced"] = BalancedLoss
