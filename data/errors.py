@@ -18,7 +18,7 @@ class DataError(ValueError):
 
 
 def printable(text: str) -> str:
-    """Escape file names that are not UTF-8, which cannot be printed or logged otherwise."""
+    """Escape what is not UTF-8, as in file names: printing fails, and OpenCV crashes on it."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 

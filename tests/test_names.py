@@ -16,10 +16,10 @@ import torch
 import yaml
 
 from conf.compose import compose
-from conf.errors import printable
 from conf.from_checkpoint import model_or_checkpoint
 from conf.run import override, run
 from conf.schema import DemoConfig
+from data.errors import printable
 from data.shapes import draw_image
 from scripts.demo import Session
 from tests.data.test_media import video

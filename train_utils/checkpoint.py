@@ -18,6 +18,7 @@ import torch
 from msgspec import Meta
 
 from conf import errors, run_files
+from data.errors import printable
 
 FORMAT = "hydra-yolov3-spp checkpoint"
 VERSION = 1
@@ -141,7 +142,7 @@ def continue_from(resume: str | None) -> tuple[dict[str, Any] | None, str | None
 
 def _content(file: Path, mapped: bool = False) -> dict[str, Any]:
     """Content of a checkpoint, digest unchecked; ``mapped`` leaves the tensors on the disk."""
-    mapped = mapped and errors.printable(str(file)) == str(file)  # torch maps no file whose name is not Unicode
+    mapped = mapped and printable(str(file)) == str(file)  # torch maps no file whose name is not Unicode
     try:
         content = torch.load(str(file), map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple, Self
 import cv2
 import numpy as np
 
-from conf.errors import TrainError, printable
+from conf.errors import TrainError
+from data.errors import printable
 
 DARK, LIGHT = (0, 0, 0), (255, 255, 255)
 FONT = cv2.FONT_HERSHEY_SIMPLEX

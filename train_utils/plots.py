@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from conf import errors
+from data.errors import printable
 from train_utils.coco_eval import IOU, Evaluation, best_f1, match, matches_at_half
 from train_utils.draw import Cell, save_sheet
 from train_utils.results import to_xyxy
@@ -152,7 +152,7 @@ def draw_precision_recall(evaluation: Evaluation, out: Path) -> None:
 
 def label(name: str) -> str:
     """A class name that fits beside a chart; matplotlib hides labels that start with "_"."""
-    name = errors.printable(name)
+    name = printable(name)
     shown = name if len(name) <= 30 else f"{name[:27]}..."
     return f" {shown}" if shown.startswith("_") else shown
 

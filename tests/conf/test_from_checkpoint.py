@@ -269,7 +269,7 @@ def test_what_is_called_last_comes_before_the_word(runs: Path) -> None:
     shutil.rmtree("last")
     shutil.rmtree("runs")
     for command in (("export", ["ckpt=last"]), ("train", ["model.weights=last"])):
-        with pytest.raises(ConfigError, match=rf"^last is the newest run, and {runs}/runs holds none with a che"):
+        with pytest.raises(ConfigError, match=rf"^last means the newest run, and {runs}/runs has none with a che"):
             options_of(*command)
 
 
