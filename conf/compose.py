@@ -137,11 +137,9 @@ def to_dictionary(config: Any) -> dict[str, Any]:
     return plain(OmegaConf.structured(config))
 
 
-def plain(tree: Any) -> dict[str, Any]:
+def plain(tree: Any) -> Any:
     """An OmegaConf tree as nested dictionaries of numbers and strings; enums by name."""
-    container: Any = OmegaConf.to_container(tree, enum_to_str=True)
-    assert isinstance(container, dict)
-    return container
+    return OmegaConf.to_container(tree, enum_to_str=True)
 
 
 @cache  # once is enough: Hydra copies what it loads
@@ -171,9 +169,7 @@ def _composed(name: str, schema: type, overrides: Sequence[str]) -> DictConfig:
             raise ConfigError(f"{chosen}: {error}. fix: the name of a choice, or a file of YAML in UTF-8") from error
         except (AssertionError, AttributeError) as error:  # OmegaConf's, for a key below null
             typed = " ".join(word for word in overrides if "." in word.partition("=")[0])
-            raise ConfigError(
-                f"{typed}: a section is null here. fix: choose what has it, as data=shapes or model=yolov3-spp"
-            ) from error
+            raise ConfigError(f"{typed}: a section is null here. fix: a choice that has it, as data=shapes") from error
         finally:
             GlobalHydra.instance().hydra = outer
 

@@ -38,9 +38,7 @@ def complete_from_checkpoint(options: dict[str, Any], named: Sequence[str]) -> d
     ckpt = options.get("ckpt")
     if ckpt is None:
         if options["model"] is None or "data" not in options:
-            raise ConfigError(
-                "nothing to evaluate. fix: ckpt=<run folder or .pt file>, or model=, model.weights= and data="
-            )
+            raise ConfigError("nothing to evaluate. fix: ckpt=<run or .pt file>, or model=, model.weights= and data=")
         return options
     saved = config_of_checkpoint(ckpt)
     if "data" not in saved and "data" not in options:
@@ -64,17 +62,13 @@ def model_or_checkpoint(options: dict[str, Any], named: Sequence[str]) -> dict[s
     keys = [key for key in named if key.split(".")[0] == "model"]
     if options.get("ckpt") is not None:
         if keys and model:
-            raise ConfigError(
-                f"ckpt and {keys[0]} exclude one another: a checkpoint holds its network. fix: leave one out"
-            )
+            raise ConfigError(f"ckpt and {keys[0]} exclude one another: ckpt holds its network. fix: leave one out")
         ask_for_plugins(config_of_checkpoint(options["ckpt"]), f"ckpt={options['ckpt']}", named)
     if "cfg" in model:
         return options
     if options.get("ckpt") is None and (keys or model.get("weights") is not None):
         key = keys[0] if keys else "model.weights"
-        raise ConfigError(
-            f"{key} does not say which network. fix: model.cfg=<Darknet .cfg>, or model=<name of the zoo>"
-        )
+        raise ConfigError(f"{key} does not say which network. fix: model.cfg=<Darknet .cfg>, or model=<zoo's name>")
     return {**options, "model": None}
 
 
@@ -119,9 +113,7 @@ def with_full_names(options: dict[str, Any], once: bool = True) -> dict[str, Any
     if weights is None or weights in WORDS or (run := run_files.full_name(weights)) == weights:
         return options
     if not once:
-        raise ConfigError(
-            f"model.weights={weights} may be another run when a training starts again. fix: model.weights={run}"
-        )
+        raise ConfigError(f"model.weights={weights} may be another run after a restart. fix: model.weights={run}")
     return {**options, "model": {**model, "weights": run}}
 
 
@@ -135,10 +127,8 @@ def ask_for_plugins(saved: dict[str, Any], source: str, named: Sequence[str]) ->
 def config_of_checkpoint(path: str) -> dict[str, Any]:
     """The options in a checkpoint file or run folder. Raises CheckpointError for any other path."""
     if Path(path).suffix in (".weights", ".cfg"):
-        raise CheckpointError(
-            f"{path} is not a checkpoint: ckpt takes run folders and their .pt files, Darknet's are two files. "
-            f"fix: {darknet_options(path)} instead of ckpt="
-        )
+        fix = f"fix: {darknet_options(path)} instead of ckpt="
+        raise CheckpointError(f"{path} is not a checkpoint: ckpt takes run folders and their .pt files. {fix}")
     run_files.find_checkpoint(Path(path), "best")  # a wrong path costs no import of torch
     peek_config = pkgutil.resolve_name("train_utils.checkpoint:peek_config")  # conf imports nothing that needs torch
     return checked_config(peek_config(Path(path)), path)

@@ -201,9 +201,7 @@ def prepare_arguments(arguments: list[str], program: Program) -> list[str]:
         folder = Path(arguments[at + 1]).expanduser().absolute()
         arguments = [*arguments[:at], override("hydra.searchpath", [f"file://{folder}"]), *arguments[at + 2 :]]
     if {"-m", "--multirun"} & set(arguments) and launch.read_launch().world_size > 1:
-        raise ConfigError(
-            "-m (multirun) cannot run under a launcher of several processes. fix: start each setting by itself"
-        )
+        raise ConfigError("-m cannot run under a launcher of several processes. fix: start each setting by itself")
     if sentence := suggestions.refusal(arguments, program.schema, bool(program.bare)):
         raise ConfigError(sentence)
     if not program.bare or any(word.startswith("-") for word in arguments):

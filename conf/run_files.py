@@ -17,10 +17,8 @@ NAME_A_RUN = "fix: give a run folder or a .pt file of train.py"
 def find_checkpoint(path: Path, which: str) -> Path:
     """The checkpoint file ``path``, or that of the run folder ``path``. Raises CheckpointError."""
     if path.suffix in (".onnx", ".pt2"):
-        raise CheckpointError(
-            f"{path} is not a checkpoint: ckpt takes run folders and their .pt files. "
-            "fix: ckpt=<the run folder or .pt file that it was exported from>"
-        )
+        fix = "fix: ckpt=<the run or .pt file that it was exported from>"
+        raise CheckpointError(f"{path} is not a checkpoint: ckpt takes run folders and their .pt files. {fix}")
     if path.is_file():
         return path
     if not path.is_dir():
@@ -67,9 +65,7 @@ def full_name(name: str) -> str:
         return name
     run = newest(file.parent for depth in ("*", "*/*") for file in folder.glob(f"{depth}/config.yaml"))
     if run is None and folder != Path(name):
-        raise CheckpointError(
-            f"{name} means the newest run, and {folder.absolute()} has none with a checkpoint. {NAME_A_RUN}"
-        )
+        raise CheckpointError(f"{name} is the newest run with a checkpoint: {folder.absolute()} has none. {NAME_A_RUN}")
     return str(run or name)
 
 
