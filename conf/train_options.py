@@ -80,8 +80,8 @@ class OptimConfig:
     warmup_epochs: NotNegative  # length of the warm-up in epochs, at least 500 steps and at most a tenth of the
     # training; 0: none
     clip_norm: Positive | None  # largest gradient norm; null: no clipping
-    ema_decay: Share  # largest decay of the weight average in a step; 0: no average
-    ema_window: Positive  # the average covers about this share of the steps made, until ema_decay limits it
+    ema_decay: Share  # largest decay of the weight average in a step; 0: no average. Before it limits the average,
+    # that covers about 8 % of the steps made
 
     def flat_share(self, steps: int) -> float:
         """``flat_fraction`` as a number, for a training of ``steps``."""
