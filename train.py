@@ -105,7 +105,7 @@ def train(requested: schema.TrainConfig) -> run.Outcome:  # noqa: PLR0915 - the 
             run_report.draw_first_batch(dataset, sampler, train_set.names, folder / "train_batch.jpg")
         run_folder.on_main(world, lambda: run_report.save_config(folder, requested))  # a refused resume changes nothing
 
-        guard = engine.NonFiniteGuard(model, options.max_nonfinite_steps, log.line)
+        guard = engine.NonFiniteGuard(model, engine.MAX_NONFINITE_STEPS, log.line)
         writer = checkpoint.CheckpointWriter(folder, log.line, options.save_every_steps, options.save_every_minutes)
         loggers = Loggers(folder, config.logger, state, options.epochs, log)
         stack.callback(loggers.close)

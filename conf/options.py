@@ -13,8 +13,7 @@ OF_THE_MACHINE = (
 # Options, or sections, in which a resumed run may differ from its checkpoint.
 MAY_CHANGE = (
     *OF_THE_MACHINE, "run_dir", "resume", "plugins", "train.epochs", "data.train", "data.val", "evaluate.batch_size",
-    "evaluate.every", "train.save_every_steps", "train.save_every_minutes",
-    "train.max_nonfinite_steps", "train.patience",
+    "evaluate.every", "train.save_every_steps", "train.save_every_minutes", "train.patience",
 )  # fmt: skip
 OF_THE_RESUME = ("run_dir", "resume")  # changed by every resume, so never listed as changed
 

@@ -56,8 +56,6 @@ class TrainSection:
     deterministic: bool  # same bits in every run on the same number of ranks, by torch's deterministic algorithms
     save_every_steps: Whole  # also write last.pt within an epoch, after this many steps; 0: not by steps
     save_every_minutes: NotNegative  # also write last.pt within an epoch, after this many minutes; 0: not by time
-    max_nonfinite_steps: Whole  # steps in a row that may be skipped because loss or gradient is not finite; one more
-    # ends the training
     patience: Whole  # stop after this many epochs without a better AP; 0: never
     timeout_seconds: Positive  # how long a rank waits for the others in an exchange, and for a batch
 
