@@ -137,9 +137,11 @@ def to_dictionary(config: Any) -> dict[str, Any]:
     return plain(OmegaConf.structured(config))
 
 
-def plain(tree: Any) -> Any:
+def plain(tree: Any) -> dict[str, Any]:
     """An OmegaConf tree as nested dictionaries of numbers and strings; enums by name."""
-    return OmegaConf.to_container(tree, enum_to_str=True)
+    container: Any = OmegaConf.to_container(tree, enum_to_str=True)
+    assert isinstance(container, dict)
+    return container
 
 
 @cache  # once is enough: Hydra copies what it loads

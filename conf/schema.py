@@ -38,7 +38,6 @@ class DetectionSection:
     nms_iou: Share  # a box suppresses those of its class that overlap it by more than this IoU
     merge_nms: bool  # replace each kept box by the mean of itself and those it suppresses, weighted by score
     max_detections: Count  # per image
-    multi_label: bool  # report a box once for each class above confidence
 
 
 @dataclass
@@ -48,6 +47,11 @@ class EvaluateConfig(DetectionSection):
     batch_size: Count  # images in one forward pass of one rank; the scores do not depend on it
     clip: bool  # cut boxes at the image edges
     every: Whole  # epochs between evaluations in training; 0: only after the last epoch
+
+    @property
+    def multi_label(self) -> bool:
+        """A box counts for each class above ``confidence``, as each class has its own AP."""
+        return True
 
     def is_due(self, epoch: int, epochs: int) -> bool:
         """Whether to evaluate after ``epoch`` (from 1): always after the last of the ``epochs``."""
@@ -136,6 +140,7 @@ class TrainedConfig(PluggedConfig):
 class DetectConfig(DetectionSection, TrainedConfig):
     """A detector and what it reports."""
 
+    multi_label: bool  # report a box once for each class above confidence
     classes: Any  # report only these, by name or number, as in [person,3]; null: all
     exif: Exif  # apply: turn images upright by their EXIF tag; ignore: read them as stored
     device: train_options.Device  # auto: CUDA if there is a GPU
