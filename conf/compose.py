@@ -48,10 +48,7 @@ def compose(name: str, schema: type[Config], overrides: Sequence[str], complete:
 
 
 def defaults(name: str, schema: type, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """The values of ``conf/<name>.yaml`` with overrides; missing ones are ``???``.
-
-    Interpolations such as ``${data.name}`` stay.
-    """
+    """The values of ``conf/<name>.yaml`` with overrides, unresolved; missing ones are ``???``."""
     return to_dictionary(_composed(name, schema, overrides))
 
 

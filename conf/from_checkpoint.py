@@ -40,15 +40,14 @@ def complete_from_checkpoint(options: dict[str, Any], named: Sequence[str]) -> d
         if options["model"] is None or "data" not in options:
             raise ConfigError("nothing to evaluate. fix: ckpt=<run or .pt file>, or model=, model.weights= and data=")
         return options
-    saved = config_of_checkpoint(ckpt)
+    saved = config_of_checkpoint(ckpt, named)
     if "data" not in saved and "data" not in options:
         raise ConfigError(f"ckpt={ckpt} was converted and names no data. fix: add data=...")
     options["evaluate"]["image_size"] = options["evaluate"]["image_size"] or trained_size(saved, ckpt)
     if options["model"] is None:
         del options["model"]
-    return plain(
-        OmegaConf.merge({section: saved[section] for section in ("data", "model") if section in saved}, options)
-    )
+    below = {section: saved[section] for section in ("data", "model") if section in saved}
+    return plain(OmegaConf.merge(below, options))
 
 
 def model_or_checkpoint(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
@@ -63,7 +62,7 @@ def model_or_checkpoint(options: dict[str, Any], named: Sequence[str]) -> dict[s
     if options.get("ckpt") is not None:
         if keys and model:
             raise ConfigError(f"ckpt and {keys[0]} exclude one another: ckpt holds its network. fix: leave one out")
-        ask_for_plugins(config_of_checkpoint(options["ckpt"]), f"ckpt={options['ckpt']}", named)
+        config_of_checkpoint(options["ckpt"], named)
     if "cfg" in model:
         return options
     if options.get("ckpt") is None and (keys or model.get("weights") is not None):
@@ -92,9 +91,7 @@ def complete_conversion(options: dict[str, Any], named: Sequence[str]) -> dict[s
     if options["ckpt"] is not None and options["weights"] is None:
         if any(key.split(".")[0] == "model" for key in named):
             raise ConfigError("model says nothing about ckpt=, which holds its own network. fix: leave model out")
-        saved = config_of_checkpoint(options["ckpt"])
-        ask_for_plugins(saved, f"ckpt={options['ckpt']}", named)
-        return {**options, "model": saved.get("model", {})}
+        return {**options, "model": config_of_checkpoint(options["ckpt"], named).get("model", {})}
     if options["weights"] is not None and "cfg" not in options["model"]:
         raise ConfigError(f"weights={options['weights']} needs its network. fix: model=yolov3-spp or model.cfg=<file>")
     return {**options, "model": {"cfg": "", **options["model"]}}
@@ -124,14 +121,19 @@ def ask_for_plugins(saved: dict[str, Any], source: str, named: Sequence[str]) ->
         raise ConfigError(f"{source} needs plugins=[{names}]. fix: give their paths, or plugins=[] to do without")
 
 
-def config_of_checkpoint(path: str) -> dict[str, Any]:
-    """The options in a checkpoint file or run folder. Raises CheckpointError for any other path."""
+def config_of_checkpoint(path: str, named: Sequence[str]) -> dict[str, Any]:
+    """The options in a checkpoint file or run folder.
+
+    Raises CheckpointError for any other path, and ConfigError if it needs plugins.
+    """
     if Path(path).suffix in (".weights", ".cfg"):
         fix = f"fix: {darknet_options(path)} instead of ckpt="
         raise CheckpointError(f"{path} is not a checkpoint: ckpt takes run folders and their .pt files. {fix}")
     run_files.find_checkpoint(Path(path), "best")  # a wrong path costs no import of torch
     peek_config = pkgutil.resolve_name("train_utils.checkpoint:peek_config")  # conf imports nothing that needs torch
-    return checked_config(peek_config(Path(path)), path)
+    saved = checked_config(peek_config(Path(path)), path)
+    ask_for_plugins(saved, f"ckpt={path}", named)
+    return saved
 
 
 def checked_config(saved: dict[str, Any], source: str) -> dict[str, Any]:
@@ -197,10 +199,8 @@ def continue_run(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any
     now.run_dir, now.resume = None, str(folder)
     changed = changed_values(before, plain(now)) if run_files.has_checkpoint(folder) else {}
     if refused := [f"{key}: {change}" for key, change in changed.items() if not is_covered(key, MAY_CHANGE)]:
-        raise ConfigError(
-            f"resume={folder}: the training would change ({'; '.join(refused)}). fix: leave these options as they "
-            f"were, or start a new run with model.weights={folder}"
-        )
+        fix = f"fix: leave these options as they were, or start a new run with model.weights={folder}"
+        raise ConfigError(f"resume={folder}: the training would change ({'; '.join(refused)}). {fix}")
     return plain(now)
 
 
@@ -240,10 +240,8 @@ def _with_restarts(options: dict[str, Any], named: Sequence[str]) -> dict[str, A
     if "resume" in named or options.get("resume") is not None or (restarts == 0 and launch.requeues() == 0):
         return options
     if options.get("run_dir") is None and launch.job_folder_name() is None:
-        raise ConfigError(
-            f"torchrun may restart this training {restarts} times and would not find its folder again. "
-            "fix: torchrun --rdzv-id=<a name for this run>, run_dir=<folder>, or --max-restarts=0"
-        )
+        fix = "fix: torchrun --rdzv-id=<a name for this run>, run_dir=<folder>, or --max-restarts=0"
+        raise ConfigError(f"torchrun may restart this training {restarts} times and not find its folder again. {fix}")
     return options | {"resume": "auto"}
 
 

@@ -103,16 +103,12 @@ def sections(schema: type, values: Mapping[str, Any], prefix: str = "") -> Itera
     """Each section with its options; a section with choices is the chosen one."""
     kinds, meanings = get_type_hints(schema), meanings_of(schema)
     parts = {name: suggestions.section_of(kind) for name, kind in kinds.items()}
-    yield (
-        schema,
-        [
-            Option(
-                f"{prefix}{name}", kind_in_words(kinds[name]), shown(values.get(name, "???")), meanings.get(name, "")
-            )
-            for name, part in parts.items()
-            if part is None
-        ],
-    )
+    options = [
+        Option(f"{prefix}{name}", kind_in_words(kinds[name]), shown(values.get(name, "???")), meanings.get(name, ""))
+        for name, part in parts.items()
+        if part is None
+    ]
+    yield schema, options
     for name, part in parts.items():
         if part is not None:
             there = values.get(name)

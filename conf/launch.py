@@ -53,10 +53,8 @@ def read_launch(environment: Mapping[str, str] = os.environ) -> Launch:
             rank, size, local_rank = (int(environment[name]) for name in names)
             return Launch("srun", rank, size, local_rank, f"tcp://{host}:{port}", store=(host, port) if rank else None)
     except (KeyError, ValueError) as error:
-        raise DistributedError(
-            f"the launcher's environment variables are missing or not numbers ({error}). fix: start with torchrun "
-            "or srun; for one process unset RANK"
-        ) from error
+        fix = "fix: start with torchrun or srun; for one process unset RANK"
+        raise DistributedError(f"the launcher's variables are missing or not numbers ({error}). {fix}") from error
     if "SLURM_JOB_ID" in environment and environment.get("SLURM_NTASKS", "1") not in ("", "1"):
         raise DistributedError(
             f"this SLURM job has SLURM_NTASKS={environment['SLURM_NTASKS']}, but this process was not started by srun "
@@ -152,10 +150,8 @@ def explain_lost_peer(error: BaseException) -> BaseException:
     if not is_lost_peer(error):
         return error
     time.sleep(LAUNCHER_SECONDS)
-    return DistributedError(
-        f"lost another rank ({first_line(error)}). fix: look for the first error in the output of all ranks; "
-        "resume=<the run folder> continues from the last checkpoint"
-    )
+    fix = "fix: look for the first error of all ranks; resume=<the run folder> continues from the last checkpoint"
+    return DistributedError(f"lost another rank ({first_line(error)}). {fix}")
 
 
 def shutdown() -> None:

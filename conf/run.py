@@ -20,11 +20,11 @@ from typing import Any, TypeVar
 import hydra
 
 from conf import CONF_DIR, REPOSITORY, ConfigError, compose, errors, from_checkpoint, help, launch, schema, suggestions
+from conf.compose import Config
 from conf.options import quoted
 from data.errors import DataError, without_login
 from models.errors import ModelError
 
-Config = TypeVar("Config")
 Result = TypeVar("Result")
 
 USER_ERRORS = ConfigError, DataError, ModelError, errors.CheckpointError, errors.DistributedError, errors.TrainError
@@ -169,10 +169,8 @@ def ranks_to_start(config: Any) -> int:
     gpus = torch.cuda.device_count() if device.value != "cpu" else 0
     count = max(1, gpus) if devices == "auto" else int(devices)
     if 0 < gpus < count:
-        raise ConfigError(
-            f"devices={count} needs {count} GPUs, and torch finds {gpus} here. fix: devices=auto for all, "
-            "or train.device=cpu (eval.py: device=cpu)"
-        )
+        fix = "fix: devices=auto for all of them, or train.device=cpu (eval.py: device=cpu)"
+        raise ConfigError(f"devices={count} needs {count} GPUs, and torch finds {gpus} here. {fix}")
     return count
 
 

@@ -47,11 +47,7 @@ class EvaluateConfig(DetectionSection):
     batch_size: Count  # images in one forward pass of one rank; the scores do not depend on it
     clip: bool  # cut boxes at the image edges
     every: Whole  # epochs between evaluations in training; 0: only after the last epoch
-
-    @property
-    def multi_label(self) -> bool:
-        """A box counts for each class above ``confidence``, as each class has its own AP."""
-        return True
+    multi_label = True  # not an option: each class has its own AP, so a box counts for each class above confidence
 
     def is_due(self, epoch: int, epochs: int) -> bool:
         """Whether to evaluate after ``epoch`` (from 1): always after the last of the ``epochs``."""

@@ -223,9 +223,7 @@ def near_keys(name: str, value: str | None, kinds: Mapping[str, Any]) -> list[st
         here = [key for key in keys if key[0] == "(" or ((fits or "=" not in key) and key.partition("=")[0] in options)]
         if here or other == word:
             by_word[other] = here
-    spelt = (
-        get_close_matches(word, by_word, n=1, cutoff=0.8) if len(word) > 3 else [word]
-    )  # short ones are seldom misspelt
+    spelt = get_close_matches(word, by_word, n=1, cutoff=0.8) if len(word) > 3 else []  # short: seldom misspelt
     near = f"{word}={typed}" if f"{word}={typed}" in KEYS_OF_NAME else next(iter(spelt), word)
     keys = by_word.get(near, [])
     inside = [key for key in keys if key.rpartition(".")[0] == section and section]
