@@ -37,7 +37,10 @@ _COMPOSING = threading.Lock()  # Hydra's state is global, and several threads ma
 
 
 def compose(name: str, schema: type[Config], overrides: Sequence[str], complete: Complete | None = None) -> Config:
-    """The options of ``python <name>.py <overrides>``. Raises ConfigError for wrong ones."""
+    """The options of ``python <name>.py <overrides>``. Raises ConfigError for wrong ones.
+
+    ``complete`` is that of the Program, which also imports plugins.
+    """
     if missing := next((word for word in overrides if word.endswith("=???")), None):
         raise ConfigError(f"{missing} is not a value. fix: give one, or leave it out")
     try:

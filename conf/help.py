@@ -104,7 +104,7 @@ def sections(schema: type, values: Mapping[str, Any], prefix: str = "") -> Itera
     kinds, meanings = get_type_hints(schema), meanings_of(schema)
     parts = {name: suggestions.section_of(kind) for name, kind in kinds.items()}
     options = [
-        Option(f"{prefix}{name}", kind_in_words(kinds[name]), shown(values.get(name, "???")), meanings.get(name, ""))
+        Option(f"{prefix}{name}", kind_in_words(kinds[name]), as_typed(values.get(name, "???")), meanings.get(name, ""))
         for name, part in parts.items()
         if part is None
     ]
@@ -142,7 +142,7 @@ def kind_in_words(kind: Any) -> str:
     return WORDS_OF_TYPES.get(kind) or str(kind.__name__)
 
 
-def shown(value: Any) -> str:
+def as_typed(value: Any) -> str:
     """A value as a user types it; ``-`` if it is missing."""
     if isinstance(value, bool):
         return str(value).lower()

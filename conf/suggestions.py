@@ -117,7 +117,7 @@ def refusal(arguments: Sequence[str], schema: Any, takes_words: bool = False) ->
     kinds = kinds_of(schema)
     completes = {"-sc", "--shell-completion"} & set(arguments)
     wrong = [] if completes else list(_wrong_words(arguments, kinds, takes_words))
-    form = " here" if all(re.match(r"[+\w.-]*\w=", shown) for shown, _, _ in wrong) else ": options are key=value here"
+    form = " here" if all(re.match(r"[+\w.-]*\w=", typed) for typed, _, _ in wrong) else ": options are key=value here"
     return _answer(wrong, kinds, form) if wrong else None
 
 
@@ -169,13 +169,13 @@ def _answer(wrong: Sequence[tuple[str, str, str | None]], kinds: Mapping[str, An
     """The sentence for the mistakes of ``_wrong_words``, with the options to type instead."""
     options, unknown = list[str](), list[str]()
     notes: dict[str, list[str]] = {}  # with the mistakes that each is about
-    for shown, name, value in wrong:
-        keys = near_keys(name, value, kinds) if name else _keys_of_path(shown, kinds)
+    for typed, name, value in wrong:
+        keys = near_keys(name, value, kinds) if name else _keys_of_path(typed, kinds)
         gpus = GPUS.fullmatch(value or "")
         if not keys:
-            unknown.append(shown)
+            unknown.append(typed)
         elif keys[0].startswith("("):
-            notes.setdefault(keys[0].strip("()"), []).append(shown)
+            notes.setdefault(keys[0].strip("()"), []).append(typed)
         elif gpus and keys[0].rpartition(".")[2] == "device":
             count = gpus[1].count(",") + 1
             options.append(f"devices={count}" if count > 1 and "devices" in kinds else f"{keys[0]}=cuda")
@@ -189,7 +189,7 @@ def _answer(wrong: Sequence[tuple[str, str, str | None]], kinds: Mapping[str, An
     )
     fix = " ".join(dict.fromkeys(options))
     fix = f"{fix} ({explained})" if fix and explained else fix or explained or "--help lists all options"
-    names = ", ".join(dict.fromkeys(shown for shown, _, _ in wrong))
+    names = ", ".join(dict.fromkeys(typed for typed, _, _ in wrong))
     return f"{names} {'is not an option' if len(wrong) == 1 else 'are not options'}{form}. fix: {fix}"
 
 
@@ -206,7 +206,7 @@ def kinds_of(schema: Any, prefix: str = "") -> dict[str, Any]:
 def near_keys(name: str, value: str | None, kinds: Mapping[str, Any]) -> list[str]:
     """The keys that ``name`` may mean, the likeliest first; ``key=value`` if the value is fixed.
 
-    The last word of ``name`` is theirs, another program's name for them, or a misspelling of these.
+    The last word of ``name`` is that of the key, another program's name for it, or a misspelling.
     Keys in the section of ``name`` win, then those in the fewest sections. A text in parentheses
     says what to do about a name without a key.
     """
@@ -278,4 +278,4 @@ def darknet_options(path: str, key: str = "model.weights") -> str:
 def _our_value(key: str, value: str) -> str:
     """Our word for a value of another program; others stay."""
     words = FOREIGN_VALUES.get(key.rpartition(".")[2], {})
-    return next((ours for theirs, ours in words.items() if re.fullmatch(theirs, value.lower())), value)
+    return next((word for pattern, word in words.items() if re.fullmatch(pattern, value.lower())), value)

@@ -105,7 +105,7 @@ def test_help_completion_and_refused_options_need_no_torch() -> None:
             assert options != "--version" or re.match(ours, out), case
 
 
-def test_a_reader_that_leaves_early_is_no_error() -> None:
+def test_a_reader_that_leaves_early_is_not_an_error() -> None:
     """``train.py --help | head`` ends quietly: the page is longer than a pipe may still take."""
     program = subprocess.Popen(
         [sys.executable, "train.py", "--help"], cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE
