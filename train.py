@@ -68,7 +68,7 @@ def train(requested: schema.TrainConfig) -> run.Outcome:  # noqa: PLR0915 - the 
             report.line(state.resume(saved, report.folder, world))
             saved = None  # its memory is for the training
         report.start(requested, state, dataset, batches)
-        guard = engine.NonFiniteGuard(model, config.train.max_nonfinite_steps, report.line)
+        guard = engine.NonFiniteGuard(model, engine.MAX_NONFINITE_STEPS, report.line)
         writer = checkpoint.CheckpointWriter(report.folder, report.line, config.train)
         stop.handle_term()
 

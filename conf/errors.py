@@ -6,15 +6,15 @@ import sys
 
 
 class TrainError(RuntimeError):
-    """The training cannot start or continue with these settings."""
+    """The training cannot start or continue with these options."""
 
 
 class DistributedError(RuntimeError):
-    """The ranks did not find or lost each other, or one failed and ends the others."""
+    """Ranks did not find each other, lost one, or must end because one failed."""
 
 
 class CheckpointError(ValueError):
-    """A checkpoint cannot be written, or a file is not an intact checkpoint of this project."""
+    """A checkpoint cannot be written, or a file is not an intact checkpoint of ours."""
 
 
 def install_command(*packages: str) -> str:

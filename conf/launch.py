@@ -1,7 +1,7 @@
 """How this process was started: its place among the ranks, its job, and how it ends.
 
-Three launchers are known: torch's, SLURM's ``srun`` with one task per process, and none. Only this
-file reads the environment; tests pass dictionaries. It imports no torch.
+The launcher is torch's, SLURM's ``srun`` with one task per process, or none. Only this file reads
+the environment; tests pass dictionaries. Imports no torch.
 """
 
 import os
@@ -15,26 +15,26 @@ from typing import NamedTuple
 
 from conf.errors import DistributedError, first_line
 
-LAUNCHER_SECONDS = 4.0  # in which a launcher ends this rank, after another one ended and said why
+LAUNCHER_SECONDS = 4.0  # within which the launcher ends this rank, once another one has failed and said why
 
 
 class Launch(NamedTuple):
-    """The place of this process among those that its launcher started."""
+    """The place of this process among those that the launcher started."""
 
     launcher: str  # "torchrun", "srun" or "none"
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0  # on its node
     url: str = "env://"  # where the ranks meet
-    attempt: int = 0  # of torchrun's: each finds the store of the one before, with its keys
-    store: tuple[str, int] | None = None  # host and port; None where this process opens it
+    attempt: int = 0  # by torchrun: each finds the store of the last one, with its keys
+    store: tuple[str, int] | None = None  # host and port; None if this process opens it
 
 
 def read_launch(environment: Mapping[str, str] = os.environ) -> Launch:
     """Read the launch; torch's variables win, since torchrun may run under srun.
 
-    Raises DistributedError if variables are missing, or if a SLURM job of several tasks runs this
-    process without srun: it would silently train alone.
+    Raises DistributedError if variables are missing, or if this process belongs to a SLURM job of
+    several tasks but srun did not start it: it would silently train alone.
     """
     try:
         if "RANK" in environment:
@@ -43,7 +43,7 @@ def read_launch(environment: Mapping[str, str] = os.environ) -> Launch:
             opens = rank == 0 and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
             store = None if opens else (environment["MASTER_ADDR"], int(environment["MASTER_PORT"]))
             return Launch("torchrun", rank, size, local_rank, attempt=attempt, store=store)
-        if "SLURM_STEP_ID" in environment:  # the shell of an sbatch script has none
+        if "SLURM_STEP_ID" in environment:  # not in the shell of an sbatch script
             # Every rank derives the same port; steps of one job, and jobs, may share a node.
             port = 20000 + (int(environment["SLURM_JOB_ID"]) + 1009 * int(environment["SLURM_STEP_ID"])) % 10000
             # The first host: gpu08 of gpu[08-11,20],cpu1.
@@ -53,10 +53,8 @@ def read_launch(environment: Mapping[str, str] = os.environ) -> Launch:
             rank, size, local_rank = (int(environment[name]) for name in names)
             return Launch("srun", rank, size, local_rank, f"tcp://{host}:{port}", store=(host, port) if rank else None)
     except (KeyError, ValueError) as error:
-        raise DistributedError(
-            f"the launcher's environment variables are incomplete or no numbers ({error}). fix: start with torchrun "
-            "or srun; for one process unset RANK"
-        ) from error
+        fix = "fix: start with torchrun or srun; for one process unset RANK"
+        raise DistributedError(f"the launcher's variables are missing or not numbers ({error}). {fix}") from error
     if "SLURM_JOB_ID" in environment and environment.get("SLURM_NTASKS", "1") not in ("", "1"):
         raise DistributedError(
             f"this SLURM job has SLURM_NTASKS={environment['SLURM_NTASKS']}, but this process was not started by srun "
@@ -68,7 +66,7 @@ def read_launch(environment: Mapping[str, str] = os.environ) -> Launch:
 def job_folder_name(environment: Mapping[str, str] = os.environ) -> str | None:
     """A run folder name that survives restarts: ``slurm-<job>`` or ``torchrun-<run id>``.
 
-    The latter needs a torchrun that may restart and has an id (``--rdzv-id``).
+    The latter needs a torchrun that may restart the run and knows its id (``--rdzv-id``).
     """
     if "SLURM_ARRAY_JOB_ID" in environment:
         return f"slurm-{environment['SLURM_ARRAY_JOB_ID']}_{environment['SLURM_ARRAY_TASK_ID']}"
@@ -91,7 +89,7 @@ def allowed_restarts(environment: Mapping[str, str] = os.environ) -> int:
 
 
 def requeue_file(environment: Mapping[str, str] = os.environ) -> Path | None:
-    """The file that asks the job script for a requeue; None if no script offers it."""
+    """The file that asks the job script for a requeue; None if the script does not offer it."""
     return Path(environment["REQUEUE_FILE"]) if environment.get("REQUEUE_FILE") else None
 
 
@@ -107,21 +105,21 @@ def chose_allocator(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def compiler(environment: Mapping[str, str] = os.environ) -> str | None:
-    """The path of the C++ compiler that torch.compile would use on Linux; None if there is none."""
+    """The path of the C++ compiler that torch.compile uses on Linux; None if it is missing."""
     return shutil.which(environment.get("CXX", "g++"))
 
 
 def fix_cublas_workspace() -> None:
-    """Fix the size of cuBLAS's workspace for reproducible sums; call before CUDA is used."""
+    """Fix the size of cuBLAS's workspace for reproducible sums; call this before CUDA is used."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
-def claim_report() -> bool:
-    """Whether this rank prints the error that ends it: the first to ask, or one rank on each node.
+def claim_error() -> bool:
+    """Whether this rank prints the error that ends it: the first to ask, or one rank of each node.
 
-    The latter is for errors before there is a process group, as refused options. The other ranks
-    wait here: their launcher ends all once one has ended, and the one that prints comes first.
-    Without a launcher each prints such an error, as it may be the only one.
+    The latter holds before there is a process group, as for refused options. The other ranks wait
+    here, because the launcher ends all ranks once one has ended, and the one that prints shall be
+    first. Without a launcher a process prints its error, as it may be the only one.
     """
     rank = os.environ.get("LOCAL_RANK" if "TORCHELASTIC_RUN_ID" in os.environ else "SLURM_LOCALID", "0")
     first, dist = "0", sys.modules.get("torch.distributed")
@@ -129,7 +127,7 @@ def claim_report() -> bool:
         rank = str(dist.get_rank())
         try:
             first = dist.group.WORLD.get_group_store().compare_set("reporter", "", rank).decode()
-        except RuntimeError:  # the store is lost: twice is better than never
+        except RuntimeError:  # the store is lost: better twice than never
             first = rank
     if first != rank:
         time.sleep(LAUNCHER_SECONDS)
@@ -147,15 +145,13 @@ def is_lost_peer(error: BaseException | None) -> bool:
 def explain_lost_peer(error: BaseException) -> BaseException:
     """A DistributedError for what torch raises if another rank ended or hangs; else ``error``.
 
-    It waits first: a rank that failed said why, and its launcher ends the others.
+    It waits first: if the other rank failed and said why, the launcher ends this one.
     """
     if not is_lost_peer(error):
         return error
     time.sleep(LAUNCHER_SECONDS)
-    return DistributedError(
-        f"lost another rank ({first_line(error)}). fix: look for the first error in the output of all ranks; "
-        "resume=<the run folder> continues from the last checkpoint"
-    )
+    fix = "fix: look for the first error of all ranks; resume=<the run folder> continues from the last checkpoint"
+    return DistributedError(f"lost another rank ({first_line(error)}). {fix}")
 
 
 def shutdown() -> None:

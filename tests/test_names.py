@@ -1,4 +1,4 @@
-"""Files, folders and classes whose names are no text in UTF-8 go through every program."""
+"""Files, folders and classes whose names are not UTF-8 go through every program."""
 
 from __future__ import annotations
 

@@ -10,7 +10,6 @@ read before, and gradients that a later micro-batch adds to are copied out.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 

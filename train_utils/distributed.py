@@ -178,7 +178,7 @@ def torch_distributed_zero_first(world: World) -> Iterator[None]:
     try:
         yield
     except BaseException as error:  # Ctrl-C too: peers must not wait for a builder that ends
-        launch.claim_report()  # before its peers wake: this rank has the traceback
+        launch.claim_error()  # before its peers wake: this rank has the traceback
         store.compare_set(f"{section}/failure", "", f"{error} ({type(error).__name__} on rank {world.rank})")
         raise
     if world.is_local_main:

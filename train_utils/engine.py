@@ -23,6 +23,7 @@ MEMORY_IS_FULL = (
     *("can't allocate memory", "out of memory", "unable to find an engine", "CUDNN_STATUS_ALLOC_FAILED"),
     *("CUBLAS_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED"),
 )
+MAX_NONFINITE_STEPS = 3  # in a row; one more ends the training
 HELP = "a lower optim.lr, a longer optim.warmup_epochs, optim.clip_norm=10, or train.precision=float32"
 
 

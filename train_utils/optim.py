@@ -15,6 +15,7 @@ WARMUP_MIN_STEPS, WARMUP_MAX_SHARE = 500, 0.1  # the share of the training limit
 WARMUP_MOMENTUM = 0.9  # at its first step
 # What torch keeps for each parameter: all of these, or nothing yet.
 STATE_KEYS = {torch.optim.SGD: {"momentum_buffer"}, torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"}}
+EMA_WINDOW = 0.08  # of the steps made; from .02 to .16 nothing changes (docs/develop/decisions.md)
 FAST_BIASES = 10  # times lr, of biases at the start of warm-up with name=sgd: heads start fast
 
 
@@ -75,11 +76,11 @@ class Schedule:
     def ema_decay(self, updates: int) -> float:
         """Decay of the weight average at update number ``updates``, counted from 1.
 
-        A decay d averages over about 1 / (1 - d) steps. That is ``ema_window`` times the steps
-        made, plus 1, until ``ema_decay`` limits it: a width relative to the length of the training
+        A decay d averages over about 1 / (1 - d) steps. That is EMA_WINDOW times the steps made,
+        plus 1, until ``ema_decay`` limits it: a width relative to the length of the training
         (Karras et al. 2024, arXiv 2312.02696, section 3.1).
         """
-        steps = self.config.ema_window * updates
+        steps = EMA_WINDOW * updates
         return min(self.config.ema_decay, steps / (1 + steps))
 
     def apply(self, optimizer: torch.optim.Optimizer, step: int) -> None:

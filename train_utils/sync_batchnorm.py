@@ -77,7 +77,7 @@ class _Normalise(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
+    def forward(  # noqa: PLR0917 - torch passes them by position
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, variance: Tensor, values: Tensor | int,
         eps: float,
     ) -> Tensor:  # fmt: skip

@@ -66,12 +66,12 @@ class Settings(NamedTuple):
 TINY = Settings("yolov3-tiny", 0.125, 64, (2, 4), 1, 32, (12, 96, 4), 2, 1, 128)
 
 
-def add_row(path: Path, call: int, stage: str, name: str, value: float | str, unit: str = "") -> None:
-    """Print a measurement and append its row."""
+def add_row(path: Path, stage: tuple[int, str], name: str, value: float | str, unit: str = "") -> None:
+    """Print a measurement of a call's stage and append its row."""
     text = value if isinstance(value, str) else f"{value:.4g}"
     print(f"{name:62s} {text} {unit}", flush=True)
     card = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "CPU"
-    row = (call, stage, name, text, unit, card, torch.__version__, time.strftime("%Y-%m-%d %H:%M"))
+    row = (*stage, name, text, unit, card, torch.__version__, time.strftime("%Y-%m-%d %H:%M"))
     with path.open("a", newline="") as file:
         csv.writer(file).writerows([row] if file.tell() else [COLUMNS, row])
 
@@ -300,7 +300,7 @@ def main(*arguments: str) -> None:
     if not chosen:
         sys.exit(__doc__)
     for name, (call, stage, seconds) in chosen.items():
-        add, tiny = partial(add_row, Path(path), call, name), {"--tiny"} & {*arguments}
+        add, tiny = partial(add_row, Path(path), (call, name)), {"--tiny"} & {*arguments}
         if "--inside" in arguments:
             torch.compiler.set_stance("force_eager" if tiny else "default")
             stage(TINY if tiny else Settings(), add)

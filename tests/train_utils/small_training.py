@@ -33,7 +33,6 @@ CONFIG = OptimConfig(
     warmup_epochs=3,
     clip_norm=None,
     ema_decay=0.9999,
-    ema_window=0.08,
 )
 
 

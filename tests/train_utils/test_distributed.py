@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from conf.errors import DistributedError
-from conf.launch import claim_report, environment_of_one, is_lost_peer
+from conf.launch import claim_error, environment_of_one, is_lost_peer
 from tests.runs.process_group import fork_context, free_port
 from tests.train_utils.worker import run_in
 from train_utils import distributed
@@ -135,7 +135,7 @@ def test_cuda_asked_for_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> 
     world = init_distributed_mode("auto", 10)
     cpu = torch.device("cpu")
     assert world == World(0, 0, 1, 1, num_nodes=1, device=cpu, launcher="none")
-    assert claim_report()
+    assert claim_error()
 
 
 def test_a_gpu_that_torch_cannot_use_is_no_silent_run_on_the_cpu(
