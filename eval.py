@@ -78,7 +78,7 @@ def evaluate(config: EvalConfig) -> run.Outcome:
     if evaluation is None:
         return run.Outcome({}, out)
 
-    matches = coco_eval.matches_at_half(evaluation.truth, evaluation.detections, evaluation.scorer)
+    matches = coco_eval.find_matches(evaluation.truth, evaluation.detections, evaluation.scorer)
     for index, row in enumerate(evaluation.per_class.values()):
         row.update(coco_eval.best_f1(matches, index) or dict.fromkeys(coco_eval.OPERATING_POINT, coco_eval.ABSENT))
     print(coco_eval.format_table(evaluation), flush=True)

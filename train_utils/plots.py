@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from conf import errors
-from train_utils.coco_eval import IOU, Evaluation, best_f1, match, matches_at_half
+from train_utils.coco_eval import IOU, Evaluation, best_f1, find_matches, match
 from train_utils.draw import Cell, save_sheet
 from train_utils.results import to_xyxy
 
@@ -39,7 +39,7 @@ def draw_evaluation(folder: Path, evaluation: Evaluation, read: Read, name_of: N
     ``read`` gives the image at a position, ``name_of`` its file name. ``warn`` gets what cannot be
     drawn; an old picture in its place goes.
     """
-    best = best_f1(matches_at_half(evaluation.truth, evaluation.detections, evaluation.scorer))
+    best = best_f1(find_matches(evaluation.truth, evaluation.detections, evaluation.scorer))
     threshold = best["threshold"] if best is not None else USUAL_THRESHOLD
     for name, draw in {
         "precision_recall.png": lambda out: draw_precision_recall(evaluation, out),
