@@ -72,7 +72,10 @@ def train(requested: schema.TrainConfig) -> run.Outcome:  # noqa: PLR0915 - the 
         dataset = build.build_dataset(config, train_set, build.open_images(train_set, config.data, world))
         size, timeout = config.evaluate.image_size or options.image_size, options.timeout_seconds
         loader = data.make_loader(dataset, sampler, config.data.workers, world.device, timeout, sampler.batch_bytes)
-        evaluator = Evaluator(val_set, config.evaluate, size, model, config.data, world, timeout, config.loss)
+        evaluator = Evaluator(
+            val_set, config.evaluate, image_size=size, model=model, data_options=config.data, world=world,
+            timeout_seconds=timeout, training_dtype=dtype, loss=config.loss,
+        )  # fmt: skip
 
         folder = folder or stack.enter_context(opening)
         log = RunLog(folder, world.is_main)
@@ -128,8 +131,9 @@ def train(requested: schema.TrainConfig) -> run.Outcome:  # noqa: PLR0915 - the 
             state.end_epoch()
             log.line(build.describe_left_out(dataset.images, f"epoch {state.epoch}, train"))
             is_evaluated = config.evaluate.is_due(state.epoch, options.epochs)
-            rough = dtype if state.epoch < options.epochs else None  # the last one is in float32, as eval.py's
-            evaluation = evaluator(state.average.module, log.line, rough) if is_evaluated else None  # None off rank 0
+            is_exact = dtype is None or state.epoch >= options.epochs  # the last one is in float32, as eval.py's
+            # None off rank 0
+            evaluation = evaluator(state.average.module, log.line, is_final=is_exact) if is_evaluated else None
             is_best = state.record(evaluation.metrics if evaluation is not None else {})
             # The tables first: a run that ends in between repeats the epoch, and its row.
             loggers.epoch(result, evaluation, time.perf_counter() - started, is_best)
@@ -148,8 +152,8 @@ def train(requested: schema.TrainConfig) -> run.Outcome:  # noqa: PLR0915 - the 
             log.line(f"stopped at step {state.step} by {stop.agreed.name}; {again} continues from there")
             ask_for_requeue(world, stop.agreed)
             return run.Outcome(state.best_metrics, folder)
-        if not is_evaluated or rough is not None:  # the latter if it stopped early
-            evaluation = evaluator(state.average.module, log.line)
+        if not (is_evaluated and is_exact):  # not exact: it stopped early
+            evaluation = evaluator(state.average.module, log.line, is_final=True)
         if evaluation is not None:
             run_report.finish_run(log, loggers, folder, config, state, val_set, evaluation)
         return run.Outcome(state.best_metrics, folder)

@@ -10,12 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from data.colour import network_input
 from data.progress import Progress
 from train_utils.numerics import keep_to_one_thread, one_thread_per_operator
 from train_utils.results import Detections, make_detections
 
 AnyBatch = Any  # data.Batch, or FrameBatch without indices
 
+NO_GAINS = torch.empty(0, 3)  # leave the colours as they are
 _QUEUEING = Lock()
 
 
@@ -25,6 +27,7 @@ def detect(
     loader: Iterable[AnyBatch],
     postprocess: Callable[[list[Tensor]], list[Tensor]],
     to_original: Callable[[AnyBatch, int, np.ndarray], np.ndarray],
+    *,
     device: torch.device,
     progress: Progress,
     dtype: torch.dtype | None = None,
@@ -42,7 +45,9 @@ def detect(
     model.eval()
     tables = []
     with progress:
-        for batch, detections in detect_batches(model, loader, postprocess, device, dtype, tf32, on_raw_maps):
+        for batch, detections in detect_batches(
+            model, loader, postprocess, device, dtype=dtype, tf32=tf32, on_raw_maps=on_raw_maps
+        ):
             for i, rows in enumerate(detections):
                 table = rows.double().numpy()
                 boxes_xyxy = to_original(batch, i, table[:, :4])
@@ -57,6 +62,7 @@ def detect_batches(
     loader: Iterable[AnyBatch],
     postprocess: Callable[[list[Tensor]], list[Tensor]],
     device: torch.device,
+    *,
     dtype: torch.dtype | None = None,
     tf32: bool = False,
     on_raw_maps: Callable[[AnyBatch, list[Tensor]], object] | None = None,
@@ -76,7 +82,7 @@ def detect_batches(
     def forward(batch: AnyBatch) -> list[Tensor]:
         autocast = torch.autocast(device.type, dtype, enabled=dtype is not None)
         with torch.inference_mode(), autocast:
-            return model(batch.to(device, non_blocking=True).images.float().div_(255))
+            return model(network_input(batch.to(device, non_blocking=True).images, NO_GAINS))
 
     def finish(batch: AnyBatch, raw_maps: list[Tensor]) -> tuple[AnyBatch, list[Tensor]]:
         with torch.inference_mode():

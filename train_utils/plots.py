@@ -5,6 +5,7 @@ import logging
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from pycocotools import mask
@@ -23,7 +24,7 @@ PLOTS = {  # titles by file name, in the order in which one looks at them
     "val_detections.jpg": "The first validation images: labels left, detections right",
 }
 DPI = 110
-STYLE = {
+STYLE: dict[Any, Any] = {
     "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True,
     "grid.color": "0.9", "legend.frameon": False,
     "text.parse_math": False,  # a "$" in a class name does not start a formula
