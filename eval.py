@@ -73,20 +73,14 @@ def evaluate(config: EvalConfig) -> run.Outcome:
         if image_size is None:  # of Darknet weights: checkpoints have filled it in
             image_size = models.image_size_of(model.cfg)
         evaluator = Evaluator(
-            val_set,
-            config.evaluate,
-            image_size=image_size,
-            model=model,
-            data_options=config.data,
-            world=world,
-            timeout_seconds=config.timeout_seconds,
-            classes=classes,
-        )
+            val_set, config.evaluate, image_size=image_size, model=model, data_options=config.data, world=world,
+            timeout_seconds=config.timeout_seconds, classes=classes,
+        )  # fmt: skip
         evaluation = evaluator(model, print)
     if evaluation is None:
         return run.Outcome({}, out)
 
-    matches = coco_eval.matches_at_half(evaluation.truth, evaluation.detections, evaluation.scorer)
+    matches = coco_eval.find_matches(evaluation.truth, evaluation.detections, evaluation.scorer)
     for index, row in enumerate(evaluation.per_class.values()):
         row.update(coco_eval.best_f1(matches, index) or dict.fromkeys(coco_eval.OPERATING_POINT, coco_eval.ABSENT))
     print(coco_eval.format_table(evaluation), flush=True)
@@ -142,8 +136,10 @@ class Evaluator:
     """Score any model of one shape on one data set; made once, called after every epoch.
 
     Batches are formed before they are dealt to the ranks, and none is padded. So each image is
-    computed once and in the same batch, whatever the number of ranks. ``classes`` are the model's
-    number of each class of the data set; None: they are the same.
+    computed once and in the same batch, whatever the number of ranks. ``training_dtype`` is that of
+    autocast for ``evaluate.precision=auto`` (None: float32). With ``loss`` an evaluation has the
+    validation losses. ``classes`` are the model's number of each class of the data set; None: they
+    are the same.
     """
 
     def __init__(
@@ -165,8 +161,8 @@ class Evaluator:
                 f"evaluate.image_size={image_size} is not a multiple of the network's largest stride "
                 f"{model.max_stride}. fix: evaluate.image_size={nearest}"
             )
-        self.dtype = numerics.evaluation_dtype(config.precision, world.device, "evaluate.precision")
-        self.training_dtype = training_dtype
+        self.final_dtype = numerics.evaluation_dtype(config.precision, world.device, "evaluate.precision")
+        self.dtype = training_dtype if config.precision is EvalPrecision.auto else self.final_dtype
         self.scorer = coco_eval.choose_scorer(config.scorer)
         self.config, self.world, self.truth = config, world, ground_truth_of(val_set)
         stride, rect, resize = model.max_stride, config.rect, config.resize
@@ -201,16 +197,15 @@ class Evaluator:
         )
 
     def __call__(
-        self, model: torch.nn.Module, log_line: Callable[[str], object], is_final: bool = False
+        self, model: torch.nn.Module, log_line: Callable[[str], object], *, is_final: bool = False
     ) -> coco_eval.Evaluation | None:
-        """Score ``model``; None on all ranks but 0. ``log_line`` hears of unreadable images.
+        """Score ``model``; None on all ranks but 0. ``log_line`` gets a line on unreadable images.
 
-        ``training_dtype`` is that of autocast for ``precision=auto`` (None: float32). With a loss
-        its parts are means over the batches, each weighing as many as it has images.
+        With ``is_final``, ``precision=auto`` means float32. Losses are means over the batches, each
+        with the weight of its images.
         """
         assert isinstance(model, models.Darknet)
-        device, precision = self.world.device, self.config.precision
-        dtype = self.training_dtype if precision is EvalPrecision.auto and not is_final else self.dtype
+        device = self.world.device
         broadcast_module(model)  # in a training without SyncBatchNorm each rank has its own statistics
         progress = Progress(self.num_images, "evaluate", self.world.is_main)
         losses: list[tuple[int, torch.Tensor]] = []  # of a batch: its images, and LOSS_NAMES, read at the end
@@ -221,8 +216,9 @@ class Evaluator:
                 losses.append((len(batch.images), torch.stack(self.loss(raw_maps, targets))))
 
         own = detect.detect(
-            models.for_detection(model, device), self.loader, self.postprocess, self.to_original, device, progress,
-            dtype, precision is EvalPrecision.tf32, keep_losses,
+            models.for_detection(model, device), self.loader, self.postprocess, self.to_original, device=device,
+            progress=progress, dtype=self.final_dtype if is_final else self.dtype,
+            tf32=self.config.precision is EvalPrecision.tf32, on_raw_maps=keep_losses,
         )  # fmt: skip
         if left_out := build.describe_left_out(self.images, "val"):
             log_line(left_out)

@@ -46,7 +46,7 @@ def predict(config: schema.PredictConfig) -> Path:
     predictor = Predictor(config, world.device)
     frames = predictor.frames(media, config.on_error, config.batch_size)
     out = run_folder.open_out(world, config.out, "predict")
-    writer = ResultWriter(media, predictor, out, config.draw, config.save_json, config.save_txt)
+    writer = ResultWriter(media, predictor, out, draw=config.draw, save_json=config.save_json, save_txt=config.save_txt)
     print(f"{predictor.network.note}; {predictor.network.image_size} pixels on {world.device.type}", flush=True)
 
     clock = {0: time.perf_counter()}  # by the number of images that are done
@@ -86,6 +86,7 @@ class ResultWriter:
         media: list[Medium],
         predictor: Predictor,
         out: Path,
+        *,
         draw: bool = True,
         save_json: bool = True,
         save_txt: bool = False,

@@ -87,7 +87,7 @@ def train(requested: schema.TrainConfig) -> run.Outcome:  # noqa: PLR0915 - the 
             report.line(build.describe_left_out(dataset.images, f"epoch {state.epoch}, train"))
             is_final, evaluation = state.epoch == config.train.epochs, None  # which stays None off rank 0
             if config.evaluate.is_due(state.epoch, config.train.epochs):
-                evaluation = evaluator(state.average.module, report.line, is_final)
+                evaluation = evaluator(state.average.module, report.line, is_final=is_final)
             is_best = state.record(evaluation.metrics if evaluation is not None else {})
             # The tables first: a run that ends in between repeats the epoch, and its row.
             report.epoch(state, result, evaluation, is_best)

@@ -148,38 +148,48 @@ def _mean_of_present(values: np.ndarray) -> float:
 
 
 class Matches(NamedTuple):
-    """The n detections that count at IoU .5, and the boxes that count of K classes."""
+    """The n detections and the boxes of K classes on N images, matched at COCO's T = 10 IoUs.
+
+    Of each class at most 100 detections on an image; by class, then by image.
+    """
 
     classes: np.ndarray  # int64 (n,)
+    images: np.ndarray  # int64 (n,) positions in the order of image ids
     scores: np.ndarray  # float64 (n,)
-    right: np.ndarray  # bool (n,)
-    boxes: np.ndarray  # int64 (K,) without crowds
+    right: np.ndarray  # bool (T, n) matched with a box that counts
+    wrong: np.ndarray  # bool (T, n) matched with none; those matched with crowds are neither
+    boxes: np.ndarray  # int64 (K, N) without crowds
 
 
-def matches_at_half(truth: GroundTruth, detections: Detections, scorer: str | None = None) -> Matches:
-    """COCO's matches at IoU .5, of each class at most 100 detections on an image."""
-    rows, boxes = [], np.zeros(len(truth.names), np.int64)
-    for pair in match(truth, detections, scorer, every_size=False).evalImgs:
-        if pair is None:  # an image without boxes and detections of a class
-            continue
-        index = pair["category_id"] - 1
-        boxes[index] += len(pair["gtIgnore"]) - sum(pair["gtIgnore"])
-        found = zip(pair["dtScores"], pair["dtMatches"][0], pair["dtIgnore"][0], strict=True)
-        rows += [(index, value, match_id > 0) for value, match_id, is_ignored in found if not is_ignored]
-    classes, scores, right = np.array(rows, np.float64).reshape(-1, 3).T
-    return Matches(classes.astype(np.int64), scores, right.astype(bool), boxes)
+def find_matches(truth: GroundTruth, detections: Detections, scorer: str | None = None) -> Matches:
+    """The matches that AP is computed from. ``scorer`` is as in ``match``."""
+    pairs = [pair for pair in match(truth, detections, scorer, every_size=False).evalImgs if pair is not None]
+    pairs.sort(key=lambda pair: (pair["category_id"], pair["image_id"]))
+    boxes = np.zeros((len(truth.names), len(truth.image_ids)), np.int64)
+    for pair in pairs:
+        boxes[pair["category_id"] - 1, pair["image_id"] - 1] = np.logical_not(pair["gtIgnore"]).sum()
+    scores = np.concatenate([[], *(pair["dtScores"] for pair in pairs)])
+    sizes = np.array([len(pair["dtScores"]) for pair in pairs], np.int64)
+    classes, images = (
+        np.repeat([pair[key] - 1 for pair in pairs], sizes).astype(np.int64) for key in ("category_id", "image_id")
+    )
+    matched, ignored = (
+        np.concatenate([np.zeros((10, 0)), *(np.reshape(pair[key], (10, -1)) for pair in pairs)], axis=1) > 0
+        for key in ("dtMatches", "dtIgnore")
+    )
+    return Matches(classes, images, scores, matched & ~ignored, ~matched & ~ignored, boxes)
 
 
 def best_f1(matches: Matches, index: int | None = None) -> dict[str, float] | None:
-    """The highest threshold of the best F1 of a class, or of all together, as OPERATING_POINT.
+    """The highest threshold of the best F1 at IoU .5 of a class, or of all, as OPERATING_POINT.
 
     A threshold reports all detections with at least that score. None if no detection is right:
     then no threshold is better than another.
     """
-    scores, right, boxes = matches.scores, matches.right, matches.boxes.sum()
+    chosen, boxes = matches.right[0] | matches.wrong[0], matches.boxes.sum()
     if index is not None:
-        of_class = matches.classes == index
-        scores, right, boxes = scores[of_class], right[of_class], matches.boxes[index]
+        chosen, boxes = chosen & (matches.classes == index), matches.boxes[index].sum()
+    scores, right = matches.scores[chosen], matches.right[0, chosen]
     if not right.any():
         return None
     order = np.argsort(-scores, kind="stable")

@@ -16,6 +16,7 @@ from train_utils.results import Detections, make_detections
 
 AnyBatch = Any  # data.Batch, or FrameBatch without indices
 
+NO_GAINS = torch.empty(0, 3)  # leave the colours as they are
 _QUEUEING = Lock()
 
 
@@ -25,6 +26,7 @@ def detect(
     loader: Iterable[AnyBatch],
     postprocess: Callable[[list[Tensor]], list[Tensor]],
     to_original: Callable[[AnyBatch, int, np.ndarray], np.ndarray],
+    *,
     device: torch.device,
     progress: Progress,
     dtype: torch.dtype | None = None,
@@ -42,7 +44,9 @@ def detect(
     model.eval()
     tables = []
     with progress:
-        for batch, detections in detect_batches(model, loader, postprocess, device, dtype, tf32, on_raw_maps):
+        for batch, detections in detect_batches(
+            model, loader, postprocess, device, dtype=dtype, tf32=tf32, on_raw_maps=on_raw_maps
+        ):
             for i, rows in enumerate(detections):
                 table = rows.double().numpy()
                 boxes_xyxy = to_original(batch, i, table[:, :4])
@@ -57,6 +61,7 @@ def detect_batches(
     loader: Iterable[AnyBatch],
     postprocess: Callable[[list[Tensor]], list[Tensor]],
     device: torch.device,
+    *,
     dtype: torch.dtype | None = None,
     tf32: bool = False,
     on_raw_maps: Callable[[AnyBatch, list[Tensor]], object] | None = None,

@@ -143,7 +143,7 @@ class Predictor:
 
         blank = FrameBatch([], torch.zeros(1, 3, *[self.network.model.max_stride] * 2, dtype=torch.uint8), [])
         every_box = replace(self.postprocess, confidence=0.0, classes=None)
-        list(detect.detect_batches(self.model, [blank], every_box, device, self.dtype))
+        list(detect.detect_batches(self.model, [blank], every_box, device, dtype=self.dtype))
 
     def at(self, **limits: Any) -> Self:
         """The same network with other options of its suppression, such as ``confidence``.
@@ -173,15 +173,9 @@ class Predictor:
         ``in_turn`` is that of detect_batches.
         """
         names, category_ids = self.network.names, self.network.category_ids
-        tf32 = self.config.precision is EvalPrecision.tf32
+        model, tf32 = self.for_one if in_turn else self.model, self.config.precision is EvalPrecision.tf32
         found = detect.detect_batches(
-            self.for_one if in_turn else self.model,
-            batches,
-            self.postprocess,
-            self.device,
-            self.dtype,
-            tf32,
-            in_turn=in_turn,
+            model, batches, self.postprocess, self.device, dtype=self.dtype, tf32=tf32, in_turn=in_turn
         )
         for batch, tables in found:
             for frame, letterbox, rows in zip(batch.frames, batch.letterboxes, tables, strict=True):

@@ -5,11 +5,13 @@ import logging
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from pycocotools import mask
 
 from data.errors import printable
-from train_utils.coco_eval import IOU, Evaluation, best_f1, match, matches_at_half
+from train_utils.coco_eval import IOU, Evaluation, best_f1, find_matches, match
 from train_utils.draw import Cell, save_sheet
 from train_utils.results import to_xyxy
 from train_utils.train_state import LOSS_NAMES
@@ -23,6 +25,12 @@ PLOTS = {  # titles by file name, in the order in which one looks at them
     "val_detections.jpg": "The first validation images: labels left, detections right",
 }
 DPI = 110
+STYLE: dict[Any, Any] = {
+    "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True,
+    "grid.color": "0.9", "legend.frameon": False,
+    "text.parse_math": False,  # a "$" in a class name does not start a formula
+    "font.family": ["sans-serif", "Noto Sans CJK SC", "WenQuanYi Zen Hei", "PingFang SC"],
+}  # fmt: skip
 
 Warn = Callable[[str], object]
 Read = Callable[[int], np.ndarray | None]  # image (uint8 RGB) at a position of the data set; None: unreadable
@@ -40,7 +48,7 @@ def draw_evaluation(folder: Path, evaluation: Evaluation, read: Read, name_of: N
     ``read`` gives the image at a position, ``name_of`` its file name. ``warn`` gets what cannot be
     drawn; an old picture in its place goes.
     """
-    best = best_f1(matches_at_half(evaluation.truth, evaluation.detections, evaluation.scorer))
+    best = best_f1(find_matches(evaluation.truth, evaluation.detections, evaluation.scorer))
     threshold = best["threshold"] if best is not None else USUAL_THRESHOLD
     for name, draw in {
         "precision_recall.png": lambda out: draw_precision_recall(evaluation, out),
@@ -54,16 +62,12 @@ def _draw(out: Path, draw: Callable[[Path], None], warn: Warn) -> None:
     """If drawing fails, only say so: what it shows is done, and must not be lost."""
     try:
         import matplotlib
-        from hotcoco.plot import style
 
         out.parent.mkdir(parents=True, exist_ok=True)
         out.unlink(missing_ok=True)
-        # hotcoco asks for bolder letters than its fonts have, which is nobody's news.
-        logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
-        with style(paper_mode=True), warnings.catch_warnings(record=True) as caught:
-            fonts = [*matplotlib.rcParams["font.family"], "Noto Sans CJK SC", "WenQuanYi Zen Hei", "PingFang SC"]
-            with matplotlib.rc_context({"text.parse_math": False, "font.family": fonts}):  # a "$" starts no formula
-                draw(out)
+        logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # it warns of each absent font of STYLE
+        with matplotlib.rc_context(STYLE), warnings.catch_warnings(record=True) as caught:
+            draw(out)
         if caught:  # mostly letters that no font has
             warn(f"warning: {out} was drawn with {len(caught)} warning(s), the first: {caught[0].message}")
     except Exception as error:
@@ -157,29 +161,60 @@ def label(name: str) -> str:
     return f" {shown}" if shown.startswith("_") else shown
 
 
-def draw_confusion(evaluation: Evaluation, threshold: float, out: Path) -> None:
-    """Count labels by the class that detections from a score on report; draw it with background.
+def count_confusions(evaluation: Evaluation, threshold: float) -> np.ndarray:
+    """Count labels (rows) by the class reported for them (columns), int64 (K + 1, K + 1).
 
-    Of more than 30 classes hotcoco draws the 25 most confused.
+    The last row counts detections where nothing is labelled, the last column missed labels. On each
+    image the detections with at least ``threshold`` choose in the order of their scores: the free
+    label of any class that they overlap most, by an IoU of .5 or more. Those on crowds are ignored.
     """
-    from hotcoco.plot import confusion_matrix
+    truth, found = evaluation.truth, evaluation.detections[evaluation.detections["score"] >= threshold]
+    found = found[np.lexsort((-found["score"], found["image_id"]))]
+    background = len(truth.names)
+    counts = np.zeros((background + 1, background + 1), np.int64)
+    for image, image_id in enumerate(truth.image_ids):
+        labels = slice(*truth.offsets[image : image + 2])
+        classes, is_crowd = truth.classes[labels], truth.crowd[labels].astype(bool)
+        rows = found[slice(*np.searchsorted(found["image_id"], (image_id, image_id + 1)))]
+        ious = mask.iou(rows["box_xywh"].astype(np.float64), truth.boxes_xywh[labels], is_crowd)
+        is_free = ~is_crowd
+        for reported, overlaps in zip(rows["class"], np.reshape(ious, (len(rows), len(classes))), strict=True):
+            candidates = np.flatnonzero(is_free & (overlaps >= IOU))
+            if candidates.size:
+                chosen = candidates[overlaps[candidates].argmax()]
+                counts[classes[chosen], reported] += 1
+                is_free[chosen] = False
+            elif not (overlaps[is_crowd] >= IOU).any():
+                counts[background, reported] += 1
+        np.add.at(counts, (classes[is_free], background), 1)
+    return counts
+
+
+def draw_confusion(evaluation: Evaluation, threshold: float, out: Path) -> None:
+    """Draw the confusions of detections from a score on; of many classes the most confused."""
     from matplotlib.figure import Figure
 
-    truth, found = evaluation.truth, evaluation.detections
-    coco = match(truth, found[found["score"] >= threshold], every_size=False)
-    names = [label(name) for name in truth.names]
-    side = 4 + 0.35 * min(len(names), 30)
+    counts, classes = count_confusions(evaluation, threshold), len(evaluation.truth.names)
+    between = counts[:-1, :-1] * ~np.eye(classes, dtype=bool)
+    drawn = np.sort(np.argsort(-between.sum(0) - between.sum(1), kind="stable")[:MOST_CONFUSED])
+    names = [label(evaluation.truth.names[index]) for index in drawn]
+    counts = counts[np.ix_([*drawn, classes], [*drawn, classes])]
+    side = 4 + 0.35 * len(names)
     figure = Figure(figsize=(side, side), layout="tight")
     axis = figure.subplots()
-    confusion_matrix(coco.confusion_matrix(iou_thr=IOU) | {"cat_names": names}, normalize=False, ax=axis)
-    shown = [text.get_text() for text in axis.get_xticklabels()][:-1]
-    axis.set_xticklabels([*shown, "missed"])
-    axis.set_yticklabels([*shown, "nothing there"])
-    part = f", the {len(shown)} most confused of {len(names)} classes" if len(shown) < len(names) else ""
-    axis.set(xlabel="reported class", ylabel="labelled class", title=f"boxes, score from {threshold:.2g}{part}")
+    axis.imshow(counts, cmap="Blues")
+    for row, column in np.argwhere(counts):
+        color = "white" if counts[row, column] > counts.max() / 2 else "black"
+        axis.text(column, row, str(counts[row, column]), ha="center", va="center", color=color, fontsize=8)
+    axis.set_xticks(range(len(counts)), [*names, "missed"], rotation=90)
+    axis.set_yticks(range(len(counts)), [*names, "nothing there"])
+    axis.grid(visible=False)
+    limit = f", the {len(names)} most confused of {classes} classes" if len(names) < classes else ""
+    axis.set(xlabel="reported class", ylabel="labelled class", title=f"boxes, score from {threshold:.2g}{limit}")
     figure.savefig(out, dpi=DPI)
 
 
+MOST_CONFUSED = 30  # classes in the matrix: more cannot be read
 USUAL_THRESHOLD = 0.3  # where no detection is right, so that no score is better than another
 SHEET_IMAGES, MOST_DRAWN = 8, 30  # images, and detections on one; more hide one another
 LEAST_SHOWN = 0.1  # score of a box beside the labels: a young network's best threshold may be lower

@@ -138,7 +138,9 @@ def test_detections_do_not_depend_on_the_number_of_threads() -> None:
         torch.set_num_threads(threads)
         try:
             progress = Progress(24, "evaluate", enabled=False)
-            result = detect(model, batches(4, 24), postprocess, lambda _, __, boxes: boxes, WORLD.device, progress)
+            result = detect(
+                model, batches(4, 24), postprocess, lambda _, __, boxes: boxes, device=WORLD.device, progress=progress
+            )
             assert torch.get_num_threads() == threads, "the setting was not put back"
             return result
         finally:
