@@ -4,17 +4,26 @@ The launcher is torch's, SLURM's ``srun`` with one task per process, or none. On
 the environment; tests pass dictionaries. Imports no torch.
 """
 
+import atexit
+import ctypes
+import fcntl
 import os
 import re
 import shutil
+import signal
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from conf.errors import DistributedError, first_line
 
+PR_SET_PDEATHSIG = 1  # of prctl(2)
+SHELL_STEPS = 0xFFFFFFF0  # step ids from here are of shells: salloc's interactive step, sbatch's script
 LAUNCHER_SECONDS = 4.0  # within which the launcher ends this rank, once another one has failed and said why
 
 
@@ -43,7 +52,7 @@ def read_launch(environment: Mapping[str, str] = os.environ) -> Launch:
             opens = rank == 0 and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
             store = None if opens else (environment["MASTER_ADDR"], int(environment["MASTER_PORT"]))
             return Launch("torchrun", rank, size, local_rank, attempt=attempt, store=store)
-        if "SLURM_STEP_ID" in environment:  # not in the shell of an sbatch script
+        if int(environment.get("SLURM_STEP_ID", SHELL_STEPS)) < SHELL_STEPS:
             # Every rank derives the same port; steps of one job, and jobs, may share a node.
             port = 20000 + (int(environment["SLURM_JOB_ID"]) + 1009 * int(environment["SLURM_STEP_ID"])) % 10000
             # The first host: gpu08 of gpu[08-11,20],cpu1.
@@ -114,24 +123,63 @@ def fix_cublas_workspace() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
-def claim_error() -> bool:
-    """Whether this rank prints the error that ends it: the first to ask, or one rank of each node.
+def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether a launcher, or somebody who sets its variables, started this process."""
+    return not {"RANK", "SLURM_STEP_ID"}.isdisjoint(environment)
 
-    The latter holds before there is a process group, as for refused options. The other ranks wait
-    here, because the launcher ends all ranks once one has ended, and the one that prints shall be
-    first. Without a launcher a process prints its error, as it may be the only one.
+
+def end_with_torchrun() -> None:
+    """Let Linux send TERM to this rank once its torchrun is gone: nobody else would end it."""
+    if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def claim_error() -> bool:
+    """Whether this rank prints the error that ends it: the first of its group to ask.
+
+    Before there is a group, as for refused options, it is the first of its node. The other ranks
+    wait here, because the launcher ends all ranks once one has ended, and the one that prints shall
+    be first. Without a launcher a process prints its error.
     """
-    rank = os.environ.get("LOCAL_RANK" if "TORCHELASTIC_RUN_ID" in os.environ else "SLURM_LOCALID", "0")
-    first, dist = "0", sys.modules.get("torch.distributed")
+    dist = sys.modules.get("torch.distributed")
     if dist is not None and dist.is_initialized():
-        rank = str(dist.get_rank())
-        try:
-            first = dist.group.WORLD.get_group_store().compare_set("reporter", "", rank).decode()
-        except RuntimeError:  # the store is lost: better twice than never
-            first = rank
-    if first != rank:
+        is_first = _is_first_of_group(dist)
+    else:
+        is_first = not is_launched() or _is_first_of_node()
+    if not is_first:
         time.sleep(LAUNCHER_SECONDS)
-    return first == rank
+    return is_first
+
+
+def _is_first_of_group(dist: Any) -> bool:
+    """Also True if the store does not answer in time: better twice than never."""
+    rank = str(dist.get_rank())
+    answers = [rank]
+
+    def ask() -> None:
+        with suppress(RuntimeError):
+            answers.append(dist.group.WORLD.get_group_store().compare_set("reporter", "", rank).decode())
+
+    thread = threading.Thread(target=ask, daemon=True)  # the process of the store may be frozen
+    thread.start()
+    thread.join(LAUNCHER_SECONDS)
+    return answers[-1] == rank
+
+
+def _is_first_of_node() -> bool:
+    """Whether this rank locks a file in the name of its launcher, until a second after its end."""
+    path = Path(tempfile.gettempdir(), f"hydra-yolov3-spp-{os.getuid()}-{os.getppid()}.lock")
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    except OSError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    atexit.register(path.unlink, missing_ok=True)
+    atexit.register(time.sleep, 1.0)  # before that: ranks that fail alike do so within about a second
+    return True
 
 
 def is_lost_peer(error: BaseException | None) -> bool:

@@ -86,6 +86,7 @@ def run(name: str) -> int:
     Returns 0. After an error it exits, with code 2 for a user's error and 1 for a bug.
     """
     escape_output()
+    launch.end_with_torchrun()
     program = PROGRAMS[name]
     try:
         arguments = prepare_arguments(sys.argv[1:], program)
