@@ -130,7 +130,7 @@ def config_of_checkpoint(path: str, named: Sequence[str]) -> dict[str, Any]:
         fix = f"fix: {darknet_options(path)} instead of ckpt="
         raise CheckpointError(f"{path} is not a checkpoint: ckpt takes run folders and their .pt files. {fix}")
     run_files.find_checkpoint(Path(path), "best")  # a wrong path costs no import of torch
-    peek_config = pkgutil.resolve_name("train_utils.checkpoint:peek_config")  # conf imports nothing that needs torch
+    peek_config = pkgutil.resolve_name("train_utils.checkpoint:peek_config")  # by name: conf imports no train_utils
     saved = checked_config(peek_config(Path(path)), path)
     ask_for_plugins(saved, f"ckpt={path}", named)
     return saved
