@@ -23,7 +23,7 @@ from conf.train_options import OPTIMISERS
 from data.config import FORMATS
 from data.dataset import AUGMENTATIONS
 from models.cfg import SECTION_KEYS, layer_keys
-from models.config import AUTO, LossConfig
+from models.config import AUTO, YoloLossConfig
 from models.graph import BUILDERS as LAYERS
 from models.layers import ACTIVATIONS
 from models.losses import LOSSES
@@ -53,7 +53,7 @@ def import_plugins(files: Sequence[str]) -> None:
             kind.update(parts)
             _in_use.extend((kind, name) for name in parts)
     # The options of a plugin's loss are those of loss=yolov3.
-    CHOICES["loss"] = {name: CHOICES["loss"].get(name, LossConfig) for name in (AUTO, *LOSSES)}
+    CHOICES["loss"] = {name: CHOICES["loss"].get(name, YoloLossConfig) for name in (AUTO, *LOSSES)}
 
 
 @cache
