@@ -23,7 +23,7 @@ from conf.train_options import OPTIMISERS
 from data.config import FORMATS
 from data.dataset import AUGMENTATIONS
 from models.cfg import SECTION_KEYS, layer_keys
-from models.config import AUTO, LossConfig
+from models.config import AUTO, YoloLossConfig
 from models.graph import BUILDERS as LAYERS
 from models.layers import ACTIVATIONS
 from models.losses import LOSSES
@@ -54,7 +54,7 @@ def import_plugins(files: Sequence[str]) -> None:
             dictionary.update(added)
             _in_use.extend((dictionary, name) for name in added)
     # A plugin's loss has the options of loss=yolov3.
-    CHOICES["loss"] = {name: CHOICES["loss"].get(name, LossConfig) for name in (AUTO, *LOSSES)}
+    CHOICES["loss"] = {name: CHOICES["loss"].get(name, YoloLossConfig) for name in (AUTO, *LOSSES)}
 
 
 @cache

@@ -19,7 +19,7 @@ from conf.options import MAY_CHANGE, OF_THE_MACHINE, changed_values, is_covered
 from conf.schema import TrainConfig
 from conf.suggestions import NOT_COMPOSED, darknet_options, explain
 from data import DataError, layouts
-from models.published import WORDS, Published
+from models.published import ALIASES, Published
 
 
 def complete_from_checkpoint(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def with_full_names(options: dict[str, Any], once: bool = True) -> dict[str, Any
         options = {**options, "ckpt": run_files.full_name(options["ckpt"])}
     model = options.get("model") or {}
     weights = model.get("weights")
-    if weights is None or weights in WORDS or (run := run_files.full_name(weights)) == weights:
+    if weights is None or weights in ALIASES or (run := run_files.full_name(weights)) == weights:
         return options
     if not once:
         raise ConfigError(f"model.weights={weights} may be another run after a restart. fix: model.weights={run}")
@@ -159,7 +159,7 @@ def complete_training(options: dict[str, Any], named: Sequence[str]) -> dict[str
     places: dict[str, dict[str, str]] = {"data": {}, "model": {}}
     for section, key in (("data", "root"), ("data", "index_dir"), ("model", "cfg"), ("model", "weights")):
         place = options.get(section, {}).get(key)
-        is_name = {"weights": place in WORDS, "cfg": not {"/", "."} & set(place or "")}.get(key, False)
+        is_name = {"weights": place in ALIASES, "cfg": not {"/", "."} & set(place or "")}.get(key, False)
         if place is not None and not is_name:
             places[section][key] = str(Path(place).absolute())
     return continue_run(plain(OmegaConf.merge(options, places)), named)

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from conf import train_options
 from conf.train_options import Seed
 from data.config import AugmentConfig, Below1, Count, DataConfig, Exif, OnBadFile, Resize, Share, Whole
-from models.config import AutoLoss, LossConfig, LossSection, ModelConfig, YoloxLossConfig
+from models.config import AutoLoss, LossSection, ModelConfig, YoloLossConfig, YoloxLossConfig
 from models.published import PUBLISHED
 
 
@@ -98,7 +98,7 @@ class TrainConfig(PluggedConfig):
 
 # Sections whose keys depend on a choice: the class of each choice, by the `name` in its YAML.
 CHOICES: dict[str, dict[str, type]] = {
-    "loss": {"auto": AutoLoss, "yolov3": LossConfig, "yolox": YoloxLossConfig, "darknet": LossSection}
+    "loss": {"auto": AutoLoss, "yolov3": YoloLossConfig, "yolox": YoloxLossConfig, "darknet": LossSection}
 }
 
 

@@ -1,13 +1,13 @@
-from .cfg import ZOO_BINS as ZOO_BINS
+from .cfg import ZOO as ZOO
 from .cfg import Cfg as Cfg
 from .cfg import image_size_of as image_size_of
 from .cfg import load_cfg as load_cfg
 from .cfg import parse_cfg as parse_cfg
 from .cfg import zoo_cfg as zoo_cfg
 from .config import IouKind as IouKind
-from .config import LossConfig as LossConfig
 from .config import LossSection as LossSection
 from .config import ModelConfig as ModelConfig
+from .config import YoloLossConfig as YoloLossConfig
 from .config import YoloxLossConfig as YoloxLossConfig
 from .darknet import WEIGHTS_VERSION as WEIGHTS_VERSION
 from .darknet import Darknet as Darknet

@@ -12,16 +12,36 @@ import difflib
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from models.errors import ModelError
 
 Number = TypeVar("Number", int, float)
-ZOO = Path(__file__).parent / "zoo"
-ZOO_BINS = {"yolov3-spp-decoupled": 16, "yolov3-tiny-decoupled": 16}  # of model.box_bins=null; Darknet knows none
-LARGEST = 2**31 - 1  # Darknet's integers have 32 bits
+MAX_INTEGER = 2**31 - 1  # Darknet's integers have 32 bits
 
-# Sections of Darknet that this project does not build: of trackers, classifiers and other heads.
+
+class ZooNetwork(NamedTuple):
+    """What models/zoo/<name>.cfg does not say."""
+
+    backbone_layers: int  # the first layers, which Darknet's users keep and model.freeze=backbone freezes
+    box_bins: int | None = None  # of model.box_bins=null; a key that Darknet does not have
+
+
+ZOO_FOLDER = Path(__file__).parent / "zoo"
+ZOO = {
+    "yolov3": ZooNetwork(75),
+    "yolov3-spp": ZooNetwork(75),
+    "yolov3-spp-decoupled": ZooNetwork(75, box_bins=16),
+    "yolov3-tiny": ZooNetwork(15),
+    "yolov3-tiny-3l": ZooNetwork(15),
+    "yolov3-tiny-decoupled": ZooNetwork(13, box_bins=16),
+    "yolov4": ZooNetwork(137),
+    "yolov4-csp": ZooNetwork(142),
+    "yolov4-tiny": ZooNetwork(29),
+    "yolov7-tiny": ZooNetwork(87),
+}
+
+# Darknet's sections for trackers, classifiers and other heads, which this project does not build.
 REFUSED_SECTIONS = frozenset(
     "crnn rnn lstm conv_lstm gru contrastive history region detection gaussian_yolo iseg detect softmax cost connected"
     " crop local local_avgpool reorg".split()
@@ -74,12 +94,12 @@ class Section:
     option_lines: dict[str, int] = field(default_factory=dict)
 
     def error(self, message: str, key: str | None = None) -> ModelError:
-        """A ModelError with the file and the line of `key`, or of the section without that key."""
+        """A ModelError with the file and the line of `key`, or of the section without the key."""
         line = self.line if key is None else self.option_lines.get(key, self.line)
         return ModelError(f"{self.source}:{line}: [{self.kind}] {message}")
 
     def text(self, key: str, default: object = None) -> str:
-        """The value of `key`, which is required if there is no default."""
+        """The value of `key`, which is required unless there is a default."""
         value = self.options.get(key, default)
         if value is None:
             raise self.error(f"has no {key}. fix: add a line {key}=...")
@@ -92,17 +112,21 @@ class Section:
             raise self.error(f"has no {key} {value[:40]!r}; {nearest_name(value, choices)}", key)
         return value
 
-    def integer(self, key: str, default: int | None = None, minimum: int = -LARGEST, maximum: int = LARGEST) -> int:
-        """`key` as an int from `minimum` to `maximum`, required if there is no default."""
+    def integer(
+        self, key: str, default: int | None = None, minimum: int = -MAX_INTEGER, maximum: int = MAX_INTEGER
+    ) -> int:
+        """`key` as an int from `minimum` to `maximum`, required unless there is a default."""
         return self._parsed(key, self.text(key, default), int, minimum, maximum)
 
     def number(
-        self, key: str, default: float | None = None, minimum: float = -LARGEST, maximum: float = LARGEST
+        self, key: str, default: float | None = None, minimum: float = -MAX_INTEGER, maximum: float = MAX_INTEGER
     ) -> float:
-        """`key` as a float from `minimum` to `maximum`, required if there is no default."""
+        """`key` as a float from `minimum` to `maximum`, required unless there is a default."""
         return self._parsed(key, self.text(key, default), float, minimum, maximum)
 
-    def values(self, key: str, kind: type[Number], minimum: float = -LARGEST, maximum: float = LARGEST) -> list[Number]:
+    def values(
+        self, key: str, kind: type[Number], minimum: float = -MAX_INTEGER, maximum: float = MAX_INTEGER
+    ) -> list[Number]:
         """A comma-separated list of ints or floats, at least one. It may end with a comma."""
         return [self._parsed(key, item, kind, minimum, maximum) for item in self.text(key).strip(",").split(",")]
 
@@ -151,7 +175,7 @@ def image_size_of(cfg: Cfg) -> int:
 
 
 def parse_cfg(text: str, source: str) -> Cfg:
-    """Parse the text of a .cfg. `source` names it in messages. Raises ModelError."""
+    """Parse the text of a .cfg, called `source` in messages. Raises ModelError."""
     sections: list[Section] = []
     # Not splitlines, which also splits at form feeds and the like; comments may hold those.
     for number, line in enumerate(text.split("\n"), start=1):
@@ -179,21 +203,19 @@ def parse_cfg(text: str, source: str) -> Cfg:
             section.options.setdefault(key, value)
             section.option_lines.setdefault(key, number)
     if not sections:
-        raise ModelError(f"{source}:1: is empty, so it is no Darknet .cfg. fix: check the path")
+        raise ModelError(f"{source}:1: the file is empty, not a Darknet .cfg. fix: check the path")
     return Cfg(text, source, net=sections[0], layers=sections[1:])
 
 
 def zoo_cfg(name: str) -> Path:
-    """The .cfg of a model in the zoo, such as yolov3-spp. A ModelError lists the names."""
-    path = ZOO / f"{name}.cfg"
-    if not path.is_file():
-        names = sorted(path.stem for path in ZOO.glob("*.cfg"))
-        raise ModelError(f"there is no model '{name}'. fix: use one of {', '.join(names)}, or the path of a .cfg")
-    return path
+    """The .cfg of a network in the zoo, such as yolov3-spp. Raises ModelError for another name."""
+    if name not in ZOO:
+        raise ModelError(f"there is no model '{name}'. fix: use one of {', '.join(ZOO)}, or the path of a .cfg")
+    return ZOO_FOLDER / f"{name}.cfg"
 
 
 def nearest_name(name: str, names: Collection[str]) -> str:
-    """A clause for messages: the closest of the names, or all of them."""
+    """A clause for messages: the name closest to this one, or all of them."""
     if close := difflib.get_close_matches(name[:40], sorted(names), n=1):
         return f"did you mean {close[0]}?"
     return f"known are {', '.join(sorted(names))}"

@@ -1,4 +1,4 @@
-"""Options of the network (keys ``model.*``), its losses (``loss.*``) and its export.
+"""Options of the network (keys ``model.*``) and its losses (``loss.*``).
 
 YAML holds every value; fields have no defaults. Imports no torch.
 """
@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any
 
-from models.published import BACKBONE, BACKBONE_LAYERS, Published, find_published
+from models.cfg import ZOO
+from models.published import BACKBONE, Published, find_published
 
 MAX_SCALE_X_Y = 100  # cells
-FAR = 3  # scale_x_y from which the heads' cells reach others: by one cell and more, as loss=yolox needs it
-AUTO = "auto"  # of model.anchors
+MIN_DECOUPLED_SCALE = 3  # scale_x_y from which boxes may be centred a whole cell away, as loss=yolox needs it
+AUTO = "auto"  # a value of model.anchors and of loss
 
 IouKind = StrEnum("IouKind", ["iou", "giou", "diou", "ciou"])
 NotNegative = Annotated[float, ">= 0"]
@@ -20,7 +21,7 @@ NotNegative = Annotated[float, ">= 0"]
 class PositivesBy(StrEnum):
     """What ranks the anchors of cells that may learn a box (models/assignment.py)."""
 
-    cost = "cost"  # of class and box; the number of positives follows from the overlaps (SimOTA)
+    cost = "cost"  # cost of class and box; the overlaps set the number of positives (SimOTA)
     alignment = "alignment"  # score * overlap^6 (task-aligned, Feng et al. 2021)
 
 
@@ -28,21 +29,22 @@ class PositivesBy(StrEnum):
 class ModelConfig:
     """Which network (keys ``model.*``)."""
 
-    cfg: str  # a name of models/zoo, or the path of a Darknet .cfg
-    width: Annotated[float, "> 0 and <= 8"]  # factor on the filters of each convolution except the heads'
-    anchors: Any  # pairs [width, height] in pixels, for all [yolo] sections; null: as in a checkpoint, or the .cfg;
+    cfg: str  # a name in models/zoo, or the path of a Darknet .cfg
+    width: Annotated[float, "> 0 and <= 8"]  # factor for the filters of all convolutions but those of the heads
+    anchors: Any  # pairs [width, height] in pixels, for all [yolo] sections; null: those of the checkpoint or the .cfg;
     # auto: fitted to the training set at train.image_size when a training starts, if those of the
     # .cfg miss 30 % of its boxes
-    box_bins: int | None  # of decoupled heads: bins of a distribution for each side of a box (DFL); 0: boxes as Darknet
-    # has them; null: 16 in the networks of the zoo, else as in the .cfg
-    weights: str | None  # to start from: coco, backbone or timm:<name> (see scripts.get_weights list), Darknet .weights
-    # (whole or cut), what ckpt= of eval.py takes, a .pt state dict. Heads for other classes are
-    # left out
-    freeze: Any  # number of layers, from the first, that keep their initial weights and statistics; backbone: those
-    # below the heads and what is only theirs, for networks of the zoo
+    box_bins: int | None  # bins of the distribution that a decoupled head predicts for each side of a box (DFL);
+    # 0: boxes as Darknet has them; null: 16 in networks of the zoo, else as in the .cfg
+    weights: str | None  # initial weights: coco, backbone or timm:<name> (see scripts.get_weights list), Darknet
+    # .weights (whole or cut), what ckpt= of eval.py takes, or a .pt state dict. Heads for other
+    # classes are left out
+    freeze: Any  # how many of the first layers keep their initial weights and statistics; backbone: those before the
+    # neck and the heads, in networks of the zoo
 
     def __post_init__(self) -> None:
-        if self.anchors not in (None, AUTO) and not _are_sizes(self.anchors):
+        is_list = isinstance(self.anchors, list) and all(map(_is_size, self.anchors))
+        if self.anchors not in (None, AUTO) and not is_list:
             raise ValueError(
                 f"model.anchors must be pairs [width, height] of pixels above 0, {AUTO} or null, got {self.anchors}"
             )
@@ -51,30 +53,31 @@ class ModelConfig:
         self.published()
 
     def frozen_layers(self) -> int:
-        """``freeze`` as a number; ValueError if it is none and no word for one here."""
-        if self.freeze == BACKBONE and self.cfg in BACKBONE_LAYERS:
-            return BACKBONE_LAYERS[self.cfg]
+        """``freeze`` as a number. Raises ValueError if it is neither a number nor a known word."""
+        if self.freeze == BACKBONE and self.cfg in ZOO:
+            return ZOO[self.cfg].backbone_layers
         if type(self.freeze) is not int:
-            choices = f"{BACKBONE}, which is known for {', '.join(BACKBONE_LAYERS)}"
+            choices = f"{BACKBONE}, which is known for {', '.join(ZOO)}"
             raise ValueError(f"model.freeze must be a number of layers or {choices}, got {self.freeze} for {self.cfg}")
         return self.freeze
 
+    def bins(self) -> int | None:
+        """``box_bins`` of the [yolo] sections, or None for those that the .cfg has."""
+        return ZOO[self.cfg].box_bins if self.box_bins is None and self.cfg in ZOO else self.box_bins
+
     def published(self) -> Published | None:
-        """The file that ``weights`` is a word for, if it is one; ModelError if there is none."""
+        """The published file that ``weights`` names, or None; see find_published."""
         return None if self.weights is None else find_published(self.weights, self.cfg, self.width)
 
 
-def _are_sizes(pairs: Any) -> bool:
-    return isinstance(pairs, list) and all(_are_above_zero(pair) and len(pair) == 2 for pair in pairs)
-
-
-def _are_above_zero(values: Any) -> bool:
-    return isinstance(values, list) and all(type(value) in (int, float) and value > 0 for value in values)
+def _is_size(pair: Any) -> bool:
+    are_numbers = isinstance(pair, list) and all(type(value) in (int, float) and value > 0 for value in pair)
+    return are_numbers and len(pair) == 2
 
 
 @dataclass
 class LossSection:
-    """The option common to all losses: the name that selects one. Darknet's is set by the .cfg."""
+    """The option of every loss; those of Darknet's stand in the .cfg."""
 
     name: str  # follows from loss=<choice>
 
@@ -83,8 +86,8 @@ class LossSection:
 class AutoLoss(LossSection):
     """Weights and options of the loss that suits the heads (keys ``loss.*``).
 
-    It is yolox where scale_x_y lets centres lie in other cells, as in the decoupled networks, and
-    yolov3 elsewhere. null: the value of conf/loss/yolox.yaml or yolov3.yaml.
+    It is yolox where scale_x_y lets centres lie in other cells, as in the decoupled networks, else
+    yolov3. null: the value of conf/loss/yolox.yaml or yolov3.yaml.
     """
 
     box: NotNegative | None  # weight of the box term
@@ -96,15 +99,14 @@ class AutoLoss(LossSection):
     # higher
     dfl: NotNegative | None  # yolox: weight, relative to box, of the distribution focal loss (model.box_bins)
     l1: NotNegative | None  # yolox: weight, relative to box, of the L1 distance of boxes in the epochs without mosaics
-    positives: Annotated[int, ">= 1"] | None  # yolox: at most so many cells learn each box, of those that reach its
-    # centre
-    positives_by: PositivesBy | None  # yolox: what ranks them: cost, of class and box, and their number is the sum of
-    # the largest overlaps (SimOTA); alignment, score * overlap^6 (task-aligned)
+    positives: Annotated[int, ">= 1"] | None  # yolox: how many cells may learn each box, of those that reach its centre
+    positives_by: PositivesBy | None  # yolox: what ranks them: cost of class and box, where the largest overlaps sum
+    # up to their number (SimOTA), or alignment, which is score * overlap^6 (task-aligned)
 
 
 @dataclass
 class WeightedLoss(LossSection):
-    """The options common to losses of boxes, objectness and classes (keys ``loss.*``)."""
+    """The options of both losses of boxes, objectness and classes (keys ``loss.*``)."""
 
     box: NotNegative  # weight of the box term
     objectness: NotNegative  # weight of the objectness term
@@ -113,7 +115,7 @@ class WeightedLoss(LossSection):
 
 
 @dataclass
-class LossConfig(WeightedLoss):
+class YoloLossConfig(WeightedLoss):
     """Options of the YOLOv3-SPP loss."""
 
     anchor_iou: Annotated[float, ">= 0 and < 1"]  # a box matches an anchor if the IoU of their shapes is higher
@@ -125,6 +127,6 @@ class YoloxLossConfig(WeightedLoss):
 
     dfl: NotNegative  # weight, relative to box, of the distribution focal loss (model.box_bins)
     l1: NotNegative  # weight, relative to box, of the L1 distance of boxes in the epochs without mosaics
-    positives: Annotated[int, ">= 1"]  # at most so many cells learn each box, of those that reach its centre
-    positives_by: PositivesBy  # what ranks them: cost, of class and box, and their number is the sum of the largest
-    # overlaps (SimOTA); alignment, score * overlap^6 (task-aligned)
+    positives: Annotated[int, ">= 1"]  # how many cells may learn each box, of those that reach its centre
+    positives_by: PositivesBy  # what ranks them: cost of class and box, where the largest overlaps sum up to their
+    # number (SimOTA), or alignment, which is score * overlap^6 (task-aligned)

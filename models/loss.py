@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from models.assignment import Cells, centre_cells, dynamic_positives, targets_in_cells
-from models.config import FAR, IouKind, LossConfig, YoloxLossConfig
+from models.config import MIN_DECOUPLED_SCALE, IouKind, YoloLossConfig, YoloxLossConfig
 from models.decode import at_least_float32, box_iou_aligned, boxes_in_cells, wh_iou
 from models.errors import ModelError
 from models.heads import Head, HeadAnchors, HeadMap
@@ -105,7 +105,7 @@ class HeadLoss(ABC):
 class YoloLoss(HeadLoss):
     """The loss that `config` describes, averaged over the positives of the global micro-batch."""
 
-    def __init__(self, heads: Sequence[Head], config: LossConfig) -> None:
+    def __init__(self, heads: Sequence[Head], config: YoloLossConfig) -> None:
         super().__init__(heads)
         self.config = config
         if any(len(head.parts) > 1 for head in heads):
@@ -160,7 +160,7 @@ class YoloxLoss(HeadLoss):
     def __init__(self, heads: Sequence[Head], config: YoloxLossConfig) -> None:
         super().__init__(heads)
         self.config = config
-        if (reach := min(head.scale_x_y for head in heads)) < FAR:
+        if (reach := min(head.scale_x_y for head in heads)) < MIN_DECOUPLED_SCALE:
             raise ModelError(
                 f"loss=yolox is for heads whose cells reach others, these have scale_x_y={reach:g}. fix: loss=yolov3"
             )

@@ -1,4 +1,4 @@
-"""The losses by the name that ``loss=`` selects; plugins add theirs."""
+"""The losses by the name that ``loss=`` selects; plugins add their own."""
 
 from collections.abc import Callable
 

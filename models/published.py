@@ -2,29 +2,17 @@
 
 Addresses and SHA-1 are those of OpenCV's samples/dnn/models.yml and AlexeyAB/darknet's README. A
 file has a header of 20 bytes and 4 bytes for each value of the network, or of its first layers.
-Backbones of timm have the first digits of their SHA-256 in their names, and Apache's licence.
+The names of timm's backbones hold the first digits of their SHA-256.
 """
 
-from pathlib import Path
 from typing import NamedTuple
 
+from models.cfg import ZOO_FOLDER
 from models.errors import ModelError
 
-COCO, BACKBONE = "coco", "backbone"  # of model.weights
+COCO, BACKBONE = "coco", "backbone"  # values of model.weights
 TIMM53, TIMM_CSP53 = "timm:darknet53.c2ns_in1k", "timm:cspdarknet53.ra_in1k"
-COCO_NAMES = Path(__file__).parent / "zoo" / "coco.names"
-BACKBONE_LAYERS = {  # the layers that Darknet's users keep, and model.freeze=backbone freezes
-    "yolov3": 75,
-    "yolov3-spp": 75,
-    "yolov3-spp-decoupled": 75,
-    "yolov3-tiny": 15,
-    "yolov3-tiny-3l": 15,
-    "yolov3-tiny-decoupled": 13,
-    "yolov4": 137,
-    "yolov4-csp": 142,
-    "yolov4-tiny": 29,
-    "yolov7-tiny": 87,
-}
+COCO_NAMES = ZOO_FOLDER / "coco.names"
 LICENCE = (
     "Darknet's authors put theirs in the public domain; timm's have the Apache licence.\n"
     "The pictures of COCO and ImageNet that they learnt from have licences of their own."
@@ -37,10 +25,10 @@ _V3, _V4 = f"{_RELEASES}/darknet_yolo_v3_optimal", f"{_RELEASES}/darknet_yolo_v4
 
 
 class Published(NamedTuple):
-    """A file of weights: of all layers, trained on COCO, or of a backbone."""
+    """A file of weights: of a whole network, trained on COCO, or of a backbone."""
 
     networks: tuple[str, ...]  # of the zoo
-    kind: str  # of WORDS
+    alias: str  # the value of model.weights that stands for it
     url: str
     size: int | None  # in bytes; None: not published
     sha1: str | None = None  # None: not published
@@ -48,12 +36,12 @@ class Published(NamedTuple):
 
     @property
     def file_name(self) -> str:
-        """Its name there and here."""
+        """Its name where it is published, and in the cache."""
         return self.url.rpartition("/")[2]
 
     @property
     def name(self) -> str:
-        """How get_weights calls it."""
+        """Its name in scripts.get_weights."""
         return self.file_name.removesuffix(".weights")
 
 
@@ -75,20 +63,20 @@ PUBLISHED = (
         ("yolov4",), TIMM_CSP53, f"{_TIMM}/v0.1-weights/cspdarknet53_ra_256-d05c7c21.pth", None, None, "d05c7c21"
     ),
 )
-WORDS = frozenset(entry.kind for entry in PUBLISHED)  # of model.weights
+ALIASES = frozenset(entry.alias for entry in PUBLISHED)
 
 
 def find_published(weights: str, network: str, width: float) -> Published | None:
-    """The file that ``model.weights`` means for ``model.cfg``; None if it is no word for one.
+    """The file that ``model.weights`` stands for; None if it is not an alias.
 
-    Raises ModelError if nothing is published for this network.
+    Raises ModelError if no such file is published for ``model.cfg`` and ``model.width``.
     """
-    if weights not in WORDS:
+    if weights not in ALIASES:
         return None
     for entry in PUBLISHED:
-        if weights == entry.kind and network in entry.networks and width == 1:
+        if weights == entry.alias and network in entry.networks and width == 1:
             return entry
-    zoo = sorted({name for entry in PUBLISHED if entry.kind == weights for name in entry.networks})
+    zoo = sorted({name for entry in PUBLISHED if entry.alias == weights for name in entry.networks})
     raise ModelError(
         f"model.weights={weights} is published for {', '.join(zoo)} with model.width=1, not for model.cfg={network} and"
         f" model.width={width:g}. fix: model.weights=<file>, or null"

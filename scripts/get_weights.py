@@ -21,7 +21,7 @@ def get_weights(config: schema.GetWeightsConfig) -> None:
     if config.name == "list":
         print(f"weights in {from_checkpoint.weights_folder()}:")
     for entry in PUBLISHED:
-        use = f"model={' or '.join(entry.networks)} model.weights={entry.kind}"
+        use = f"model={' or '.join(entry.networks)} model.weights={entry.alias}"
         if config.name == "list":
             here = "here" if (from_checkpoint.weights_folder() / entry.file_name).is_file() else ""
             size = f"{entry.size / 1e6:.0f} MB" if entry.size is not None else ""

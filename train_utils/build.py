@@ -24,7 +24,7 @@ from data import Annotations, ImageSource
 from data.dataset import AUGMENTATIONS
 from data.io import usable_cores
 from data.loader import BatchLoader
-from models.config import FAR, AutoLoss
+from models.config import MIN_DECOUPLED_SCALE, AutoLoss
 from train_utils import checkpoint, distributed, numerics
 from train_utils.distributed import World, torch_distributed_zero_first
 
@@ -37,7 +37,7 @@ def load_network(config: models.ModelConfig) -> models.Cfg:
     """Parse ``model.cfg``, a file or a name in the zoo, with the bins and anchors of ``config``."""
     path = Path(config.cfg)
     cfg = models.load_cfg(path if path.suffix else models.zoo_cfg(config.cfg))
-    bins = models.ZOO_BINS.get(config.cfg) if config.box_bins is None else config.box_bins
+    bins = config.bins()
     cfg = cfg if bins is None else models.with_box_bins(cfg, bins)
     return cfg if config.anchors is None else models.with_anchors(cfg, config.anchors)
 
@@ -127,7 +127,7 @@ def suitable_loss(heads: Sequence[models.Head], config: models.LossSection) -> m
     """
     if not isinstance(config, AutoLoss):
         return config
-    name = "yolox" if min(head.scale_x_y for head in heads) >= FAR else "yolov3"
+    name = "yolox" if min(head.scale_x_y for head in heads) >= MIN_DECOUPLED_SCALE else "yolov3"
     given = {key: value for key, value in compose.to_dictionary(config).items() if value is not None} | {"name": name}
     schema = CHOICES["loss"][name]
     if others := given.keys() - {field.name for field in fields(schema)}:

@@ -113,7 +113,7 @@ def measure(variant: str, model: str, image_size: int, batch_size: int) -> float
 def zoo(side: str = "640", rounds: str = "5") -> None:
     """Print each network's size and the least CPU time of its forward pass, as in predict.py."""
     torch.set_num_threads(1)  # so that the CPU time does not depend on other programs
-    cpu, names = torch.device("cpu"), sorted(path.stem for path in ZOO.glob("*.cfg"))
+    cpu, names = torch.device("cpu"), sorted(ZOO)
     images = torch.rand(1, 3, int(side), int(side)).contiguous(memory_format=torch.channels_last)
     networks = {name: for_detection(new_network(name).eval(), cpu) for name in names}
 

@@ -8,7 +8,7 @@ import math
 from itertools import chain, product
 from typing import NamedTuple
 
-from models import Head, LossConfig, YoloxLossConfig
+from models import Head, YoloLossConfig, YoloxLossConfig
 
 Box = tuple[float, float, float, float]
 Pair = tuple[list[float], int, int, int, float]  # a target, anchor, row, column, and the weight of the pair
@@ -155,7 +155,7 @@ def yolo_loss(
     raw_maps: list[list],
     targets: list[list[float]],
     heads: list[Head],
-    config: LossConfig | YoloxLossConfig,
+    config: YoloLossConfig | YoloxLossConfig,
     ratio: float = 1.0,
     *,
     fixed_maps: list[list] | None = None,

@@ -113,7 +113,7 @@ def thin(text: str) -> str:
 
 
 # Files to damage; half of the draws pick the one with every kind of layer.
-ORIGINALS = [thin(path.read_text()) for path in sorted(ZOO.glob("*.cfg"))]
+ORIGINALS = [thin(zoo_cfg(name).read_text()) for name in sorted(ZOO)]
 ORIGINALS += [EVERY_KIND] * len(ORIGINALS)
 
 

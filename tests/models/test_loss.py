@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from models import DarknetLoss, Head, IouKind, LossConfig, YoloLoss, YoloxLoss, YoloxLossConfig
+from models import DarknetLoss, Head, IouKind, YoloLoss, YoloLossConfig, YoloxLoss, YoloxLossConfig
 from models.config import PositivesBy
 from models.decode import cxcywh_to_xyxy, decode
 from models.errors import ModelError
@@ -22,7 +22,7 @@ HEADS = [
 ]
 WIDE_HEADS = [replace(head, scale_x_y=scale) for head, scale in zip(HEADS, (3.0, 6.0), strict=True)]
 ONE_ANCHOR = [replace(head, anchors=head.anchors[:1], scale_x_y=6.0) for head in HEADS]
-CONFIG = LossConfig(name="yolov3", box=3.54, objectness=64.3, classification=37.4, iou=IouKind.giou, anchor_iou=0.2)
+CONFIG = YoloLossConfig(name="yolov3", box=3.54, objectness=64.3, classification=37.4, iou=IouKind.giou, anchor_iou=0.2)
 YOLOX = YoloxLossConfig(
     name="yolox",
     box=5.0,

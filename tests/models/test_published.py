@@ -1,4 +1,4 @@
-"""The table of published weights: sizes by the .cfg, and which words are refused."""
+"""The table of published weights: sizes by the .cfg, and which aliases are refused."""
 
 import re
 
@@ -6,20 +6,20 @@ import pytest
 import torch
 
 from models import Darknet, ModelError, zoo_cfg
-from models.cfg import ZOO
-from models.published import BACKBONE, BACKBONE_LAYERS, COCO_NAMES, PUBLISHED, WORDS, find_published
+from models.cfg import ZOO, ZOO_FOLDER
+from models.published import ALIASES, BACKBONE, COCO_NAMES, PUBLISHED, find_published
 from models.weights import weight_tensors
 
 
 def test_sizes_are_those_of_the_networks() -> None:
     models = {}
     with torch.device("meta"):  # shapes without values
-        models = {name: Darknet(zoo_cfg(name)) for name in BACKBONE_LAYERS}
-    assert models.keys() == {path.stem for path in ZOO.glob("*.cfg")}
-    assert all(BACKBONE_LAYERS[name] <= model.heads[0].layer - 1 for name, model in models.items())
+        models = {name: Darknet(zoo_cfg(name)) for name in ZOO}
+    assert models.keys() == {path.stem for path in ZOO_FOLDER.glob("*.cfg")}
+    assert all(ZOO[name].backbone_layers <= model.heads[0].layer - 1 for name, model in models.items())
     for entry in PUBLISHED:
         for name in entry.networks:
-            end = BACKBONE_LAYERS[name] if entry.kind == BACKBONE else len(models[name].layers)
+            end = ZOO[name].backbone_layers if entry.alias == BACKBONE else len(models[name].layers)
             values = sum(tensor.numel() for layer, _, tensor in weight_tensors(models[name]) if layer < end)
             assert entry.size in (20 + 4 * values, None), (entry.name, name)
         assert entry.size or (entry.sha256 and f"-{entry.sha256}.pth" in entry.url)
@@ -27,16 +27,16 @@ def test_sizes_are_those_of_the_networks() -> None:
     assert len(COCO_NAMES.read_text().splitlines()) == models["yolov3"].num_classes
 
 
-def test_a_word_means_one_file_or_is_refused_by_name() -> None:
-    for kind in WORDS:
-        for name in BACKBONE_LAYERS:
-            found = [entry for entry in PUBLISHED if entry.kind == kind and name in entry.networks]
+def test_an_alias_means_one_file_or_is_refused_by_name() -> None:
+    for alias in ALIASES:
+        for name in ZOO:
+            found = [entry for entry in PUBLISHED if entry.alias == alias and name in entry.networks]
             if found:
-                assert [find_published(kind, name, 1.0)] == found
+                assert [find_published(alias, name, 1.0)] == found
             with pytest.raises(
-                ModelError, match=rf"weights={re.escape(kind)} is published for .* not for .*={name} and"
+                ModelError, match=rf"weights={re.escape(alias)} is published for .* not for .*={name} and"
             ):
-                find_published(kind, name, 0.5 if found else 1.0)
+                find_published(alias, name, 0.5 if found else 1.0)
         with pytest.raises(ModelError, match=r"not for model\.cfg=mine/coco\.cfg"):
-            find_published(kind, "mine/coco.cfg", 1.0)
+            find_published(alias, "mine/coco.cfg", 1.0)
     assert find_published("coco.weights", "mine.cfg", 0.5) is None

@@ -22,7 +22,7 @@ from conf.errors import TrainError
 from conf.schema import TrainConfig
 from conf.train_options import Compile, TrainSection
 from data import Batch
-from models import Darknet
+from models import Darknet, zoo_cfg
 from models.cfg import ZOO
 from tests.models.small_network import small
 from tests.train_utils.losses import COST, LOSSES, loss_of
@@ -266,8 +266,8 @@ def test_every_kind_of_layer_in_the_zoo_is_one_graph() -> None:
     def note(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         kinds[re.sub(r"\d+", "", repr(layer))] = layer, tuple(x.detach().clone() for x in inputs)
 
-    for path in ZOO.glob("*.cfg"):
-        model = Darknet(path, num_classes=2, width=0.125)
+    for name in ZOO:
+        model = Darknet(zoo_cfg(name), num_classes=2, width=0.125)
         for layer in model.layers:
             layer.register_forward_pre_hook(note)
         model(torch.rand(2, 3, 2 * model.max_stride, 2 * model.max_stride))
