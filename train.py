@@ -71,7 +71,6 @@ def train(requested: schema.TrainConfig) -> run.Outcome:  # noqa: PLR0915 - the 
         guard = engine.NonFiniteGuard(model, engine.MAX_NONFINITE_STEPS, report.line)
         writer = checkpoint.CheckpointWriter(report.folder, report.line, config.train)
         stop.handle_term()
-
         is_final, stop_reason = False, state.stop_reason(config.train, world)
         while stop_reason is None and stop.agreed is None:
             loss.refines = state.epoch >= dataset.first_plain_epoch

@@ -138,7 +138,7 @@ def claim_error() -> bool:
     """Whether this rank prints the error that ends it: the first of its group to ask.
 
     Before there is a group, as for refused options, it is the first of its node. The other ranks
-    wait here, because the launcher ends all ranks once one has ended, and the one that prints shall
+    wait here, because the launcher ends all ranks once one has ended, and the one that prints must
     be first. Without a launcher a process prints its error.
     """
     dist = sys.modules.get("torch.distributed")

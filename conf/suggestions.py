@@ -153,7 +153,7 @@ def _wrong_words(
 
 
 def _may_be(key: str, value: str, kinds: Mapping[str, Any]) -> bool:
-    """Whether Hydra shall judge ``key=value``."""
+    """Whether Hydra is to judge ``key=value``."""
     if key in kinds:
         return section_of(kinds[key]) is not None or _our_value(key, value) == value
     parent = key.rpartition(".")[0]  # the keys of a list are positions

@@ -110,7 +110,7 @@ def closing_tables(run: Path) -> list[str]:
     return re.findall(r"^ *AP  AP50.+?^best AP [\d.]+ after epoch \d+", text, re.MULTILINE | re.DOTALL)
 
 
-def test_a_validation_set_without_boxes_leaves_checkpoints_and_no_figures(shapes: Path, tmp_path: Path) -> None:
+def test_a_validation_set_without_boxes_leaves_checkpoints_and_no_metrics(shapes: Path, tmp_path: Path) -> None:
     shutil.copytree(shapes, tmp_path / "shapes")
     (path,) = (tmp_path / "shapes").glob("*/annotations/instances_val.json")
     path.write_text(json.dumps(json.loads(path.read_text()) | {"annotations": []}))
@@ -128,7 +128,7 @@ def test_a_validation_set_without_boxes_leaves_checkpoints_and_no_figures(shapes
 def test_images_that_vanish_end_a_training_and_a_damaged_one_is_counted(
     split: str, shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The checkpoint of before the fault stays."""
+    """The checkpoint written before the fault stays."""
     shutil.copytree(shapes, tmp_path / "shapes")
     (folder,) = (tmp_path / "shapes").glob(f"*/{split}")
     damaged = sorted(folder.iterdir())[1]

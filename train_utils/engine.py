@@ -87,9 +87,8 @@ def train_one_epoch(  # noqa: PLR0915 - all that a step does
     """Train on the batches that ``loader`` has left of an epoch, or until all ranks stop.
 
     A step takes ``accumulate`` batches. One whose loss or gradient is not finite is skipped: it
-    changes nothing. After every other step ``log_step`` gets its number, the learning rate and this
-    rank's losses. Raises TrainError if too many steps in a row are skipped, and what
-    ``check_weights`` raises, before each checkpoint and at the end of the epoch.
+    changes nothing. After every other step ``log_step`` gets its number, the rate and this rank's
+    losses. Raises what ``guard.skip`` and, before checkpoints and at the end, ``check_weights`` do.
     """
     model, world = forward.model, forward.world
     model.train()
@@ -143,7 +142,7 @@ def train_one_epoch(  # noqa: PLR0915 - all that a step does
         sums.zero_()
         passes = 0
         if not skip:
-            log_step(state.step, {"lr": state.optimizer.param_groups[0]["lr"], **named})
+            log_step(state.step, {"lr": state.lr, **named})
         if save or stop.agreed:
             check_weights(state)
             writer.save(state.to_plain())
@@ -152,8 +151,7 @@ def train_one_epoch(  # noqa: PLR0915 - all that a step does
         progress.at(images, live_metrics)
     check_weights(state)
     seconds = time.perf_counter() - started
-    lr = state.optimizer.param_groups[0]["lr"]
-    return EpochResult(lr, state.mean_losses(world), images / seconds, waited / seconds)
+    return EpochResult(state.lr, state.mean_losses(world), images / seconds, waited / seconds)
 
 
 def rehearse(forward: ForwardPass, state: train_state.TrainState, side: int) -> None:

@@ -95,6 +95,11 @@ class TrainState:
         return f"best AP {self.best:.4f} after epoch {self.best_epoch}"
 
     @property
+    def lr(self) -> float:
+        """The learning rate of the convolution weights, at the last step."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    @property
     def parameters(self) -> list[torch.nn.Parameter]:
         """The trained parameters, in the order of the optimiser."""
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]

@@ -46,7 +46,7 @@ def test_adamw_takes_its_first_beta_and_decay_from_the_schedule() -> None:
             assert group["weight_decay"] == (schedule.weight_decay(step) if group["name"] == "convolution" else 0)
 
 
-def test_rates_during_and_after_burn_in() -> None:
+def test_rates_during_and_after_warmup() -> None:
     schedule = Schedule(CONFIG, steps_per_epoch=10, total_steps=400)
     assert schedule.warmup_steps == 40
     optimizer = make_optimizer(small_model(), CONFIG)
@@ -77,7 +77,7 @@ def test_decays_meet_their_ends(decay: Decay, halfway: float, flat: float) -> No
     assert schedule.lr_factor(100) == pytest.approx(1 if decay is Decay.constant else 0.05)
 
 
-def test_burn_in_never_swallows_a_short_training_and_biases_start_fast_with_plain_sgd_only() -> None:
+def test_warmup_never_swallows_a_short_training_and_biases_start_fast_with_plain_sgd_only() -> None:
     assert Schedule(CONFIG, 13, 520).warmup_steps == 52
     assert Schedule(CONFIG, 100, 30_000).warmup_steps == 500
     assert Schedule(CONFIG, 1000, 300_000).warmup_steps == 3000
