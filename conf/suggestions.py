@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from conf import CONF_DIR
 from conf.options import option
 from conf.schema import CHOICES
-from data import layouts
+from data.layouts import SET_KINDS
 
 NOT_COMPOSED = HydraException, OmegaConfBaseException, yaml.YAMLError  # the errors for explain()
 
@@ -92,8 +92,8 @@ def _explain_choice(group: str, name: str, choices: Sequence[str], schema: Any) 
     if options := _options_of_file(group, name, kinds_of(schema)):
         return f"{group}={name} is a file, and {group}= takes names. fix: {options}"
     if group in ("data", "experiment") and is_path(name):
-        places = layouts.KINDS if group == "data" else "a YAML file"
-        return f"{group}={name}: there is no {os.path.expanduser(name)}. fix: one of the names, or the path of {places}"
+        kinds = SET_KINDS if group == "data" else "a YAML file"
+        return f"{group}={name}: there is no {os.path.expanduser(name)}. fix: one of the names, or the path of {kinds}"
     near = get_close_matches(os.path.splitext(name)[0].lower().replace("_", "-"), choices, n=1)
     hint = f"did you mean {group}={near[0]}? " if near else ""
     return f"no choice {group}={name}; {hint}there are: {', '.join(choices)}"

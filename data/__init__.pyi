@@ -15,7 +15,6 @@ from .dataset import TrainDataset as TrainDataset
 from .errors import DataError as DataError
 from .geometry import Letterbox as Letterbox
 from .geometry import cut_at_edges as cut_at_edges
-from .geometry import letterbox as letterbox
 from .images import ImageSource as ImageSource
 from .images import build_image_cache as build_image_cache
 from .images import image_cache_name as image_cache_name

@@ -1,7 +1,4 @@
-"""What a person sees of a run: lines and progress.
-
-Progress goes to stderr: on a terminal as a live line, otherwise as whole lines.
-"""
+"""What a person sees of a run: lines, and progress on stderr."""
 
 import sys
 import time
@@ -19,7 +16,7 @@ SECONDS_BETWEEN_LINES = 10.0  # where no line can be rewritten
 
 class _Screen(Console):
     def show_cursor(self, show: bool = True) -> bool:
-        """Leave the cursor on: a process that is killed could not bring it back."""
+        """Leave the cursor on: a killed process could not bring it back."""
         return False
 
 
@@ -47,7 +44,7 @@ def warn(text: str) -> None:
 class Progress:
     """Progress through ``total`` units of work, 0 if that is unknown; silent unless enabled.
 
-    On a terminal it is a live line, otherwise a line in SECONDS_BETWEEN_LINES at most::
+    On a terminal it is a live line, otherwise one line per SECONDS_BETWEEN_LINES at most::
 
         with Progress(len(images), "evaluate", enabled=True) as progress:
             ...
@@ -73,9 +70,9 @@ class Progress:
         self.at(self.done + units)
 
     def at(self, done: int, metrics: Callable[[], Mapping[str, str]] = dict) -> None:
-        """Tell that ``done`` units are finished; the live line goes after the last.
+        """Report that ``done`` units are finished; the live line goes after the last.
 
-        ``metrics`` are asked for only when they are shown: they may cost a wait for the device.
+        ``metrics`` is called only if it is shown: it may wait for the device.
         """
         self.done, now, total = done, time.monotonic(), self.total
         wait = SECONDS_BETWEEN_LINES if self._bar is None else SECONDS_BETWEEN_UPDATES
@@ -104,8 +101,8 @@ def tracked(items: Iterable[T], total: int, title: str, unit: str = "img") -> It
 
 
 def counted(number: int, noun: str) -> str:
-    """``1 image``, ``2 images``."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    """``1 image``, ``2,000 images``, ``3 boxes``."""
+    return f"{number:,} {noun}{'' if number == 1 else 'es' if noun.endswith(('s', 'x')) else 's'}"
 
 
 def duration(seconds: float) -> str:
@@ -115,7 +112,7 @@ def duration(seconds: float) -> str:
 
 
 def _start_bar(title: str, total: int) -> bars.Progress:
-    """A live line without a thread: it would be alive while data workers are forked."""
+    """A live line without a thread, which would be alive while data workers are forked."""
     label, text = (bars.TextColumn(f"{{task.{name}}}", markup=False) for name in ("description", "fields[text]"))
     columns = label, bars.BarColumn(bar_width=None), text
     bar = bars.Progress(*columns, console=SCREEN, auto_refresh=False, transient=True, expand=True)

@@ -82,7 +82,9 @@ def test_eval_batch(resize: data.Resize, coco_set) -> None:
         if resize == data.Resize.stretch:
             height, width = annotations.sizes[index].tolist()
             assert (ratio_x * width, ratio_y * height, pad_x, pad_y) == pytest.approx((64, 64, 0, 0))
-        expected = annotations.boxes_xyxy(index) * np.array([ratio_x, ratio_y] * 2) + np.array([pad_x, pad_y] * 2)
+        expected = annotations.training_boxes(index)[1] * np.array([ratio_x, ratio_y] * 2) + np.array(
+            [pad_x, pad_y] * 2
+        )
         found = torch.cat([targets[:, 1:3] - targets[:, 3:] / 2, targets[:, 1:3] + targets[:, 3:] / 2], dim=1).numpy()
         assert np.allclose(found, expected, atol=1e-4)
         assert targets[:, 0].tolist() == annotations.training_boxes(index)[0].tolist()

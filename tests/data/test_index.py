@@ -182,7 +182,7 @@ def test_a_damaged_index_is_built_anew(
         damage(file)
         assert arrays(coco_set.open()) == expected
         assert [record.getMessage() for record in caplog.records] == [
-            f"the index {folder} is damaged and is built anew"
+            f"the index {folder} is damaged and will be rebuilt"
         ]
         caplog.clear()
         assert arrays(coco_set.open()) == expected and not caplog.records
