@@ -29,23 +29,23 @@ from conf.errors import install_command
 from conf.run_files import CHECKPOINTS
 from data.errors import printable
 from data.shapes import draw_image
-from models import export as files
+from models.export import DetectorGraph, FixedSuppression, check_file, write_onnx, write_torch
 from train_utils import open_checkpoint
 
-EXTRA = ("onnx", "onnxscript", "onnxruntime")
+ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 DRAWN_SIDE = 320  # pixels
-MOST_CANDIDATES = 1000  # boxes of an image, best first, that enter suppression
+MIN_CANDIDATES = 1000  # how many boxes of an image, best first, enter suppression at least
 
 
 @run.callable_from_python("export")
 def export(config: schema.ExportConfig) -> Path:
-    """Write and check a file as configured and return its path.
+    """Write and check a file as configured, and return its path.
 
-    Raises ConfigError if packages are missing or options do not fit, ModelError if the weights do
-    not fit or the file differs from the network.
+    Raises ConfigError if packages are missing or options do not fit, and ModelError if the weights
+    do not fit or the file differs from the network.
     """
     is_onnx = config.format == schema.ExportFormat.onnx
-    if is_onnx and (missing := [name for name in EXTRA if importlib.util.find_spec(name) is None]):
+    if is_onnx and (missing := [name for name in ONNX_PACKAGES if importlib.util.find_spec(name) is None]):
         raise ConfigError(f"format=onnx needs {', '.join(missing)} installed. fix: {install_command(*missing)}")
     out = output_path(config, ".onnx" if is_onnx else ".pt2")
     size = config.image_size
@@ -62,9 +62,9 @@ def export(config: schema.ExportConfig) -> Path:
     print(f"{detector.note}; {height} x {width} pixels (height x width)", flush=True)
     suppression = None
     if config.nms:
-        candidates = max(MOST_CANDIDATES, config.max_detections)
-        suppression = files.FixedSuppression(config.confidence, config.nms_iou, config.max_detections, candidates)
-    graph = files.DetectorGraph(model, suppression, show_candidates=is_onnx)
+        candidates = max(MIN_CANDIDATES, config.max_detections)
+        suppression = FixedSuppression(config.confidence, config.nms_iou, config.max_detections, candidates)
+    graph = DetectorGraph(model, suppression, show_candidates=is_onnx)
     dynamic = {0: "batch"} if config.dynamic_batch else {}
     dynamic |= {2: "height", 3: "width"} if config.dynamic_size else {}
     details = metadata(config, detector, (height, width), list(dynamic.values()))
@@ -76,21 +76,21 @@ def export(config: schema.ExportConfig) -> Path:
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as workplace:
         partial = Path(workplace) / out.name
         print(f"writing {out} ...", flush=True)
-        write = files.write_onnx if is_onnx else files.write_torch
+        write = write_onnx if is_onnx else write_torch
         write(graph, torch.zeros(shape[0], 3, height, width), dynamic, details, partial)
         print("comparing it with the network ...", flush=True)
-        boxes, scores = files.check(partial, model, graph, trial_batches([shape, other] if dynamic else [shape]))
+        boxes, scores = check_file(partial, model, graph, trial_batches([shape, other] if dynamic else [shape]))
         os.replace(partial, out)
     print(
-        f"wrote {out}: {out.stat().st_size / 1e6:.1f} MB; on drawn pictures, noise and black its boxes are within "
-        f"{boxes:.1e} of the image size and its scores within {scores:.1e} of the network's",
+        f"wrote {out}: {out.stat().st_size / 1e6:.1f} MB; on drawn pictures, noise and black its boxes differ from the "
+        f"network's by up to {boxes:.1e} of the image size and its scores by up to {scores:.1e}",
         flush=True,
     )
     return out
 
 
 def trial_batches(shapes: Sequence[tuple[int, int, int]]) -> Iterator[torch.Tensor]:
-    """For each shape (count, height, width) batches of drawn pictures, noise and black."""
+    """For each shape (count, height, width) a batch each of drawn pictures, noise and black."""
     generator = np.random.default_rng(0)
     for count, height, width in shapes:
         drawn = [cv2.resize(draw_image(DRAWN_SIDE, generator).image, (width, height)) for _ in range(count)]
@@ -102,7 +102,7 @@ def trial_batches(shapes: Sequence[tuple[int, int, int]]) -> Iterator[torch.Tens
 def output_path(config: schema.ExportConfig, suffix: str) -> Path:
     """The file to write: ``out``, or the name of the weights with the format's ``suffix``.
 
-    Raises ConfigError if there are no weights, or ``out`` has another suffix or is a folder.
+    Raises ConfigError without weights, and if ``out`` has another suffix or is a folder.
     """
     if config.out is not None:
         out = Path(config.out)
@@ -122,7 +122,7 @@ def output_path(config: schema.ExportConfig, suffix: str) -> Path:
 def metadata(
     config: schema.ExportConfig, detector: open_checkpoint.TrainedNetwork, size: tuple[int, int], open_axes: list[str]
 ) -> dict[str, str]:
-    """What the file says about itself, as JSON."""
+    """What the file says about itself, as texts in JSON."""
     facts = {
         "names": detector.names,
         "category_ids": detector.category_ids,

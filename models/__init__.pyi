@@ -24,6 +24,7 @@ from .heads import Head as Head
 from .heads import with_anchors as with_anchors
 from .heads import with_box_bins as with_box_bins
 from .loss import HeadLoss as HeadLoss
+from .loss import LossParts as LossParts
 from .loss import YoloLoss as YoloLoss
 from .loss import YoloxLoss as YoloxLoss
 from .losses import LOSSES as LOSSES

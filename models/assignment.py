@@ -3,10 +3,10 @@
 Nothing here synchronises with the host (no boolean indexing, no count read back), so an
 accelerator queues a whole step.
 
-Positives that follow the predictions, several for each object, come from task-aligned one-stage
-detection (Feng et al. 2021, section 3.2) and from optimal transport (SimOTA: YOLOX, Ge et al.
-2021, section 2.1). Here the candidates are anchors of the cells from which the decoding reaches the
-centre of the object: its own cell, and its neighbours if scale_x_y is above 1.
+Predictions choose several positives for each object, as in task-aligned one-stage detection (Feng
+et al. 2021, section 3.2) or SimOTA (YOLOX, Ge et al. 2021, section 2.1). The candidates are the
+anchors of all cells from which the decoding reaches the centre of the object: its own cell and, if
+scale_x_y is above 1, neighbours.
 """
 
 import math
@@ -21,14 +21,14 @@ from models.decode import at_least_float32, box_iou_aligned, boxes_in_cells, cxc
 from models.heads import Anchors, Head, HeadMap
 
 PAIRS_AT_ONCE = 2**18  # boxes x targets compared at once: temporaries of 1 MB fit a CPU's cache
-STEPS = 256  # weights are multiples of 1 / STEPS: their sums are exact, whatever the number of ranks
-OVERLAP_POWER = 6  # of the overlap beside the score, in the alignment (Feng et al. 2021)
+WEIGHT_STEPS = 256  # weights are multiples of 1 / 256, so their sums are exact on any number of ranks
+OVERLAP_POWER = 6  # exponent of the overlap in the alignment (Feng et al. 2021)
 OVERLAP_COST = 3.0  # weight of -log IoU beside the cross-entropy, in the cost (Ge et al. 2021)
-# YOLOX has 1. Then small objects have one at first, large ones up to ten, and rare small ones are
-# not learnt in some hundred steps (docs/results/notebook.md).
-LEAST_POSITIVES = 3
-LEAST_LOG = -100.0  # bounds a cross-entropy, as torch does
-NEVER = -math.inf  # the merit of what is not chosen
+# YOLOX has 1. At first, small objects then get one and large ones up to ten, so rare small objects
+# are not learnt in a few hundred steps (docs/results/notebook.md).
+MIN_POSITIVES = 3
+MIN_LOG = -100.0  # bounds a cross-entropy, as torch does
+NEVER = -math.inf  # the merit of what is never chosen
 
 
 class Cells(NamedTuple):
@@ -50,10 +50,10 @@ def positives_by_shape(
 ) -> tuple[Tensor, Cells, Tensor]:
     """Pair every target with each anchor of a head in the cell of its centre: p = t * a pairs.
 
-    The anchor of the .cfg with the most similar shape (the first of equals) is positive if the head
-    has it. With iou_thresh below 1 so are the head's anchors whose shape overlaps by more than
-    that. A target without a size is in no positive pair: such rows fill up batches. Returns the
-    weight (p,), 1 where the pair is positive, else 0, the cells (p,) and the targets (p, 6).
+    A pair is positive if, of all anchors in the .cfg, its anchor has the shape most like the
+    target's (the first of equals), or if their shapes overlap by more than an iou_thresh below 1.
+    A target without a size, such as a row that fills up a batch, is in no positive pair. Returns
+    the weights (p,), 1 for positive pairs and 0 for others, the cells (p,) and the targets (p, 6).
     """
     overlap = wh_iou(targets[:, 4:6], anchors.all)
     most, anchor = overlap.max(1, keepdim=True)
@@ -65,7 +65,7 @@ def positives_by_shape(
 
 
 def centre_cells(targets: Tensor, stride: int, shape: tuple[int, ...]) -> Cells:
-    """The cells with the centres of targets (t, 6), at every anchor: (t, 1) each, anchor (1, a).
+    """The cells (t, 1) that hold the centres of targets (t, 6), and every anchor (1, a).
 
     targets: image, class, cx, cy, w, h in pixels. A centre on the image's far edge belongs to the
     last cell.
@@ -91,8 +91,8 @@ def targets_in_cells(targets: Tensor, cells: Cells, stride: int) -> Tensor:
 def best_overlaps(boxes_xyxy: Tensor, targets: Tensor) -> Tensor:
     """The largest IoU (batch, n) of each box (batch, n, 4) with a target of its image, or 0.
 
-    targets: (t, 6) image, class, cx, cy, w, h in the pixels of the boxes, in any order. To bound
-    memory, only a few targets at a time are compared with the boxes of their images.
+    targets: (t, 6) image, class, cx, cy, w, h in the pixels of the boxes, in any order. They are
+    compared with the boxes of their images a few at a time, to bound memory.
     """
     batch, count, _ = boxes_xyxy.shape
     best = boxes_xyxy.new_zeros(batch, count)
@@ -107,11 +107,10 @@ def best_overlaps(boxes_xyxy: Tensor, targets: Tensor) -> Tensor:
 
 @torch.no_grad()
 def merge_classes(position: Tensor, weight: Tensor, classes: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
-    """Give each pair the classes, and the number, of all pairs at its position.
+    """Give each pair the classes, and the number, of the pairs at its position that count.
 
     position: int64 (p,); weight: (p,) 1 where a pair counts, else 0; classes: (p,). Returns the
-    classes as (p, num_classes) of 0 and 1, and the number (p,), at least 1. Only pairs that count
-    enter.
+    classes as (p, num_classes) of 0 and 1, and the number (p,), at least 1.
     """
     order = position.argsort()
     starts = position[order].diff(prepend=position.new_full((1,), -1)) != 0
@@ -130,22 +129,22 @@ def dynamic_positives(
     targets: (t, 6) image, class, cx, cy, w, h in pixels. Returns for each head the weights (t, p)
     of its p candidates, 0 where one is not chosen, and their cells. ``by`` ranks the candidates:
 
-    - alignment: score * IoU^6, where score is objectness * class probability. The weight is this
-      product, as a share of the largest.
-    - cost: the cross-entropy of the root of all scores, plus 3 * -log IoU; the least counts. The
-      weight is 1. The number is the sum of the ``count`` largest overlaps, rounded down, but at
-      least LEAST_POSITIVES; else it is ``count``.
+    - alignment: by score * IoU^6, where score is objectness * class probability, highest first.
+      ``count`` are chosen; their weight is this product as a share of the target's largest.
+    - cost: by the cross-entropy of the roots of all scores plus 3 * -log IoU, lowest first. As many
+      are chosen as the ``count`` largest overlaps add up to, rounded down, but at least
+      MIN_POSITIVES; their weight is 1.
 
-    Of equals the first is chosen: heads, then anchors, rows, columns. An anchor of a cell that
-    several targets choose learns the one that it overlaps most, or that costs least. A target
-    without a size, and a candidate without an overlap, is never chosen.
+    Of equals the first is chosen, in the order of heads, anchors, rows, columns. If several targets
+    choose an anchor of a cell, it learns the one that it overlaps most, or that costs least.
+    Targets without a size and candidates without an overlap are never chosen.
     """
     candidates = [_candidates(head, raw.shape, targets) for head, _, raw in maps]
     places = [cells for _, cells in candidates]
     overlaps, merits = _overlaps_and_merits(maps, candidates, targets, by)
     if by == PositivesBy.cost:
         largest = overlaps.sort(dim=1, descending=True).values[:, :count]
-        numbers = largest.sum(1, keepdim=True).floor().clamp(min=min(count, LEAST_POSITIVES))
+        numbers = largest.sum(1, keepdim=True).floor().clamp(min=min(count, MIN_POSITIVES))
     else:
         numbers = overlaps.new_full((), count)
     best = merits.argsort(dim=1, descending=True, stable=True)
@@ -156,12 +155,12 @@ def dynamic_positives(
     if by != PositivesBy.cost:
         winners = torch.where(won, merits, 0)
         shares = winners / winners.amax(1, keepdim=True).clamp(min=torch.finfo(winners.dtype).tiny)
-        weights = shares.mul(STEPS).round() / STEPS
+        weights = shares.mul(WEIGHT_STEPS).round() / WEIGHT_STEPS
     return list(zip(weights.split([cells.anchor.shape[1] for cells in places], dim=1), places, strict=True))
 
 
 def _without_rivals(maps: Sequence[HeadMap], places: Sequence[Cells], merits: Tensor) -> Tensor:
-    """Whether each merit (t, n) is that of a positive: no other target has more at its place."""
+    """Whether each candidate (t, n) is a positive: no other target has more merit at its place."""
     positions, start = [], 0
     for (_, _, raw), cells in zip(maps, places, strict=True):
         positions.append(cells.flat(raw.shape) + start)
@@ -173,7 +172,7 @@ def _without_rivals(maps: Sequence[HeadMap], places: Sequence[Cells], merits: Te
 
 
 def _candidates(head: Head, shape: tuple[int, ...], targets: Tensor) -> tuple[Tensor, Cells]:
-    """Whether each anchor of each cell about the centres (t, p) can reach them, and the cells."""
+    """Whether anchors of the cells around the centres can reach these (t, p), and the cells."""
     reach = (head.scale_x_y - 1) / 2  # beyond the cell, in cells
     steps = torch.arange(-math.ceil(reach), math.ceil(reach) + 1, device=targets.device)
     rows_on, columns_on = (steps.flatten() for steps in torch.meshgrid(steps, steps, indexing="ij"))
@@ -183,8 +182,8 @@ def _candidates(head: Head, shape: tuple[int, ...], targets: Tensor) -> tuple[Te
     for centre, corner in ((targets[:, 2:3], columns), (targets[:, 3:4], rows)):
         offset = centre / head.stride - corner
         reached &= (offset > -reach) & (offset < 1 + reach)
-    reached |= (rows_on == 0) & (columns_on == 0) & (targets[:, 4:5] > 0)  # its own, also on an edge
-    pairs = (len(targets), anchor.shape[1], reached.shape[1])  # targets, anchors, cells about the centre
+    reached |= (rows_on == 0) & (columns_on == 0) & (targets[:, 4:5] > 0)  # its own cell, even on an edge
+    pairs = (len(targets), anchor.shape[1], reached.shape[1])  # targets, anchors, cells around the centre
     inside = rows.clamp(0, shape[2] - 1), columns.clamp(0, shape[3] - 1)
     indices = (image[:, None], anchor[..., None], *(index[:, None] for index in inside))
     return reached[:, None].expand(pairs).flatten(1), Cells(*(index.expand(pairs).flatten(1) for index in indices))
@@ -193,13 +192,13 @@ def _candidates(head: Head, shape: tuple[int, ...], targets: Tensor) -> tuple[Te
 def _overlaps_and_merits(
     maps: Sequence[HeadMap], candidates: Sequence[tuple[Tensor, Cells]], targets: Tensor, by: PositivesBy
 ) -> tuple[Tensor, Tensor]:
-    """The IoU (t, n) of the boxes predicted at all candidates with their targets, and merits."""
+    """The IoU (t, n) of the boxes that all candidates predict with their targets, and merits."""
     parts = []
     for (head, anchors, raw), (reached, cells) in zip(maps, candidates, strict=True):
         coordinates, objectness, classes = head.split(at_least_float32(raw[tuple(cells)]))  # (t, p, ...)
         boxes = boxes_in_cells(coordinates, anchors.own[cells.anchor], head)
         parts.append((reached, objectness, classes, boxes, targets_in_cells(targets, cells, head.stride)))
-    # Joined, because an accelerator computes a long row in the time of a short one.
+    # Joined, because an accelerator computes a long row as fast as a short one.
     reached, there, classes, boxes, wanted = (torch.cat(tensors, dim=1) for tensors in zip(*parts, strict=True))
     iou = box_iou_aligned(boxes, wanted, IouKind.iou).clamp(min=0)
     overlap = torch.where(reached, iou, 0)
@@ -210,7 +209,7 @@ def _overlaps_and_merits(
         merit = logs.gather(2, labels)[..., 0].exp() * overlap**OVERLAP_POWER
     else:
         roots = logs / 2
-        misses = torch.log1p(-roots.exp()).clamp(min=LEAST_LOG)
-        true = (roots.clamp(min=LEAST_LOG) - misses).gather(2, labels)[..., 0]
+        misses = torch.log1p(-roots.exp()).clamp(min=MIN_LOG)
+        true = (roots.clamp(min=MIN_LOG) - misses).gather(2, labels)[..., 0]
         merit = misses.sum(-1) + true + OVERLAP_COST * overlap.log()
     return overlap, torch.where(overlap > 0, merit, NEVER)

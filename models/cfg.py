@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeVar
 from models.errors import ModelError
 
 Number = TypeVar("Number", int, float)
-MAX_INTEGER = 2**31 - 1  # Darknet's integers have 32 bits
+INT_MAX = 2**31 - 1  # Darknet's integers have 32 bits
 
 
 class ZooNetwork(NamedTuple):
@@ -112,21 +112,17 @@ class Section:
             raise self.error(f"has no {key} {value[:40]!r}; {nearest_name(value, choices)}", key)
         return value
 
-    def integer(
-        self, key: str, default: int | None = None, minimum: int = -MAX_INTEGER, maximum: int = MAX_INTEGER
-    ) -> int:
+    def integer(self, key: str, default: int | None = None, minimum: int = -INT_MAX, maximum: int = INT_MAX) -> int:
         """`key` as an int from `minimum` to `maximum`, required unless there is a default."""
         return self._parsed(key, self.text(key, default), int, minimum, maximum)
 
     def number(
-        self, key: str, default: float | None = None, minimum: float = -MAX_INTEGER, maximum: float = MAX_INTEGER
+        self, key: str, default: float | None = None, minimum: float = -INT_MAX, maximum: float = INT_MAX
     ) -> float:
         """`key` as a float from `minimum` to `maximum`, required unless there is a default."""
         return self._parsed(key, self.text(key, default), float, minimum, maximum)
 
-    def values(
-        self, key: str, kind: type[Number], minimum: float = -MAX_INTEGER, maximum: float = MAX_INTEGER
-    ) -> list[Number]:
+    def values(self, key: str, kind: type[Number], minimum: float = -INT_MAX, maximum: float = INT_MAX) -> list[Number]:
         """A comma-separated list of ints or floats, at least one. It may end with a comma."""
         return [self._parsed(key, item, kind, minimum, maximum) for item in self.text(key).strip(",").split(",")]
 

@@ -14,30 +14,16 @@ from models.heads import Head
 from models.layers import Convolution, SharedConvolution, YoloMap
 
 Version = tuple[int, int, int]
-WEIGHTS_VERSION: Version = (0, 2, 5)  # of .weights files, as Darknet writes them today
+WEIGHTS_VERSION: Version = (0, 2, 5)  # major, minor, revision of .weights files, as Darknet writes them today
 
 
 class Darknet(nn.Module):
     """The network of a .cfg.
 
-    Args:
-        cfg: path of a .cfg file, or one already parsed.
-        num_classes: class count of the [yolo] sections and the convolutions before them; None keeps
-            that of the file.
-        width: factor for the filters of all other convolutions (multiples of 8); 1 keeps them.
-
-    Attributes:
-        layers: the modules in file order, so that an index is a Darknet layer index.
-        heads: one Head for each [yolo] section, in the order of the raw maps.
-        shapes, sources: for every layer its map's channels and strides, and the layers it reads.
-        num_frozen: how many layers, from the first, are not trained.
-        max_stride: image rows and columns must be multiples of this.
-        in_channels: channels of an image.
-        notes: oddities of the .cfg that the user should know about, one sentence each.
-        seen, weights_version: the header of a .weights file: how many images the weights were
-            trained on, and (major, minor, revision).
-
-    Raises ModelError, naming file and line, for an invalid .cfg.
+    cfg: path of a .cfg file, or one already parsed. num_classes: class count of the [yolo] sections
+    and the convolutions before them; None: that of the file. width: factor for the filters of all
+    other convolutions, rounded to multiples of 8. Raises ModelError, naming file and line, for an
+    invalid .cfg.
     """
 
     def __init__(self, cfg: str | Path | Cfg, num_classes: int | None = None, width: float = 1.0) -> None:
@@ -45,20 +31,20 @@ class Darknet(nn.Module):
         if num_classes is not None and num_classes < 1:
             raise ModelError(f"the number of classes must be 1 or more, got {num_classes}")
         self.cfg = cfg if isinstance(cfg, Cfg) else load_cfg(cfg)
-        graph = Graph(self.cfg, num_classes, width)
-        self.layers = nn.ModuleList([node.module for node in graph.nodes])
-        self.heads = graph.heads
-        self.notes = graph.notes
-        self.shapes = [node.shape for node in graph.nodes]
-        self.sources = [node.sources for node in graph.nodes]
-        self.num_classes = self.heads[0].num_classes
         self.width = width
-        self.max_stride = graph.max_stride
+        graph = Graph(self.cfg, num_classes, width)
+        self.layers = nn.ModuleList([node.module for node in graph.nodes])  # an index is a Darknet layer index
+        self.heads = graph.heads  # one for each [yolo] section, in the order of the raw maps
+        self.notes = graph.notes  # oddities of the .cfg that a user should know about, one sentence each
+        self.shapes = [node.shape for node in graph.nodes]  # channels and strides of each layer's map
+        self.sources = [node.sources for node in graph.nodes]  # the layers that each layer reads
+        self.num_classes = self.heads[0].num_classes
+        self.max_stride = graph.max_stride  # image rows and columns must be multiples of this
         self.in_channels = graph.shapes[IMAGES].channels
-        self.seen = 0
+        self.seen = 0  # images that the weights were trained on; with the version the header of .weights files
         self.weights_version = WEIGHTS_VERSION
-        self.num_frozen = 0
-        self._released: list[list[int]] = [[] for _ in graph.nodes]  # maps whose memory can be freed after a layer
+        self.num_frozen = 0  # how many of the first layers are not trained
+        self._released: list[list[int]] = [[] for _ in graph.nodes]  # maps to free after each layer
         for source, reader in graph.last_readers.items():
             self._released[reader].append(source)
 
@@ -67,7 +53,8 @@ class Darknet(nn.Module):
 
         images: float (batch, in_channels, height, width), RGB in 0..1; height and width multiples
         of max_stride. They become float64 if the weights are. The last dimension of a map is x, y,
-        w, h (or 4 * box_bins logits), objectness, classes, all before any activation.
+        w, h (or 4 * box_bins logits), objectness, classes, all before any activation. Raises
+        ModelError for images of another size or number of channels.
         """
         channels, height, width = images.shape[-3:]
         if channels != self.in_channels:
@@ -95,7 +82,7 @@ class Darknet(nn.Module):
         return max(step, round(height / step) * step), max(step, round(width / step) * step)
 
     def train(self, mode: bool = True) -> "Darknet":
-        """Switch the mode. Frozen layers stay in evaluation, so their statistics do not move."""
+        """Switch the mode. Frozen layers stay in evaluation, which keeps their statistics."""
         super().train(mode)
         for layer in self.layers[: self.num_frozen]:
             layer.eval()
@@ -106,7 +93,7 @@ class Darknet(nn.Module):
 
         0 releases all. Raises ModelError if that is out of range or leaves nothing to train.
         """
-        most = self.heads[-1].parts[-1].layer  # the last head's convolution stays
+        most = self.heads[-1].parts[-1].layer  # the convolution of the last head is always trained
         if not 0 <= first_n_layers <= most:
             raise ModelError(f"model.freeze must be between 0 and {most} layers, got {first_n_layers}")
         self.num_frozen = first_n_layers
@@ -116,7 +103,7 @@ class Darknet(nn.Module):
 
     @torch.no_grad()
     def init_head_biases(self) -> None:
-        """Start untrained heads with a realistic prior: few objects, all classes equally likely.
+        """Give untrained heads a realistic prior: few objects, all classes equally likely.
 
         Otherwise the first epochs only unlearn false objects, since sigmoids start at 0.5. The
         offsets are those of the published YOLOv3-SPP recipe: -4.5 for objectness, log(0.6 /
@@ -133,11 +120,11 @@ class Darknet(nn.Module):
     def head_convolutions(self, head: Head) -> list[Convolution]:
         """The convolutions that make the raw map of `head`: one, or those of boxes and classes."""
         layers = [self.layers[part.layer] for part in head.parts]
-        return [layer for layer in layers if isinstance(layer, Convolution)]  # the graph admits nothing else
+        return [layer for layer in layers if isinstance(layer, Convolution)]  # as the graph ensures
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Number of trained values. Batch norm statistics do not count."""
+    """Number of parameters. Batch norm statistics do not count."""
     return sum(map(Tensor.numel, model.parameters()))
 
 
@@ -172,7 +159,7 @@ def fitted_cfg(model: Darknet) -> str:
 def cfg_with_anchors_of(model: Darknet, other: Darknet) -> Cfg:
     """``model.cfg`` with the anchors of the heads of ``other``.
 
-    It stays the same if these differ in the heads' classes or number of anchors.
+    It is unchanged if the two networks differ in classes or number of anchors.
     """
     shapes = ([(head.num_classes, len(head.anchors)) for head in one.heads] for one in (model, other))
     if next(shapes) != next(shapes):
@@ -186,10 +173,10 @@ def cfg_with_anchors_of(model: Darknet, other: Darknet) -> Cfg:
 
 
 def for_detection(model: Darknet, device: torch.device) -> Darknet:
-    """``model`` as it detects fastest on the device that it is on.
+    """``model`` in the form that detects fastest on its device.
 
-    It is in channels_last memory, as the images are. On a GPU it is a copy with batch norm in the
-    convolutions, on a CPU the model itself, whose metrics are kept to the last bit.
+    It is in channels_last memory, as the images are. On a GPU it is a copy with batch norm folded
+    into the convolutions; on a CPU it is the model itself, whose metrics stay equal to the bit.
     """
     fastest = model if device.type == "cpu" else fuse_batch_norm(model)
     return fastest.to(memory_format=torch.channels_last)
@@ -197,10 +184,10 @@ def for_detection(model: Darknet, device: torch.device) -> Darknet:
 
 @torch.no_grad()
 def fuse_batch_norm(model: Darknet) -> Darknet:
-    """A copy with batch normalisation, in evaluation, folded into the convolutions.
+    """A copy for evaluation, with batch normalisation folded into the convolutions.
 
-    It is computed in float64, so that only the result is rounded. Binary (xnor) convolutions keep
-    their batch normalisation.
+    Folding is computed in float64, so that only the result is rounded. Binary (xnor) convolutions
+    keep their batch normalisation.
     """
     fused = copy.deepcopy(model).eval()
     for layer in fused.layers:

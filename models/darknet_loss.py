@@ -8,23 +8,23 @@ Source: AlexeyAB/darknet, src/yolo_layer.c and src/box.c. For each head:
   that overlap by more.
 - A positive has objectness 1, one class term with the classes of all its objects, and a box term
   for each. With iou_thresh below 1 the sum of the box terms is divided by the number of classes.
-Terms are summed over an image and divided only by the images of the global micro-batch.
+Terms are summed over an image, and divided only by the number of images in the global micro-batch.
 
 Darknet defines gradients, not losses. The objectness, class and mse terms here are functions with
-those gradients: cross-entropies of the logits (for mse also of the centres, with the offset in the
-cell as target) and squared errors of the sizes. The overlap terms are 1 - IoU of boxes in units of
-the image. Their gradient goes to the raw values as in Darknet, without the derivatives of sigmoid
-and grid for centres and of the anchor for sizes. The normalizers of .cfg files are tuned for that:
-with the exact chain rule boxes are hardly learnt (docs/results/).
+those gradients: cross-entropies of the logits (for mse also of the offsets in the cell) and squared
+errors of the sizes. The overlap terms are 1 - IoU of boxes in units of the image. Their gradient
+goes to the raw values as in Darknet, without the derivatives of sigmoid and grid for centres and of
+the anchor for sizes. The normalizers in .cfg files are tuned for that: with the exact chain rule
+boxes are hardly learnt (docs/results/).
 
-Differences from Darknet: with new_coords it also multiplies by the derivative of the logistic layer
-before the head, so predictions far from their targets learn slowest. Here the gradient goes to
-the raw values as in other heads, which learns better (docs/results/). cls_normalizer always weighs
-the class term (there only with counters_per_class). The overlap's derivatives by width and height
-are not doubled; those of CIoU's aspect term are exact. A centre on the far edge belongs to the last
-cell. Not used: objectness_smooth, with which a short training learns little (docs/results/).
-Not implemented: truth_thresh (1 in all published files), label_smooth_eps, focal_loss, max_delta,
-counters_per_class, iou_thresh_kind.
+Differences from Darknet: with new_coords Darknet also multiplies by the derivative of the logistic
+layer before the head, so predictions far from their targets learn slowest. Here the gradient goes
+to the raw values as in other heads, which learns better (docs/results/). cls_normalizer always
+weighs the class term (in Darknet only with counters_per_class). The overlap's derivatives by width
+and height are not doubled; those of CIoU's aspect term are exact. A centre on the far edge belongs
+to the last cell. Not used: objectness_smooth, with which a short training learns little
+(docs/results/). Not implemented: truth_thresh (1 in all published files), label_smooth_eps,
+focal_loss, max_delta, counters_per_class, iou_thresh_kind.
 """
 
 import math
@@ -39,7 +39,7 @@ from models.errors import ModelError
 from models.heads import Head, HeadMap
 from models.loss import HeadLoss, LossInputs, Terms, Weights, cross_entropy
 
-RECOGNISED = math.log(0.25 / (1 - 0.25))  # logit of the class probability above which a box may be ignored
+RECOGNISED = math.log(0.25 / (1 - 0.25))  # a box may be ignored if a class logit is above this
 
 
 class DarknetLoss(HeadLoss):
@@ -51,16 +51,16 @@ class DarknetLoss(HeadLoss):
     def __init__(self, heads: Sequence[Head]) -> None:
         super().__init__(heads)
         if any(head.box_bins for head in heads):
-            raise ModelError("loss=darknet is for boxes as Darknet has them. fix: model.box_bins=0, or loss=yolox")
+            raise ModelError("loss=darknet does not learn boxes of bins. fix: model.box_bins=0, or loss=yolox")
 
     def terms(self, inputs: LossInputs) -> tuple[list[Terms], Weights]:
-        """Sums over the images; the weights divide by the number of images."""
+        """Sums over the images; the weights divide them by the number of images."""
         images = inputs.sum_over_ranks(inputs.targets.new_full((1,), len(inputs.maps[0].raw)))
         terms = [self._head_terms(part, inputs.targets) for part in inputs.maps]
         return terms, dict.fromkeys(("box", "objectness", "classification"), 1 / images[0])
 
     def _head_terms(self, part: HeadMap, targets: Tensor) -> Terms:
-        """The terms of one head with the normalizers of its section."""
+        """The terms of one head, times the normalizers of its section."""
         head, anchors, raw = part
         keys = head.darknet_loss
         boxes = decode.decode_boxes(decode.at_least_float32(raw[..., :4].detach()), anchors.own, head).flatten(1, 3)
@@ -128,5 +128,5 @@ def _divergence(logits: Tensor, wanted: Tensor) -> Tensor:
 
 
 def _carried_by(carrier: Tensor, value: Tensor, factor: Tensor | float = 1) -> Tensor:
-    """`value`, whose gradient goes to `carrier`, times `factor`, as if it were `carrier`."""
+    """`value`, but its gradient goes to `carrier` instead, times `factor`."""
     return value.detach() + (carrier - carrier.detach()) * factor

@@ -1,7 +1,7 @@
 """Boxes: their formats and overlaps, decoding (shared with the losses), and suppression.
 
 Formats are x1, y1, x2, y2 corners, or cx, cy, w, h centres and sizes, in pixels. torchvision is
-imported where it is used: that takes as long as torch, and many programs need none.
+imported where it is used, because that takes as long as importing torch.
 """
 
 import math
@@ -17,16 +17,16 @@ from models.config import IouKind
 from models.heads import Anchors, Head, HeadAnchors
 
 EPS = 1e-7  # keeps quotients finite for boxes without area; far below any area in pixels
-MAX_LOG_SIZE = math.log(1e3)  # at most a thousand anchors wide: exp stays finite early in training
-FIRST_CANDIDATES = 10  # candidates for each detection wanted that are tried before all others
-FEW = 48  # boxes of which a CPU compares all pairs faster than it starts a run for each class
-CHUNK = 2**14  # candidates in one suppression on a GPU: all pairs are compared, about 2 GFLOP, in 32 MB
-REACH = 2**18  # pixels from the origin; boxes are cut there
-PER_PIXEL = 2**18  # steps of a coordinate, about float32's own at 48 pixels
+MAX_LOG_SIZE = math.log(1e3)  # a box is at most a thousand anchors wide: exp stays finite early in training
+FIRST_CANDIDATES = 10  # for each detection wanted: how many candidates are tried before all others
+FEW_BOXES = 48  # up to here a CPU compares all pairs faster than it starts one run for each class
+MAX_NMS_BOXES = 2**14  # of several images in one run on a GPU: comparing all pairs takes 2 GFLOP and 32 MB
+MAX_COORDINATE = 2**18  # pixels; boxes are cut there
+STEPS_PER_PIXEL = 2**18  # of a rounded coordinate; about float32's own precision at 48 pixels
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
-    """The tensor in float32, or unchanged if float64: losses are computed in these types."""
+    """The tensor in float32, or unchanged if it is float64: the types of losses and overlaps."""
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
@@ -37,7 +37,7 @@ def cxcywh_to_xyxy(boxes_cxcywh: Tensor) -> Tensor:
 
 
 def areas(sizes: Tensor) -> Tensor:
-    """Widths and heights (..., 2) to areas; the backward pass of ``prod`` would wait for zeros."""
+    """Widths and heights (..., 2) to areas. The backward pass of ``prod`` would read zeros back."""
     return sizes[..., 0] * sizes[..., 1]
 
 
@@ -119,10 +119,10 @@ def decode(
 ) -> tuple[Tensor, Tensor]:
     """Boxes and scores of every anchor of every cell, in float32.
 
-    raw_maps: as Darknet returns them; anchors: of the heads, on the maps' device, if they are there
-    already. Returns boxes_xyxy (batch, n, 4) in pixels at network scale, not clipped to the image,
-    and scores (batch, n, classes) = objectness * class probability. n runs over heads, anchors,
-    rows, columns.
+    raw_maps: as Darknet returns them; anchors: those of the heads on the maps' device, copied there
+    if not given. Returns boxes_xyxy (batch, n, 4) in pixels at network scale, not clipped to the
+    image, and scores (batch, n, classes) = objectness * class probability. n runs over heads,
+    anchors, rows, columns.
     """
     boxes, scores = [], []
     anchors = anchors or HeadAnchors(heads)[raw_maps[0].device]
@@ -137,71 +137,60 @@ def decode_boxes(coordinates: Tensor, anchors: Tensor, head: Head) -> Tensor:
     """Decode the coordinates of a raw map to corners (batch, anchors, rows, columns, 4).
 
     The corners are in pixels at network scale. anchors: (anchors, 2), those of the head, on the
-    map's device already, because copying them would block.
+    map's device.
     """
-    low = (
-        torch.arange(0, count * head.stride, head.stride, device=coordinates.device) for count in coordinates.shape[2:4]
-    )
+    stride, device = head.stride, coordinates.device
+    low = (torch.arange(0, count * stride, stride, device=device) for count in coordinates.shape[2:4])
     y, x = torch.meshgrid(*low, indexing="ij")
     return boxes_in_cells(coordinates, anchors[:, None, None], head) + torch.stack((x, y, x, y), dim=-1)
 
 
 @dataclass(frozen=True)
 class Postprocess:
-    """Turn raw maps into the detections of each image.
-
-    confidence: detections score above this.
-    nms_iou: of two boxes of one class that overlap by more than this, the better one stays.
-    max_detections: how many detections an image keeps, over all classes, best first.
-    multi_label: a box may be a detection of several classes; otherwise of its best class only.
-    candidates: how many boxes, best first, enter non-maximum suppression. This bounds its time
-        without a time limit, which would make results depend on speed.
-    merge: a surviving box becomes the mean, weighted by score, of all candidates of its class that
-        overlap it by more than nms_iou, itself included.
-    classes: the numbers of those that are reported; None: all. The others take none of the places
-        among candidates and detections.
-    """
+    """Turn raw maps into the detections of each image."""
 
     heads: Sequence[Head]
-    confidence: float
-    nms_iou: float
-    max_detections: int
-    multi_label: bool
+    confidence: float  # detections score above this
+    nms_iou: float  # of two boxes of one class that overlap by more than this, the better one stays
+    max_detections: int  # of an image, over all classes, best first
+    multi_label: bool  # a box may be a detection of several classes; otherwise of its best class only
+    # How many boxes, best first, enter non-maximum suppression. This bounds its time without a time
+    # limit, which would make results depend on speed.
     candidates: int = 30000
+    # A surviving box becomes the mean, weighted by score, of itself and all candidates of its class
+    # that overlap it by more than nms_iou.
     merge: bool = False
-    classes: Sequence[int] | None = None
+    classes: Sequence[int] | None = None  # to report; None: all. Others do not count towards the two limits above
 
     @torch.no_grad()
     def __call__(self, raw_maps: Sequence[Tensor]) -> list[Tensor]:
         """For each image a float32 (n, 6) on the CPU, best first: x1, y1, x2, y2, score, class.
 
-        Corners are in pixels at network scale. The other images of the batch do not change an
-        image's result, and equal scores keep the order of decode.
+        Corners are in pixels at network scale. The result of an image does not depend on the others
+        in the batch, and equal scores keep the order of decode.
         """
         if raw_maps[0].device.type != "cpu":
-            return self.of_batch(raw_maps)
-        # The scores of one image fit a CPU's cache.
-        detections = []
-        for image in range(len(raw_maps[0])):
-            detections += self.of_batch([raw[image : image + 1] for raw in raw_maps])
-        return detections
+            return self.detect_at_once(raw_maps)
+        # The scores of a single image fit a CPU's cache.
+        images = range(len(raw_maps[0]))
+        return [rows for i in images for rows in self.detect_at_once([raw[i : i + 1] for raw in raw_maps])]
 
-    def of_batch(self, raw_maps: Sequence[Tensor]) -> list[Tensor]:
+    def detect_at_once(self, raw_maps: Sequence[Tensor]) -> list[Tensor]:
         """The same for all images together, as accelerators need it.
 
         Their host waits three times, twice more if the best candidates of an image are not enough,
-        and twice more for each further CHUNK of candidates.
+        and twice more for each further MAX_NMS_BOXES candidates.
         """
         boxes, scores = decode(raw_maps, self.heads, self._anchors[raw_maps[0].device])
         if self.classes is not None:
             wanted = _are_wanted(tuple(self.classes), scores.shape[2], scores.device)
-            # Without multi_label a box is of its best class only, also where that is not wanted.
+            # Without multi_label a box is of its best class only, even if that is not wanted.
             scores = scores * (wanted if self.multi_label else wanted[scores.argmax(2, keepdim=True)])
         best = scores.amax(2)
         values = scores.flatten(1) if self.multi_label else best
         every = values > self.confidence
         least = best.topk(min(FIRST_CANDIDATES * self.max_detections, best.shape[1])).values[:, -1:]
-        # A box stays or not by those better than it. So the best mostly suffice, but not to merge.
+        # Only better boxes suppress a box, so the best candidates mostly suffice, except to merge.
         masks = [every & (values >= least), every][self.merge :]
         numbers = torch.stack([wanted.count_nonzero(1) for wanted in masks]).tolist()
         detections: dict[int, Tensor] = {}
@@ -240,7 +229,7 @@ class Postprocess:
         return torch.cat((boxes[image, rows], columns), dim=1)
 
     def _survivors(self, parts: dict[int, Tensor], num_classes: int) -> Iterator[tuple[int, Tensor]]:
-        """Each image and its detections (n, 6), on the CPU, from candidates of _candidates."""
+        """Each image and its detections (n, 6), on the CPU, from the _candidates of images."""
         table = torch.cat([*parts.values()])
         boxes, scores, (classes, images) = table[:, :4], table[:, 4], table[:, 5:].long().unbind(1)
         if table.device.type == "cpu":
@@ -263,15 +252,15 @@ class Postprocess:
 
 @cache  # a copy to a GPU would block each time
 def _are_wanted(classes: tuple[int, ...], count: int, device: torch.device) -> Tensor:
-    """Which of the numbers below ``count`` are among ``classes``: bool (count,)."""
+    """Whether each number below ``count`` is among ``classes``: bool (count,)."""
     return torch.tensor([number in classes for number in range(count)], device=device)
 
 
 def _chunks(parts: dict[int, Tensor]) -> Iterator[dict[int, Tensor]]:
-    """The images in order, cut so that none but a single image has more than CHUNK candidates."""
+    """The images in order, in groups of at most MAX_NMS_BOXES candidates or of a single image."""
     chunk: dict[int, Tensor] = {}
     for image, part in parts.items():
-        if chunk and sum(map(len, chunk.values())) + len(part) > CHUNK:
+        if chunk and sum(map(len, chunk.values())) + len(part) > MAX_NMS_BOXES:
             yield chunk
             chunk = {}
         chunk[image] = part
@@ -282,16 +271,16 @@ def _chunks(parts: dict[int, Tensor]) -> Iterator[dict[int, Tensor]]:
 def nms_in_each_group(boxes_xyxy: Tensor, scores: Tensor, groups: Tensor, iou: float) -> Tensor:
     """Positions of the boxes (n, 4) that survive, ascending. Boxes come best first in each group.
 
-    groups: int64 (n,), one number for each pair of image and class. There is one run for each, the
-    fastest way on a CPU: a single run compares all pairs (docs/results/notebook.md).
+    groups: int64 (n,), one number for each pair of image and class. Each has its own run, which is
+    fastest on a CPU, since a single run compares all pairs (docs/results/notebook.md).
     """
-    if len(groups) <= FEW:
+    if len(groups) <= FEW_BOXES:
         return _nms_of_few(boxes_xyxy.numpy(), groups.numpy(), iou)
     from torchvision.ops import nms
 
     sorted_groups, by_group = groups.sort(stable=True)  # best first inside each group
     sizes = sorted_groups.unique_consecutive(return_counts=True)[1].tolist()
-    # Gathered once, then only cut.
+    # Gathered once, then only split.
     boxes, values = boxes_xyxy[by_group].split(sizes), scores[by_group].split(sizes)
     parts = zip(by_group.split(sizes), boxes, values, strict=True)
     survivors = [positions[nms(own, best_first, iou)] for positions, own, best_first in parts]
@@ -299,7 +288,7 @@ def nms_in_each_group(boxes_xyxy: Tensor, scores: Tensor, groups: Tensor, iou: f
 
 
 def _nms_of_few(boxes_xyxy: np.ndarray, groups: np.ndarray, iou: float) -> Tensor:
-    """The same, in torchvision's arithmetic: overlaps in float32, their limit in float64."""
+    """nms_in_each_group in torchvision's arithmetic: overlaps in float32, the limit in float64."""
     (left, top, right, bottom), area = boxes_xyxy.T, (boxes_xyxy[:, 2:] - boxes_xyxy[:, :2]).prod(axis=1)
     one, other = (groups[:, None] == groups).nonzero()
     better, worse = one[one < other], other[one < other]
@@ -315,19 +304,19 @@ def _nms_of_few(boxes_xyxy: np.ndarray, groups: np.ndarray, iou: float) -> Tenso
 
 
 def nms_at_once(boxes_xyxy: Tensor, images: Tensor, classes: Tensor, iou: float) -> Tensor:
-    """The same in one run, for which the host of an accelerator waits once.
+    """nms_in_each_group in one run for the whole batch, with a single host sync.
 
-    images, classes: int64 (n,) below 65,536. They move boxes apart, each on its axis. Corners are
-    rounded to whole steps before, and float64 holds these exactly wherever they are moved, so that
-    the other boxes of a call do not change what stays. Rounding may decide otherwise than float32
-    where an overlap equals ``iou`` to six digits.
+    images, classes: int64 (n,) below 65,536. They move boxes apart, each along its own axis.
+    Corners are first rounded to steps that float64 holds exactly wherever they are moved, so the
+    other boxes of a call do not change which ones survive. This may differ from float32 where an
+    overlap equals ``iou`` to six digits.
     """
     from torchvision.ops import nms
 
-    steps = (boxes_xyxy.double().clamp(-REACH, REACH) * PER_PIXEL).round()
+    steps = (boxes_xyxy.double().clamp(-MAX_COORDINATE, MAX_COORDINATE) * STEPS_PER_PIXEL).round()
     places = torch.stack((classes, images, classes, images), dim=1)
     in_order = torch.arange(len(boxes_xyxy), 0, -1, dtype=torch.float64, device=boxes_xyxy.device)
-    survivors: Tensor = nms(steps + places * (2 * REACH * PER_PIXEL), in_order, iou)
+    survivors: Tensor = nms(steps + places * (2 * MAX_COORDINATE * STEPS_PER_PIXEL), in_order, iou)
     return survivors
 
 

@@ -1,8 +1,8 @@
 """Export a detector to ONNX or torch.export, and compare such files with the network.
 
 A DetectorGraph is the fused network, its decoding and, optionally, suppression. Exporters demand
-fixed shapes. If the number of results depends on the image, the outputs have room for the maximum
-and zeros after the last result.
+fixed shapes, so outputs whose number depends on the image have room for the maximum, with zeros
+after the last result.
 """
 
 import json
@@ -20,11 +20,11 @@ from models.darknet import Darknet, fuse_batch_norm
 from models.decode import decode
 from models.errors import ModelError
 
-REACH = 4  # image sides; far larger boxes would cost all others their precision
-OPSET = 20  # of ONNX
-TOLERANCE = 1e-4  # of scores, and of corners as a share of the image
-Run = Callable[[Tensor], tuple[Tensor, ...]]  # images -> outputs
-DynamicAxes = Mapping[int, str]  # image axis of variable size -> its name
+CLIP_SIDES = 4  # image sides beyond the edges; boxes far larger would cost all others their precision
+ONNX_OPSET = 20
+TOLERANCE = 1e-4  # for scores, and for corners as a share of the image
+Run = Callable[[Tensor], tuple[Tensor, ...]]  # images to outputs
+DynamicAxes = Mapping[int, str]  # names by image axis of variable size
 BOXES = ("boxes_xyxy", "scores")
 DETECTIONS = ("boxes", "scores", "classes", "counts")
 CANDIDATES = ("all_boxes_xyxy", "all_scores")  # inside an ONNX file: the suppression's input
@@ -32,24 +32,17 @@ METADATA_FILE = "metadata.json"  # inside a .pt2
 
 
 class FixedSuppression(nn.Module):
-    """Postprocess without multi_label, with outputs of fixed shape.
+    """Postprocess without multi_label, with outputs that have room for max_detections.
 
-    confidence: detections score above this. nms_iou: of two boxes of one class that overlap by more
-    than this, the better one stays. max_detections: room for each image; the best ones are kept.
-    candidates: the best-scored boxes of each image that enter suppression, each with its best
-    class.
-
-    The overlaps differ from those of Postprocess in two ways. Boxes are clipped REACH image sides
-    outside the image. They are offset by class and image, which rounds corners: by up to 1e-6 of
-    the image side with 80 classes and boxes near the image, and up to 1e-5 in a batch of 64.
+    The overlaps differ from those of Postprocess in two ways. Boxes are clipped CLIP_SIDES image
+    sides outside the image. They are offset by class and image, which rounds corners: by up to 1e-6
+    of the image side with 80 classes and boxes near the image, and up to 1e-5 in a batch of 64.
     """
 
     def __init__(self, confidence: float, nms_iou: float, max_detections: int, candidates: int) -> None:
         super().__init__()
-        self.confidence = confidence
-        self.nms_iou = nms_iou
-        self.max_detections = max_detections
-        self.candidates = candidates
+        self.confidence, self.nms_iou = confidence, nms_iou
+        self.max_detections, self.candidates = max_detections, candidates
 
     def forward(self, boxes_xyxy: Tensor, scores: Tensor, side: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Detections of each image, best first; rows beyond its count are zero.
@@ -71,7 +64,7 @@ class FixedSuppression(nn.Module):
         return boxes, values, torch.where(exists, classes.gather(1, place), 0), exists.sum(1)
 
     def _survivors(self, boxes: Tensor, values: Tensor, classes: Tensor, num_classes: int, side: int) -> Tensor:
-        """Which candidates (batch, candidates) stay: one run over all images and classes.
+        """Which candidates (batch, candidates) survive one run over all images and classes.
 
         Each pair of image and class has its own cell in a square grid. In a single row of cells the
         coordinates would grow so large that float32 rounds them to whole pixels.
@@ -83,12 +76,12 @@ class FixedSuppression(nn.Module):
         columns = (cells.max() + 1).float().sqrt().ceil().long()
         corners = torch.stack((cells % columns, cells // columns), dim=-1)
         enough = (values > self.confidence)[..., None]
-        cut = torch.where(enough, boxes.clamp(-REACH * side, (REACH + 1) * side), 0.0)
+        cut = torch.where(enough, boxes.clamp(-CLIP_SIDES * side, (CLIP_SIDES + 1) * side), 0.0)
         low, high = cut.min(), cut.max()
         moved = cut + torch.cat((corners, corners), dim=-1) * (high - low + 1)
-        # Boxes that score too low go to one place outside the grid, where one suppresses all
-        # others: time grows with the survivors. That place and a second one always hold a box,
-        # because torch.export assumes that two boxes survive and its program fails with fewer.
+        # Time grows with the survivors, so boxes that score too low go to one place outside the
+        # grid, where one suppresses all others. That place and a second one always hold a box,
+        # because torch.export assumes that two boxes survive, and its program fails with fewer.
         places = low + boxes.new_tensor(((-2.0, -2.0, -1.0, -1.0), (-4.0, -4.0, -3.0, -3.0)))
         moved = torch.cat((torch.where(enough, moved, places[0]).flatten(0, 1), places))
         survivors = nms(moved, nn.functional.pad(values.flatten(), (0, len(places))), self.nms_iou)
@@ -99,13 +92,7 @@ class FixedSuppression(nn.Module):
 
 
 class DetectorGraph(nn.Module):
-    """A fused copy of a network, its decoding and, if given, `suppression`.
-
-    forward takes images as Darknet does: float32 (batch, 3, height, width), RGB in 0..1. Without
-    suppression it returns all boxes_xyxy (batch, n, 4) and scores (batch, n, classes) as
-    models.decode gives them; with it what FixedSuppression returns and, if `show_candidates`, all
-    boxes and scores after that.
-    """
+    """A fused copy of a network, its decoding and, if given, `suppression`."""
 
     def __init__(self, model: Darknet, suppression: FixedSuppression | None, show_candidates: bool = False) -> None:
         super().__init__()
@@ -116,17 +103,21 @@ class DetectorGraph(nn.Module):
         self.requires_grad_(False)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Decode, or detect, ``images``: float32 (B, channels, H, W) from 0 to 1."""
+        """Results of images, float32 (batch, 3, height, width), RGB in 0..1.
+
+        Without suppression they are all boxes_xyxy (batch, n, 4) and scores (batch, n, classes), as
+        decode gives them; else what FixedSuppression returns and, if `show_candidates`, then those.
+        """
         boxes_xyxy, scores = decode(self.network(images), self.network.heads)
         if self.suppression is None:
             return boxes_xyxy, scores
-        side = torch.sym_max(images.shape[2], images.shape[3])  # max() would fix which one is larger
+        side = torch.sym_max(images.shape[2], images.shape[3])  # max() would fix which side is longer
         detections: tuple[Tensor, ...] = self.suppression(boxes_xyxy, scores, side)
         return (*detections, boxes_xyxy, scores) if self.show_candidates else detections
 
 
 def _best_first(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest of each row and their columns, in stable order, unlike topk."""
+    """The `count` largest of each row and their columns, in stable order, which topk lacks."""
     values, order = scores.sort(dim=1, descending=True, stable=True)
     return values[:, :count], order[:, :count]
 
@@ -141,7 +132,7 @@ def write_onnx(
 ) -> None:
     """Write an ONNX file with one input, ``images``, and the graph's outputs under their names.
 
-    The shapes are those of ``example`` except for the axes in ``dynamic``. Candidates that the
+    The shapes are those of ``example`` except along the axes in ``dynamic``. Candidates that the
     graph shows are not outputs of the file, but run_onnx finds them inside.
     """
     names = BOXES if graph.suppression is None else DETECTIONS
@@ -151,7 +142,7 @@ def write_onnx(
             _exported(graph, example, dynamic),
             dynamo=True,
             verbose=False,
-            opset_version=OPSET,
+            opset_version=ONNX_OPSET,
             input_names=["images"],
             output_names=[*names, *hidden],
             dynamic_shapes={"images": dict(dynamic)} if dynamic else None,
@@ -180,19 +171,19 @@ def _exported(graph: DetectorGraph, example: Tensor, dynamic: DynamicAxes) -> to
         axis: torch.export.Dim(name) if axis == 0 else stride * torch.export.Dim(f"{name}_in_strides")
         for axis, name in dynamic.items()
     }
-    # Doubled along dynamic axes: the exporter treats a batch of 1, or a side of one stride, as
-    # constant.
+    # Doubled along dynamic axes, because the exporter takes a batch of 1, or a side of one stride,
+    # for a constant.
     example = example.repeat([2 if axis in dynamic else 1 for axis in range(example.ndim)])
     exported = torch.export.export(graph, (example,), dynamic_shapes={"images": axes or None})
     for node in exported.graph.nodes:
-        node.meta.pop("stack_trace", None)  # it holds file names of this machine
+        node.meta.pop("stack_trace", None)  # which holds file names of this machine
     return exported
 
 
 def _sort(x: Any, stable: bool = True, dim: int = -1, descending: bool = False) -> Any:
-    """torch.sort(stable=True) for the ONNX exporter, which only supports the unstable one.
+    """torch.sort(stable=True) for the ONNX exporter, which supports only the unstable sort.
 
-    ONNX defines its TopK to put the lower index first among equal values.
+    By definition, ONNX's TopK puts the lower index first among equal values.
     """
     from onnxscript import opset18
 
@@ -203,7 +194,7 @@ def _sort(x: Any, stable: bool = True, dim: int = -1, descending: bool = False) 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the exporters' warnings about their internals, but not their errors."""
+    """Silence the exporters' warnings about their internals."""
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
@@ -228,21 +219,21 @@ def run_torch(path: Path) -> Run:
     """A function that runs a torch.export archive."""
     import torchvision  # noqa: F401 - registers the suppression that the archive calls
 
-    with _quiet(), path.open("rb") as file:  # torch takes no path whose name is not Unicode
+    with _quiet(), path.open("rb") as file:  # torch refuses a path that is not Unicode
         module: Any = torch.export.load(file).module()
     run: Run = torch.no_grad()(module)
     return run
 
 
 @torch.no_grad()
-def check(path: Path, model: Darknet, graph: DetectorGraph, batches: Iterable[Tensor]) -> tuple[float, float]:
+def check_file(path: Path, model: Darknet, graph: DetectorGraph, batches: Iterable[Tensor]) -> tuple[float, float]:
     """Run a file of ``graph`` on batches of images and compare it with the unfused ``model``.
 
     Returns the largest difference of a corner, relative to the longest side of image and box, and
-    of a score. With suppression, scores that differ in the last digit may swap two boxes, and
-    everything after that can change. So the boxes and scores before it are compared with the
-    model's, and the file's detections with a suppression of its own boxes. Raises ModelError if a
-    difference exceeds TOLERANCE, or if detections differ.
+    of a score. Scores that differ in the last digit may swap two boxes, and then suppression may
+    change everything. So the boxes and scores that enter it are compared with the model's, and the
+    file's detections with a suppression of its own boxes. Raises ModelError if a difference exceeds
+    TOLERANCE, or if detections differ.
     """
     is_onnx = path.suffix == ".onnx"
     run = run_onnx(path, CANDIDATES if graph.show_candidates else ()) if is_onnx else run_torch(path)
@@ -250,7 +241,7 @@ def check(path: Path, model: Darknet, graph: DetectorGraph, batches: Iterable[Te
     for images in batches:
         outputs = run(images)
         if graph.suppression is not None and not graph.show_candidates:
-            # An archive runs the operators of the graph, so these are its boxes to the bit.
+            # An archive runs the same operators as the graph, so these are its boxes to the bit.
             outputs = (*outputs, *decode(graph.network(images), model.heads))
         *detections, boxes, scores = outputs
         side = max(images.shape[2:])

@@ -1,9 +1,9 @@
 """From the sections of a .cfg to layers with known sources, channels and strides.
 
 There is one function for each kind of section. The stride of a map (image pixels per cell, as a
-Fraction because a map may be larger than the image) follows from the layers before it. For that,
-every layer must divide rows and columns exactly by its own stride. This is checked here, so maps
-that meet in a route or shortcut fit for any image.
+Fraction because a map may be larger than the image) follows from the layers before it, because
+every layer must divide rows and columns exactly by its own stride. So maps that meet in a [route]
+or [shortcut] fit for images of any size.
 """
 
 import math
@@ -19,9 +19,9 @@ from models.layers import ACTIVATIONS, Convolution, MaxPool, Product, Reorg, Rou
 
 IMAGES = -1  # the source index that means the network's input
 # Far above every published network. More is a mistake, refused before memory is allocated.
-MAX_VALUES = 350_000_000  # of kernels, 1.4 GB: more than yolov4-p7, the largest, has
-MAX_VALUES_PER_PIXEL = 2048  # of one map, for each pixel of the image; published networks have up to 64
-MAX_STRIDE = 1024  # images are at least this large; published networks have up to 128
+MAX_VALUES = 350_000_000  # of all kernels, 1.4 GB: more than yolov4-p7, the largest, has
+MAX_VALUES_PER_PIXEL = 2048  # of a map, for each pixel of the image; published networks have up to 64
+MAX_STRIDE = 1024  # of which image sides must be multiples; published networks have up to 128
 MAX_WINDOW = 128  # rows of a kernel or pool; published networks have up to 16
 CHANNEL_STEP = 8  # scaled filter counts are multiples of this
 BN_EPS = 1e-6  # added to the variance, as in Darknet
@@ -30,13 +30,10 @@ BN_MOMENTUM = 0.03  # share of a batch in the running statistics
 
 @dataclass(frozen=True)
 class Shape:
-    """The channels of a map and its stride in image pixels, known before any image.
-
-    stride None: the map has one row and one column for any image.
-    """
+    """The size of a map, as far as it does not depend on the image."""
 
     channels: int
-    stride: Fraction | None
+    stride: Fraction | None  # in image pixels; None: one row and one column for any image
 
     def scaled(self, channels: int, factor: Fraction | int) -> "Shape":
         """The shape after a layer with `channels` outputs and a stride of `factor`."""
@@ -68,16 +65,15 @@ class Graph:
     """
 
     def __init__(self, cfg: Cfg, num_classes: int | None, width: float) -> None:
-        self.num_classes = num_classes
-        self.width = width
+        self.num_classes, self.width = num_classes, width
         channels = cfg.net.integer("channels", 3, minimum=1, maximum=MAX_VALUES_PER_PIXEL)
         self.shapes = {IMAGES: Shape(channels, Fraction(1))}
         self.max_stride = 1  # image rows and columns must be multiples of this
         self.nodes: list[Node] = []
         self.heads: list[Head] = []
-        self.last_readers: dict[int, int] = {}  # by layer: after which layer its map is not needed any more
+        self.last_readers: dict[int, int] = {}  # by layer: the last layer that reads its map
         self.num_values = 0  # of kernels
-        self.notes: list[str] = []  # as Darknet.notes, with file and line
+        self.notes: list[str] = []  # see Darknet
         self.raw_parts = read_raw_parts(cfg.layers)
         for index, section in enumerate(cfg.layers):
             node = BUILDERS[section.kind](self, section)
@@ -105,14 +101,14 @@ class Graph:
         return source, self.shapes[source]
 
     def resolve(self, section: Section, key: str, reference: int) -> int:
-        """The layer that `reference` names, counted backwards from here if it is negative."""
+        """The layer with the number `reference`, counted backwards from here if negative."""
         source = reference if reference >= 0 else len(self.nodes) + reference
         if not 0 <= source < len(self.nodes):
-            raise section.error(f"{key} refers to layer {reference}, which is none before {len(self.nodes)}", key)
+            raise section.error(f"{key} refers to layer {reference}, not one of the {len(self.nodes)} before it", key)
         return source
 
     def check_same_size(self, section: Section, sources: tuple[int, ...]) -> None:
-        """Refuse sources whose maps differ in size."""
+        """Raise ModelError if the maps of the sources differ in size."""
         first = self.shapes[sources[0]]
         for source in sources[1:]:
             if (other := self.shapes[source]).stride != first.stride:
@@ -121,9 +117,9 @@ class Graph:
 
 
 def check_grid(section: Section, shape: Shape, size: int, stride: int, padding: int) -> None:
-    """Refuse windows that do not divide the map exactly by their stride.
+    """Raise ModelError if windows do not divide the map exactly by their stride.
 
-    That is (rows + padding - size) // stride + 1 = rows / stride; padding: rows on both sides.
+    They do if (rows + padding - size) // stride + 1 = rows / stride; padding: rows on both sides.
     """
     if not -stride <= padding - size < 0 or (shape.stride is None and stride > 1):
         raise section.error(
@@ -166,7 +162,7 @@ def convolutional(graph: Graph, section: Section) -> Node:
 
 
 def _num_filters(graph: Graph, declared: int) -> int:
-    """Filters of this convolution: set by class count and bins before a [yolo], else scaled."""
+    """Filters of this convolution: before a [yolo] for its classes and bins, else scaled."""
     yolo, part = graph.raw_parts.get(len(graph.nodes), (None, None))
     if yolo is not None and part is not None and (graph.num_classes is not None or "box_bins" in yolo.options):
         return part.filters(graph.num_classes or yolo.integer("classes", 20))
@@ -176,7 +172,7 @@ def _num_filters(graph: Graph, declared: int) -> int:
 
 
 def _activation(graph: Graph, section: Section) -> str:
-    """The activation's name: linear before a [yolo] with new_coords.
+    """The activation's name: linear instead of logistic before a [yolo] with new_coords.
 
     Raw maps are logits: the loss needs them, and the decoding applies the logistic.
     """
@@ -187,7 +183,7 @@ def _activation(graph: Graph, section: Section) -> str:
     if activation not in ("logistic", "linear"):
         raise section.error("needs activation=logistic before a [yolo] with new_coords=1", "activation")
     if activation == "linear":
-        # Such files come from programs that apply the logistic while decoding.
+        # Such files come from programs whose decoding applies the logistic.
         note = section.error("is linear before a [yolo] with new_coords=1, read as logistic", "activation")
         graph.notes.append(str(note))
     return "linear"
@@ -196,7 +192,7 @@ def _activation(graph: Graph, section: Section) -> str:
 def _shared_owner(graph: Graph, section: Section, needed: tuple[int, int, tuple[int, int], int, bool]) -> Convolution:
     """The convolution that share_index names.
 
-    needed: (input channels, filters, size, groups, batch norm). ModelError if it has others.
+    needed: (input channels, filters, size, groups, batch norm). Raises ModelError if it differs.
     """
     index = graph.resolve(section, "share_index", section.integer("share_index"))
     owner = graph.nodes[index].module
@@ -207,7 +203,7 @@ def _shared_owner(graph: Graph, section: Section, needed: tuple[int, int, tuple[
         has = conv.in_channels, conv.out_channels, conv.kernel_size, conv.groups, owner.norm is not None
         if has == needed:
             return owner
-    raise section.error(f"share_index names layer {index}, which is no convolution of the same shapes", "share_index")
+    raise section.error(f"share_index names layer {index}, not a convolution of the same shapes", "share_index")
 
 
 def shortcut(graph: Graph, section: Section) -> Node:
@@ -245,7 +241,7 @@ def product(graph: Graph, section: Section) -> Node:
 
 
 def maxpool(graph: Graph, section: Section) -> Node:
-    """[maxpool], over windows."""
+    """[maxpool]: the maximum of each channel over windows."""
     source, shape = graph.previous()
     stride = section.integer("stride", 1, minimum=1)
     size = section.integer("size", stride, minimum=1, maximum=MAX_WINDOW)
@@ -261,11 +257,11 @@ def avgpool(graph: Graph, section: Section) -> Node:
 
 
 def upsample(graph: Graph, section: Section) -> Node:
-    """[upsample]: every pixel repeated `stride` times in both directions."""
+    """[upsample]: every pixel, repeated `stride` times in both directions."""
     source, shape = graph.previous()
     stride = section.integer("stride", 2, minimum=1)
     if shape.stride is None:
-        raise section.error("enlarges a map of one pixel. fix: no [upsample] after an [avgpool]")
+        raise section.error("enlarges a map of one pixel. fix: remove it, or the [avgpool] before it")
     return Node(nn.Upsample(scale_factor=stride), (source,), shape.scaled(shape.channels, Fraction(1, stride)))
 
 
@@ -278,7 +274,7 @@ def reorg(graph: Graph, section: Section) -> Node:
 
 
 def dropout(graph: Graph, section: Section) -> Node:
-    """[dropout], of single values."""
+    """[dropout]: single values dropped in training."""
     source, shape = graph.previous()
     return Node(nn.Dropout(section.number("probability", 0.2, minimum=0, maximum=1)), (source,), shape)
 
@@ -292,7 +288,7 @@ def yolo(graph: Graph, section: Section) -> Node:
             "must follow a [convolutional] layer that does not share the weights of another, or a [route] of two such"
         )
     if shape.stride is None or shape.stride.denominator != 1:
-        raise section.error(f"reads a map of {shape}, but needs a whole stride")
+        raise section.error(f"reads a map of {shape}, but needs a stride of whole pixels")
     num_classes = graph.num_classes or section.integer("classes", 20, minimum=1)  # 20 is Darknet's default
     if graph.heads and graph.heads[0].num_classes != num_classes:
         other = graph.heads[0]
@@ -300,7 +296,7 @@ def yolo(graph: Graph, section: Section) -> Node:
         raise section.error(f"{message}. fix: give both the same", "classes")
     head = read_head(section, len(graph.nodes), shape.stride.numerator, num_classes, parts)
     if head.box_bins == 1 or (head.box_bins and len(parts) == 1):
-        raise section.error("box_bins must be 0 or 2 and more, in a [yolo] that reads a [route] of boxes and classes")
+        raise section.error("box_bins must be 0 or 2 and more, and the [yolo] read a [route] of boxes and classes")
     if len(parts) > 1 and len(head.anchors) != 1:
         raise section.error("reads a [route] of boxes and classes, so it has one anchor only. fix: mask=0", "mask")
     for part in parts:
@@ -311,11 +307,10 @@ def yolo(graph: Graph, section: Section) -> Node:
                 f" {part.layer}, which has {has}. fix: correct one of them, or set the class count of the model"
             )
     if shape.channels != sum(part.filters(num_classes) for part in parts):
-        raise section.error("reads a [route] that leaves channels out. fix: no groups in it")
+        raise section.error("reads a [route] that leaves channels out. fix: remove groups from it")
     if len(section.values("anchors", float)) % 2:
-        last = "{:g},{:g}".format(*head.all_anchors[-1])
-        message = f"the number of anchor values is odd, a comma may be missing; the last pair is {last}"
-        graph.notes.append(str(section.error(message, "anchors")))
+        message = "has an odd number of anchor values, a comma may be missing; the last pair is {:g},{:g}"
+        graph.notes.append(str(section.error(message.format(*head.all_anchors[-1]), "anchors")))
     graph.heads.append(head)
     return Node(YoloMap(len(head.anchors)), (source,), shape)
 

@@ -11,7 +11,7 @@ from models.cfg import Cfg, Section, parse_cfg, with_options
 from models.config import MAX_SCALE_X_Y, IouKind
 from models.errors import ModelError
 
-MISSING_ANCHOR = 0.5
+MISSING_HEIGHT = 0.5  # pixels, of an incomplete last anchor, as in Darknet
 MAX_BINS = 64
 MIN_ANCHOR, MAX_ANCHOR = 0.01, 1_000_000  # pixels
 Sizes = tuple[tuple[float, float], ...]  # (width, height) in pixels at network scale
@@ -19,26 +19,18 @@ Sizes = tuple[tuple[float, float], ...]  # (width, height) in pixels at network 
 
 @dataclass(frozen=True)
 class DarknetLossKeys:
-    """The options of a [yolo] section for Darknet's loss, with Darknet's defaults.
+    """The options of a [yolo] section for Darknet's loss, with Darknet's defaults."""
 
-    iou_loss: overlap measure of the box term; None for squared errors of the raw coordinates
-        ("mse").
-    *_normalizer: weights of the box, class and objectness terms.
-    ignore_thresh: a box that overlaps an object by more than this is not a negative.
-    iou_thresh: besides the best anchor, those whose shape overlaps an object's by more than this
-        are positive; 1 means none.
-    """
-
-    iou_loss: IouKind | None = None
-    iou_normalizer: float = 0.75
+    iou_loss: IouKind | None = None  # overlap measure of the box term; None: squared errors of raw values ("mse")
+    iou_normalizer: float = 0.75  # weights of the box, class and objectness terms
     cls_normalizer: float = 1.0
     obj_normalizer: float = 1.0
-    ignore_thresh: float = 0.5
-    iou_thresh: float = 1.0
+    ignore_thresh: float = 0.5  # a box that overlaps an object by more than this is not a negative
+    iou_thresh: float = 1.0  # anchors whose shape overlaps an object's by more than this are positive, too; 1: none
 
 
 class RawPart(NamedTuple):
-    """A convolution whose map is a raw map, or is joined to one: its layer and its filters."""
+    """A convolution that makes a raw map or a part of it: its layer, and how its filters count."""
 
     layer: int
     fixed: int
@@ -51,27 +43,20 @@ class RawPart(NamedTuple):
 
 @dataclass(frozen=True)
 class Head:
-    """One [yolo] section, as needed to assign targets to its raw map and to decode it.
+    """One [yolo] section, as needed to assign targets to its raw map and to decode it."""
 
-    `layer` is the Darknet layer index and `stride` the pixels per cell. `anchors` are the
-    (width, height) of `all_anchors` that `mask` selects, in pixels at network scale. Centres are
-    decoded as sigmoid * scale_x_y - (scale_x_y - 1) / 2. With `new_coords` sizes are
-    (2 * sigmoid)^2 anchors instead of exp(raw) anchors. With `box_bins` the left, top, right
-    and bottom side have so many logits each instead, and lie as far from the middle of the cell, in
-    cells, as the mean of the bins 0, 1, ... by their softmax. `parts` are the convolutions that
-    make the raw map, in the order of its values.
-    """
-
-    layer: int
-    stride: int
-    anchors: Sizes
+    layer: int  # its Darknet layer index
+    stride: int  # pixels per cell
+    anchors: Sizes  # those of all_anchors that mask selects
     num_classes: int
-    scale_x_y: float = 1.0
-    new_coords: bool = False
+    scale_x_y: float = 1.0  # a centre lies at sigmoid * scale_x_y - (scale_x_y - 1) / 2 of its cell
+    new_coords: bool = False  # sizes are (2 * sigmoid)^2 anchors instead of exp(raw) anchors
+    # Logits for each side (left, top, right, bottom) instead of these. Its distance from the middle
+    # of the cell, in cells, is the mean of 0, 1, ... weighted by their softmax.
     box_bins: int = 0
     all_anchors: Sizes = ()
     mask: tuple[int, ...] = ()
-    parts: tuple[RawPart, ...] = ()
+    parts: tuple[RawPart, ...] = ()  # the convolutions that make the raw map, in the order of its values
     darknet_loss: DarknetLossKeys = DarknetLossKeys()
 
     def split(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -85,7 +70,7 @@ class Anchors(NamedTuple):
 
     own: Tensor  # (a, 2) widths and heights in pixels
     all: Tensor  # (n, 2) those of the whole .cfg
-    mask: Tensor  # (a,) int64: which of all are own
+    mask: Tensor  # int64 (a,): indices of own in all
 
 
 class HeadMap(NamedTuple):
@@ -97,14 +82,14 @@ class HeadMap(NamedTuple):
 
 
 class HeadAnchors(dict[torch.device, list[Anchors]]):
-    """The anchors of every head by device. Each device gets them once, because the copy blocks."""
+    """The anchors of every head by device, copied once to each, because copying blocks."""
 
     def __init__(self, heads: Sequence[Head]) -> None:
         self.heads = heads
 
     def __missing__(self, device: torch.device) -> list[Anchors]:
         parts = ((head.anchors, head.all_anchors, head.mask) for head in self.heads)
-        # Stored when complete: on a CPU several threads look at once.
+        # Stored once complete, because several threads may look at the same time.
         self[device] = [Anchors(*(torch.tensor(part, device=device) for part in of_head)) for of_head in parts]
         return self[device]
 
@@ -112,8 +97,8 @@ class HeadAnchors(dict[torch.device, list[Anchors]]):
 def read_raw_parts(layers: Sequence[Section]) -> dict[int, tuple[Section, RawPart]]:
     """The convolutions that make raw maps, by layer, each with the [yolo] that reads it.
 
-    That is the layer before a [yolo]. If this is a [route] of two layers, the first makes boxes and
-    objectness and the second classes, of one anchor.
+    That is the layer before a [yolo] or, if a [route] joins two layers there, these: the first
+    makes the boxes and objectness of one anchor, the second its classes.
     """
     parts = {}
     for index, section in enumerate(layers[1:], 1):
@@ -155,12 +140,11 @@ def read_head(section: Section, layer: int, stride: int, num_classes: int, parts
 def read_anchors(section: Section) -> tuple[Sizes, tuple[int, ...]]:
     """All anchors of a [yolo] section, and the indices of those that its mask selects.
 
-    All listed pairs count, even beyond `num`: published files list more. If the last pair is
-    incomplete, its height is 0.5, as in Darknet.
+    All listed pairs count, even beyond `num`, because published files list more.
     """
     values = section.values("anchors", float, MIN_ANCHOR, MAX_ANCHOR)
     if len(values) % 2:
-        values.append(MISSING_ANCHOR)
+        values.append(MISSING_HEIGHT)
     anchors = tuple(zip(values[::2], values[1::2], strict=True))
     if "mask" in section.options:
         return anchors, tuple(section.values("mask", int, 0, len(anchors) - 1))
@@ -168,24 +152,22 @@ def read_anchors(section: Section) -> tuple[Sizes, tuple[int, ...]]:
 
 
 def with_box_bins(cfg: Cfg, bins: int) -> Cfg:
-    """Set `box_bins` in all [yolo] sections; the filters before them follow."""
+    """The .cfg with `box_bins` set in all [yolo]; the filters before them follow."""
     changes = [(section, "box_bins", str(bins)) for section in cfg.layers if section.kind == "yolo"]
     return parse_cfg(with_options(cfg.text, changes), cfg.source)
 
 
 def with_anchors(cfg: Cfg, anchors: Sequence[Sequence[float]] | str) -> Cfg:
-    """Replace the anchors, (width, height) in pixels at network scale, in all [yolo] sections.
+    """The .cfg with other anchors, (width, height) in pixels at network scale, in all [yolo].
 
-    The masks stay, so the number of anchors must not change: ModelError otherwise, and for "auto",
-    which is resolved when a training starts.
+    The masks stay. Raises ModelError for another number of anchors, and for "auto", which is
+    resolved when a training starts.
     """
     if isinstance(anchors, str):
         raise ModelError("model.anchors=auto is for train.py, which fits them to its data. fix: leave it out here")
     text = ",  ".join(f"{width:g},{height:g}" for width, height in anchors)
     changes = list[tuple[Section, str, str]]()
-    for section in cfg.layers:
-        if section.kind != "yolo":
-            continue
+    for section in (section for section in cfg.layers if section.kind == "yolo"):
         count = len(read_anchors(section)[0])
         if count != len(anchors):
             raise ModelError(

@@ -1,7 +1,7 @@
 """Activations and layers, with Darknet's names and constants.
 
 Every layer takes the maps of its sources as positional arguments, each (batch, channels, rows,
-columns), and returns one map. sections.py builds them from a .cfg.
+columns), and returns one map. graph.py builds the layers of a .cfg.
 """
 
 from collections.abc import Callable
@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# In-place where the output alone gives the gradient: backward then keeps one map fewer.
-ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+# What makes the module, by name. In-place where the output alone gives the gradient: backward then
+# keeps one map fewer.
+ACTIVATIONS: dict[str, Callable[[], Callable[[Tensor], Tensor]]] = {
     "linear": nn.Identity,
     "leaky": lambda: nn.LeakyReLU(0.1, inplace=True),  # Darknet's slope
     "relu": lambda: nn.ReLU(inplace=True),
@@ -29,23 +30,20 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 class Convolution(nn.Module):
     """Convolution, batch normalisation (or the convolution's bias instead), activation.
 
-    xnor: kernels become their signs times each filter's mean magnitude, the input becomes its
+    xnor: kernels become their signs times the mean magnitude of their filter, the input becomes its
     signs, and padding counts as -1, as in Darknet's inference (XNOR-Net, Rastegari et al. 2016).
     """
 
     def __init__(self, conv: nn.Conv2d, norm: nn.BatchNorm2d | None, activation: str, xnor: bool) -> None:
         super().__init__()
-        self.conv = conv
-        self.norm = norm
+        self.conv, self.norm, self.xnor = conv, norm, xnor
         self.activation = ACTIVATIONS[activation]()
-        self.xnor = xnor
 
     def forward(self, x: Tensor) -> Tensor:
         x = self._binary(x) if self.xnor else self.conv(x)
         if self.norm is not None:
             x = self.norm(x)
-        activated: Tensor = self.activation(x)
-        return activated
+        return self.activation(x)
 
     def _binary(self, x: Tensor) -> Tensor:
         conv = self.conv
@@ -58,27 +56,23 @@ class SharedConvolution(nn.Module):
     """A convolution with the weights and batch normalisation of another one (share_index).
 
     It has its own stride, padding, dilation and activation. The other layer is not a submodule, so
-    its tensors appear once in parameters and state. A deep copy of the network refers to the copy.
+    its tensors appear once in parameters and state. In a deep copy of the network both are copies.
     """
+
+    source: Convolution  # the layer that owns the tensors
 
     def __init__(self, source: Convolution, stride: int, padding: int, dilation: int, activation: str) -> None:
         super().__init__()
-        self._source = [source]  # in a list, which torch does not search for submodules
+        self.__dict__["source"] = source  # an ordinary attribute would be a submodule
         self.stride, self.padding, self.dilation = stride, padding, dilation
         self.activation = ACTIVATIONS[activation]()
-
-    @property
-    def source(self) -> Convolution:
-        """The layer that owns the tensors."""
-        return self._source[0]
 
     def forward(self, x: Tensor) -> Tensor:
         conv, norm = self.source.conv, self.source.norm
         x = F.conv2d(x, conv.weight, conv.bias, self.stride, self.padding, self.dilation, conv.groups)
         if norm is not None:
             x = norm(x)
-        activated: Tensor = self.activation(x)
-        return activated
+        return self.activation(x)
 
 
 class YoloMap(nn.Module):
@@ -105,7 +99,7 @@ def binary_signs(x: Tensor) -> Tensor:
 
 
 def binary_kernels(weight: Tensor) -> Tensor:
-    """Signs of kernels times each filter's mean magnitude. The gradient is the identity's."""
+    """Signs of kernels times the mean magnitude of their filter. The gradient is the identity's."""
     magnitude = weight.abs().mean(dim=(1, 2, 3), keepdim=True)
     binary = torch.where(weight > 0, magnitude, -magnitude)
     return weight + (binary - weight).detach()
@@ -122,25 +116,22 @@ class Shortcut(nn.Module):
         self.activation = ACTIVATIONS[activation]()
 
     def forward(self, first: Tensor, *others: Tensor) -> Tensor:
-        total = first
+        total, channels = first, first.shape[1]
         for other in others:
-            shared = min(total.shape[1], other.shape[1])
-            added = other[:, :shared]
-            if shared == total.shape[1]:
-                total = total + added
+            if other.shape[1] < channels:
+                shared = other.shape[1]
+                total = torch.cat((total[:, :shared] + other, total[:, shared:]), dim=1)
             else:
-                total = torch.cat((total[:, :shared] + added, total[:, shared:]), dim=1)
-        activated: Tensor = self.activation(total)
-        return activated
+                total = total + other[:, :channels]
+        return self.activation(total)
 
 
 class Route(nn.Module):
-    """Concatenate maps along the channels: of each, part `group` of `groups` equal parts."""
+    """Concatenate one of `groups` equal parts of each map's channels, number `group`."""
 
     def __init__(self, groups: int, group: int) -> None:
         super().__init__()
-        self.groups = groups
-        self.group = group
+        self.groups, self.group = groups, group
 
     def forward(self, *sources: Tensor) -> Tensor:
         if self.groups > 1:
@@ -149,34 +140,27 @@ class Route(nn.Module):
 
 
 class Product(nn.Module):
-    """Product of two maps, then an activation.
-
-    [sam]: spatial attention. [scale_channels] (Hu et al. 2018): the first map has one row and
-    column.
-    """
+    """Product of two maps, then an activation; for [scale_channels] the first map is 1x1."""
 
     def __init__(self, activation: str) -> None:
         super().__init__()
         self.activation = ACTIVATIONS[activation]()
 
     def forward(self, factors: Tensor, x: Tensor) -> Tensor:
-        activated: Tensor = self.activation(x * factors)
-        return activated
+        return self.activation(x * factors)
 
 
 class MaxPool(nn.Module):
     """Max pooling with Darknet's padding: `padding` rows in all, padding // 2 of them before.
 
-    The input's rows and columns must be multiples of the stride; the network checks that. Then the
-    windows reach only `size - stride - padding // 2` past the far edge, and no padding is added
-    beyond. So 2x2/2 pooling, the most frequent case, needs no copy.
+    Rows and columns of the input are multiples of the stride, as the graph ensures. So the windows
+    reach only `size - stride - padding // 2` past the far edge, and only that much is padded.
+    2x2/2 pooling, the most frequent case, then needs no copy.
     """
 
     def __init__(self, size: int, stride: int, padding: int) -> None:
         super().__init__()
-        self.size = size
-        self.stride = stride
-        self.before = padding // 2
+        self.size, self.stride, self.before = size, stride, padding // 2
         self.after = max(0, size - stride - self.before)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -188,7 +172,7 @@ class MaxPool(nn.Module):
 class Reorg(nn.Module):
     """[reorg3d]: each stride x stride block becomes one pixel with stride^2 times the channels.
 
-    Output channel (dy * stride + dx) * channels + c holds pixel (dy, dx) of the block in channel c.
+    Output channel (dy * stride + dx) * channels + c is channel c of the block's pixel (dy, dx).
     """
 
     def __init__(self, stride: int) -> None:

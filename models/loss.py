@@ -2,8 +2,8 @@
 
 YoloLoss has the formulation of the first PyTorch YOLOv3-SPP (ultralytics/yolov3, branch archive):
 every anchor of every head whose shape fits a target is positive in the cell that holds the target's
-centre, and each term is a sum of means, one of each head. In YoloxLoss the predictions choose the
-positives.
+centre, and each term is a sum over the heads of their means. In YoloxLoss the predictions choose
+the positives.
 
 All arithmetic is in float32, or in float64 for float64 maps. Shapes depend only on the number of
 targets (no boolean indexing), so a step on an accelerator never waits for the host.
@@ -12,6 +12,7 @@ targets (no boolean indexing), so a step on an accelerator never waits for the h
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -26,15 +27,16 @@ from models.heads import Head, HeadAnchors, HeadMap
 Terms = dict[str, Tensor]  # scalars of one head, by the fields of LossParts
 Weights = dict[str, float | Tensor]  # of the terms, by the same fields
 SumOverRanks = Callable[[Tensor], Tensor]
-# Elementwise, of logits and targets; its gradient is probability - target.
+# Of logits and targets, elementwise; its gradient is probability - target.
 cross_entropy = partial(nn.functional.binary_cross_entropy_with_logits, reduction="none")
-SMALLEST = 1e-3  # pixels; the logarithm of a size is bounded
+MIN_BOX_SIDE = 1e-3  # pixels; bounds the logarithm of a size
+BIN_MARGIN = 1e-3  # a target distance stays this much below the last bin, so there is a bin above it
 
 
 class LossParts(NamedTuple):
-    """Scalars: ``total`` for backward, and the weighted terms that it sums, detached, for the log.
+    """Scalars: ``total`` for backward, and the weighted terms that add up to it, detached.
 
-    A term that the loss lacks is 0. Tables, curves and loggers show these fields by name.
+    A term that a loss lacks is 0. Logs, tables and curves take their columns from these fields.
     """
 
     total: Tensor
@@ -46,7 +48,7 @@ class LossParts(NamedTuple):
 
 
 class LossInputs(NamedTuple):
-    """What HeadLoss.terms gets: HeadLoss.__call__ describes all but ``maps``, one of each head."""
+    """The arguments of HeadLoss.__call__, with each raw map beside its head."""
 
     maps: list[HeadMap]
     targets: Tensor
@@ -56,9 +58,9 @@ class LossInputs(NamedTuple):
 
 
 class HeadLoss(ABC):
-    """A loss of raw maps against targets that adds up terms of all heads of one network."""
+    """A loss of raw maps against targets, which adds up the terms of all heads of a network."""
 
-    refines = False  # set in the last epochs, without mosaics, where boxes are to lie closer
+    refines = False  # True in the last epochs, without mosaics, which fit boxes more closely
 
     def __init__(self, heads: Sequence[Head]) -> None:
         self.heads = list(heads)
@@ -74,7 +76,7 @@ class HeadLoss(ABC):
     ) -> LossParts:
         """The loss of one micro-batch.
 
-        raw_maps: as Darknet returns them, any float type.
+        raw_maps: as Darknet returns them, of any float type.
         targets: float32 (t, 6): image index in the batch, class, cx, cy, w, h in pixels of the
             batch's images. A row of zeros counts for nothing.
         objectness_ratio: blends the objectness target of a positive from 1 (at 0) to its IoU (at
@@ -82,16 +84,15 @@ class HeadLoss(ABC):
         sum_over_ranks: sums a tensor over all ranks. It is called exactly once, with or without
             targets, so that ranks stay in step. Each positive and each image weighs the same as in
             a run on one rank, and the losses of all ranks add up.
-        world_size: the number of ranks, all with equally many images.
+        world_size: the number of ranks, which all have the same number of images.
         """
         with torch.autocast(device_type=targets.device.type, enabled=False):
             maps = [HeadMap(*parts) for parts in zip(self.heads, self._anchors[targets.device], raw_maps, strict=True)]
             inputs = LossInputs(maps, targets.float(), objectness_ratio, sum_over_ranks, world_size)
             terms, weights = self.terms(inputs)
-            names = dict.fromkeys(name for of_head in terms for name in of_head)
             parts = {
                 name: torch.stack([of_head[name] for of_head in terms if name in of_head]).sum() * weights[name]
-                for name in names
+                for name in dict.fromkeys(chain(*terms))
             }
             total = reduce(torch.add, parts.values())
             missing = dict.fromkeys(LossParts._fields[1:], total.new_zeros(()))
@@ -99,11 +100,11 @@ class HeadLoss(ABC):
 
     @abstractmethod
     def terms(self, inputs: LossInputs) -> tuple[list[Terms], Weights]:
-        """The terms of each head, and the weights by which their sums over the heads count."""
+        """The terms of each head, and the weight of each term's sum over the heads."""
 
 
 class YoloLoss(HeadLoss):
-    """The loss that `config` describes, averaged over the positives of the global micro-batch."""
+    """The YOLOv3-SPP loss, averaged over the positives of the global micro-batch."""
 
     def __init__(self, heads: Sequence[Head], config: YoloLossConfig) -> None:
         super().__init__(heads)
@@ -112,10 +113,9 @@ class YoloLoss(HeadLoss):
             raise ModelError("decoupled heads have too few anchors for a loss that matches shapes. fix: loss=yolox")
 
     def terms(self, inputs: LossInputs) -> tuple[list[Terms], Weights]:
-        """Means over positives and cells, of the whole global micro-batch."""
+        """Means over the positives and the cells of the global micro-batch."""
         config, targets = self.config, inputs.targets
-        # For each head weights (t, anchors), 0 where a shape does not match, and the cells
-        pairs = []
+        pairs = []  # for each head weights (t, anchors), 0 where a shape does not match, and cells
         for head, anchors, raw in inputs.maps:
             matches = wh_iou(targets[:, 4:6], anchors.own) > config.anchor_iou
             weight = matches.to(at_least_float32(raw).dtype)
@@ -141,20 +141,17 @@ class YoloLoss(HeadLoss):
         objectness = cross_entropy(logits, wanted).sum() / (logits.numel() * inputs.world_size)
 
         # Even a single class is learnt: decoding multiplies by its probability, as in Darknet.
-        labels = inputs.targets[:, 1:2].long()
-        losses = cross_entropy(class_logits, _one_hot(labels, class_logits))
-        return {
-            "box": box, "objectness": objectness, "classification": (losses.mean(-1) * weight).sum() * share,
-        }  # fmt: skip
+        losses = cross_entropy(class_logits, _one_hot(inputs.targets, class_logits)).mean(-1)
+        return {"box": box, "objectness": objectness, "classification": (losses * weight).sum() * share}
 
 
 class YoloxLoss(HeadLoss):
     """The loss of YOLOX (Ge et al. 2021, arXiv 2107.08430), for heads whose cells reach far.
 
     The predictions choose and weigh the positives (dynamic_positives). The target of objectness is
-    this weight, and 0 at all other cells, that of a class is the IoU of its box. The box term is 1
-    - IoU^2, or 1 minus another overlap measure, with box_bins the cross-entropy of the sides, too,
-    and in the last epochs the L1 distance. All are sums over the heads, by that of the weights.
+    this weight, and 0 in all other cells; that of a class is the IoU of its box. The box term is
+    1 - IoU^2, or 1 minus another overlap measure. Boxes of bins add the cross-entropy of their
+    sides (dfl), and the last epochs the L1 distance. All are divided by the sum of the weights.
     """
 
     def __init__(self, heads: Sequence[Head], config: YoloxLossConfig) -> None:
@@ -162,17 +159,17 @@ class YoloxLoss(HeadLoss):
         self.config = config
         if (reach := min(head.scale_x_y for head in heads)) < MIN_DECOUPLED_SCALE:
             raise ModelError(
-                f"loss=yolox is for heads whose cells reach others, these have scale_x_y={reach:g}. fix: loss=yolov3"
+                f"loss=yolox needs heads of scale_x_y={MIN_DECOUPLED_SCALE} or more, not {reach:g}. fix: loss=yolov3"
             )
 
     def terms(self, inputs: LossInputs) -> tuple[list[Terms], Weights]:
-        """Sums over positives and cells; the weights divide by all weights of positives."""
+        """Sums over positives and cells; the weights divide them by the sum of the positives."""
         config = self.config
         pairs = dynamic_positives(inputs.maps, inputs.targets, config.positives, config.positives_by)
         positives = inputs.sum_over_ranks(torch.stack([weight.sum() for weight, _ in pairs])).sum().clamp(min=1)
         terms = [self._head_terms(part, *pair, inputs.targets) for part, pair in zip(inputs.maps, pairs, strict=True)]
         weights = {"objectness": config.objectness, "classification": config.classification}
-        weights |= dict.fromkeys(("box", "dfl", "l1"), config.box)  # the latter two are shares of it
+        weights |= dict.fromkeys(("box", "dfl", "l1"), config.box)  # dfl and l1 are relative to box
         return terms, {name: weight / positives for name, weight in weights.items()}
 
     def _head_terms(self, part: HeadMap, weight: Tensor, cells: Cells, targets: Tensor) -> Terms:
@@ -191,16 +188,15 @@ class YoloxLoss(HeadLoss):
         _, objectness_logits, _ = part.head.split(part.raw)
         terms["objectness"] = cross_entropy(at_least_float32(objectness_logits[..., 0]), wanted).sum()
 
-        labels = targets[:, 1:2].long()
-        quality = overlap.detach().clamp(min=0)[..., None] * _one_hot(labels, class_logits)
+        quality = overlap.detach().clamp(min=0)[..., None] * _one_hot(targets, class_logits)
         terms["classification"] = (cross_entropy(class_logits, quality).sum(-1) * weight).sum()
         return terms
 
 
 def _predictions(part: HeadMap, cells: Cells, targets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Coordinates and class logits (t, p, ...) at the cells, their boxes and those of targets.
+    """Coordinates and class logits (t, p, ...) at the cells, their boxes and the targets' boxes.
 
-    Boxes are corners (t, p, 4) in pixels from those of their cells.
+    Boxes are corners (t, p, 4) in pixels from the corners of their cells.
     """
     head, anchors, raw = part
     coordinates, _, class_logits = head.split(at_least_float32(raw[tuple(cells)]))  # matched or not
@@ -211,10 +207,10 @@ def _predictions(part: HeadMap, cells: Cells, targets: Tensor) -> tuple[Tensor, 
 def _bin_losses(coordinates: Tensor, wanted_xyxy: Tensor, head: Head) -> Tensor:
     """Distribution focal loss (t, p), a mean over the sides (Li et al. 2020, arXiv 2006.04388).
 
-    It is the cross-entropy of a target that lies between two bins and is shared by them.
+    It is the cross-entropy with a target that is shared by the two bins it lies between.
     """
     low, high = (wanted_xyxy / head.stride - 0.5).split(2, dim=-1)
-    sides = torch.cat((-low, high), dim=-1).clamp(0, head.box_bins - 1 - SMALLEST)[..., None]
+    sides = torch.cat((-low, high), dim=-1).clamp(0, head.box_bins - 1 - BIN_MARGIN)[..., None]
     logs, below = coordinates.unflatten(-1, (4, head.box_bins)).log_softmax(dim=-1), sides.long()
     above = sides - below  # the share of the bin above
     losses: Tensor = (above - 1) * logs.gather(-1, below) - above * logs.gather(-1, below + 1)
@@ -225,13 +221,13 @@ def _distance(boxes_xyxy: Tensor, wanted_xyxy: Tensor, stride: int) -> Tensor:
     """L1 distance (t, p) of boxes (t, p, 4): centres in cells, and the logarithms of sizes."""
     (low, high), (wanted_low, wanted_high) = boxes_xyxy.split(2, -1), wanted_xyxy.split(2, -1)
     centres = (low + high - wanted_low - wanted_high).abs() / (2 * stride)
-    size, wanted = (each.clamp(min=SMALLEST).log() for each in (high - low, wanted_high - wanted_low))
+    size, wanted = (each.clamp(min=MIN_BOX_SIDE).log() for each in (high - low, wanted_high - wanted_low))
     distances: Tensor = centres + (size - wanted).abs()
     return distances.sum(-1)
 
 
 def _at_cells(values: Tensor, cells: Cells, raw: Tensor) -> Tensor:
-    """A map (batch, anchors, rows, columns) of values (t, p): 0 at other cells.
+    """A map (batch, anchors, rows, columns) with values (t, p) at the cells and 0 elsewhere.
 
     If several targets claim one anchor of one cell, the largest value counts, whatever their order;
     the box and class terms count each. Pairs that do not match write 0.
@@ -241,7 +237,8 @@ def _at_cells(values: Tensor, cells: Cells, raw: Tensor) -> Tensor:
     return wanted
 
 
-def _one_hot(labels: Tensor, class_logits: Tensor) -> Tensor:
-    """1 at the labels (t, 1) and 0 elsewhere, in the shape and type of logits (t, p, classes)."""
-    classes = labels[..., None] == torch.arange(class_logits.shape[-1], device=labels.device)
+def _one_hot(targets: Tensor, class_logits: Tensor) -> Tensor:
+    """1 at the classes of targets (t, 6), else 0: in shape and type of logits (t, p, classes)."""
+    labels = targets[:, 1:2, None].long()
+    classes = labels == torch.arange(class_logits.shape[-1], device=labels.device)
     return classes.to(class_logits.dtype).expand_as(class_logits)

@@ -1,9 +1,8 @@
 """The darknet53 and cspdarknet53 of timm, trained on ImageNet, as the first layers of a network.
 
-A file holds a state dict of timm's CspNet. timm normalises an image's colours, and its CSP stages
-make both of their paths with one convolution; here the first convolution normalises, and each path
-has its own. Images are padded with black here and with the mean colour there, so maps differ a
-little at their edges.
+A file holds a state dict of timm's CspNet. There images are normalised, and one convolution makes
+both paths of a CSP stage; here the first convolution normalises, and each path has its own. There
+images are padded with their mean colour and here with black, so maps differ slightly at the edges.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,8 +19,8 @@ from models.graph import BN_EPS
 from models.weights import WeightsReport, check_finite, report_of, stored_names
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's colours
-EPS = 1e-5  # of timm's batch norm
-STEM, STAGES = "stem.conv1", 5
+TIMM_BN_EPS = 1e-5
+STEM, NUM_STAGES = "stem.conv1", 5
 Tensors = tuple[Tensor, ...]  # beta, gamma, mean, variance, kernels
 
 
@@ -33,7 +32,7 @@ def is_of_timm(content: Any) -> bool:
 def load_timm_backbone(model: Darknet, state: Any, path: Path) -> WeightsReport:
     """Load a state dict of timm's darknet53 or cspdarknet53 into the first layers of ``model``.
 
-    Raises ModelError, and changes nothing, if the file holds another network, or the model begins
+    Raises ModelError, and changes nothing, if the file holds another network or the model begins
     with other layers.
     """
     own = model.state_dict()
@@ -44,7 +43,7 @@ def load_timm_backbone(model: Darknet, state: Any, path: Path) -> WeightsReport:
         for (last, names), tensors in zip(layers, _convolutions(state), strict=False):
             loads |= {f"layers.{last}.{name}": tensor for name, tensor in zip(names, tensors, strict=True)}
     except (KeyError, IndexError, AttributeError, TypeError, ValueError, RuntimeError) as error:  # forged shapes, too
-        message = f"{path} holds no darknet53 or cspdarknet53 of timm ({error!r}). fix: download it again"
+        message = f"{path} is not a darknet53 or cspdarknet53 of timm ({error!r}). fix: download it again"
         raise ModelError(message) from error
     wrong = [name for name, tensor in loads.items() if tensor.shape != own[name].shape]
     if wrong:
@@ -58,19 +57,19 @@ def load_timm_backbone(model: Darknet, state: Any, path: Path) -> WeightsReport:
 
 
 def _convolutions(state: Mapping[str, Tensor]) -> Iterator[Tensors]:
-    """The tensors of each convolution as here, in the order of a .cfg's layers."""
+    """The tensors of each convolution of this project, in the order of a .cfg."""
 
     def read(name: str) -> Tensors:
         norm = (state[f"{name}.bn.{key}"].float() for key in ("bias", "weight", "running_mean", "running_var"))
         beta, gamma, mean, variance = norm
-        return beta, gamma, mean, variance + (EPS - BN_EPS), state[f"{name}.conv.weight"].float()
+        return beta, gamma, mean, variance + (TIMM_BN_EPS - BN_EPS), state[f"{name}.conv.weight"].float()
 
     beta, gamma, mean, variance, kernels = read(STEM)
-    planes = zip(kernels.unbind(1), STD, strict=True)  # which refuses other channels than three
+    planes = zip(kernels.unbind(1), STD, strict=True)  # strict: ValueError unless there are three channels
     kernels = torch.stack([plane / std for plane, std in planes], dim=1)
     shift = (kernels * torch.tensor(MEAN)[:, None, None]).sum((1, 2, 3))
     yield beta, gamma, mean + shift, variance, kernels
-    for stage in (f"stages.{number}" for number in range(STAGES)):
+    for stage in (f"stages.{number}" for number in range(NUM_STAGES)):
         yield read(f"{stage}.conv_down")
         is_csp = f"{stage}.conv_exp.conv.weight" in state
         if is_csp:  # the path around the blocks, and the one through them
@@ -84,4 +83,4 @@ def _convolutions(state: Mapping[str, Tensor]) -> Iterator[Tensors]:
             yield read(f"{stage}.conv_transition_b")
             *norm, kernels = read(f"{stage}.conv_transition")
             around, through = kernels.chunk(2, dim=1)
-            yield *norm, torch.cat((through, around), dim=1)  # a .cfg joins them the other way round
+            yield *norm, torch.cat((through, around), dim=1)  # a .cfg joins them in the other order

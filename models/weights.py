@@ -1,26 +1,26 @@
-"""Darknet .weights files, state dicts, and the report of what was loaded. No file's code is run.
+"""Darknet .weights files, state dicts, and the report of what was loaded. No code in them runs.
 
-A .weights file is a header, then float32 values, all little-endian. Header: major, minor, revision
-(int32), then the number of images seen in training, unsigned as in Darknet: 64 bits from version
-0.2 on, 32 bits before. For each convolution come the biases (beta with batch norm), then with batch
-norm gamma, running mean and running variance, then the kernels as (filters, channels, rows,
+A .weights file is a header, then float32 values, all little-endian. The header is major, minor,
+revision (int32), then the number of images seen in training, unsigned as in Darknet: 64 bits from
+version 0.2 on, 32 bits before. Each convolution has its biases (beta with batch norm), with batch
+norm also gamma, running mean and running variance, then the kernels as (filters, channels, rows,
 columns). The file may be cut after any layer.
 
 Other PyTorch systems name tensors differently (module_list.0.Conv2d.weight, models.0.conv1.weight),
 but those that build modules from a .cfg register them in its order. So the n-th kernels of a state
-dict are matched with the n-th of the network, likewise biases, gammas, means and variances, if all
-shapes agree.
+dict are those of the network's n-th convolution, and likewise biases, gammas, means and variances,
+if all shapes agree.
 """
 
 import re
 import warnings
 import zipfile
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,8 +32,9 @@ from models.errors import ModelError
 from models.heads import RawPart
 from models.layers import Convolution
 
-Role = tuple[str, int]  # the last part of a tensor's name, and its dimensions
-VERSION_BYTES, LONGEST_HEADER = 12, 20
+Load = tuple[Tensor, str, Tensor]  # a tensor of the network, and the name and values that the file has for it
+Role = tuple[str, int]  # the last part of a tensor's name, and its number of dimensions
+VERSION_BYTES, MAX_HEADER_BYTES = 12, 20
 CONTAINERS = ("model", "state_dict", "model_state_dict")  # keys under which checkpoints keep a state dict
 KERNELS: Role = ("weight", 4)
 SAME_NETWORK = "fix: set model.cfg, model.width and model.box_bins as when the file was made"
@@ -41,24 +42,16 @@ SAME_NETWORK = "fix: set model.cfg, model.width and model.box_bins as when the f
 
 @dataclass(frozen=True)
 class WeightsReport:
-    """What a network loaded from a file of weights.
-
-    layers_loaded of layers_total: convolutions.
-    num_classes: the file's class count, None if unknown.
-    model_classes: the network's class count.
-    heads_left_out: whether the file's convolutions before [yolo] sections were not loaded.
-    cut: the last layer of a partial file, None for a whole file.
-    same_decoding: whether the file says how its heads are decoded, and it is as here.
-    """
+    """What a network loaded from a file of weights."""
 
     path: Path
-    layers_loaded: int
+    layers_loaded: int  # convolutions
     layers_total: int
-    num_classes: int | None
-    model_classes: int
-    heads_left_out: bool
-    cut: int | None = None
-    same_decoding: bool = False
+    num_classes: int | None  # of the file; None: unknown
+    model_classes: int  # of the network
+    heads_left_out: bool  # the file's convolutions before [yolo] sections were not loaded
+    cut: int | None = None  # the last layer of a partial file
+    same_decoding: bool = False  # the file says how its heads are decoded, and the network does the same
 
     @property
     def is_whole(self) -> bool:
@@ -76,16 +69,8 @@ class WeightsReport:
         return text
 
 
-class WeightTensor(NamedTuple):
-    """A tensor of the model that is stored, with its layer and its name in the state dict."""
-
-    layer: int
-    name: str
-    tensor: Tensor
-
-
 def stored_names(layer: nn.Module) -> tuple[str, ...]:
-    """State dict names of the tensors that a .weights file holds for a layer, in its order."""
+    """Names in a layer's state dict of the tensors that a .weights file stores, in its order."""
     if not isinstance(layer, Convolution):
         return ()
     if layer.norm is None:
@@ -93,11 +78,11 @@ def stored_names(layer: nn.Module) -> tuple[str, ...]:
     return "norm.bias", "norm.weight", "norm.running_mean", "norm.running_var", "conv.weight"
 
 
-def weight_tensors(model: Darknet) -> Iterator[WeightTensor]:
-    """All tensors of a .weights file in the order Darknet stores them."""
+def weight_tensors(model: Darknet) -> Iterator[tuple[int, str, Tensor]]:
+    """Layer, state dict name and tensor of all that a .weights file stores, in its order."""
     for index, layer in enumerate(model.layers):
         tensors = layer.state_dict(keep_vars=True)
-        yield from (WeightTensor(index, f"layers.{index}.{name}", tensors[name]) for name in stored_names(layer))
+        yield from ((index, f"layers.{index}.{name}", tensors[name]) for name in stored_names(layer))
 
 
 def _class_parts(model: Darknet) -> dict[int, RawPart]:
@@ -106,40 +91,33 @@ def _class_parts(model: Darknet) -> dict[int, RawPart]:
 
 
 def report_of(
-    model: Darknet,
-    path: Path,
-    *,
-    num_classes: int | None = None,
-    left_out: bool = False,
-    cut: int | None = None,
-    same: bool = False,
+    model: Darknet, path: Path, *, num_classes: int | None = None, left_out: bool = False, cut: int | None = None
 ) -> WeightsReport:
-    """The report for a file that filled the layers to `cut`, all or all but the heads."""
-    layers = {own.layer for own in weight_tensors(model)}
+    """The report on a file that filled all layers up to `cut`, or all but the heads."""
+    layers = {layer for layer, _, _ in weight_tensors(model)}
     loaded = layers - set(_class_parts(model)) if left_out else layers
     count = sum(cut is None or layer <= cut for layer in loaded)
-    return WeightsReport(path, count, len(layers), num_classes, model.num_classes, left_out, cut, same)
+    return WeightsReport(path, count, len(layers), num_classes, model.num_classes, left_out, cut)
 
 
 def _seen_type(version: Version) -> np.dtype[np.unsignedinteger]:
-    wide = version[0] * 10 + version[1] >= 2  # Darknet's own rule
-    return np.dtype("<u8") if wide else np.dtype("<u4")
+    return np.dtype("<u8" if version[0] * 10 + version[1] >= 2 else "<u4")  # Darknet's own rule
 
 
 def load_darknet_weights(model: Darknet, path: str | Path) -> WeightsReport:
     """Load a whole or partial .weights file, with its `seen` and `weights_version`.
 
-    A partial file, such as darknet53.conv.74, ends after any layer; later layers keep their values.
-    So do the convolutions before the [yolo] sections if the file has another class count. Raises
-    ModelError, and changes nothing, if the file cannot be read, does not fit the network, or holds
-    values that are not finite.
+    A partial file, such as darknet53.conv.74, may end after any layer; later layers keep their
+    values. So do the convolutions before [yolo] sections if the file has another class count.
+    Raises ModelError, and changes nothing, if the file cannot be read, does not fit the network, or
+    holds values that are not finite.
     """
     path = Path(path)
     version, seen, values = _open_weights(path)
     num_classes, cut = _extent(model, path, len(values))
     heads = _class_parts(model)
     leave_out = num_classes not in (None, model.num_classes)
-    loads: list[tuple[Tensor, np.ndarray]] = []
+    loads: list[Load] = []
     start = 0
     for layer, name, tensor in weight_tensors(model):
         if cut is not None and layer > cut:
@@ -147,15 +125,11 @@ def load_darknet_weights(model: Darknet, path: str | Path) -> WeightsReport:
         count = tensor.numel()
         if num_classes is not None and layer in heads:
             count = count // heads[layer].filters(model.num_classes) * heads[layer].filters(num_classes)
-        stored = values[start : start + count]
+        if not (leave_out and layer in heads):
+            stored = torch.from_numpy(values[start : start + count].copy())  # the memory map is read-only
+            loads.append((tensor, name, stored.view_as(tensor)))
         start += count
-        if leave_out and layer in heads:
-            continue
-        check_finite(path, [(name, torch.from_numpy(stored.copy()))])  # the memory map is read-only
-        loads.append((tensor, stored))
-    with torch.no_grad():
-        for tensor, stored in loads:
-            tensor.copy_(torch.from_numpy(stored.copy()).view_as(tensor))
+    _copy(path, loads)
     model.seen, model.weights_version = seen, version
     return report_of(model, path, num_classes=num_classes, left_out=leave_out, cut=cut)
 
@@ -164,28 +138,28 @@ def _open_weights(path: Path) -> tuple[Version, int, np.ndarray]:
     """The version, the images seen and the mapped values of a .weights file."""
     try:
         with path.open("rb") as file:
-            header, size = file.read(LONGEST_HEADER), path.stat().st_size
+            header, size = file.read(MAX_HEADER_BYTES), path.stat().st_size
     except OSError as error:
         message = f"cannot read the weights {path} ({error.strerror}). fix: set model.weights to a file"
         raise ModelError(message) from error
-    major, minor, revision = np.frombuffer(header.ljust(LONGEST_HEADER, b"\xff"), "<i4", count=3).tolist()
+    major, minor, revision = np.frombuffer(header.ljust(MAX_HEADER_BYTES, b"\xff"), "<i4", count=3).tolist()
     kind = _seen_type((major, minor, revision))
     start = VERSION_BYTES + kind.itemsize
-    if len(header) < LONGEST_HEADER or size % 4 or not (0 <= major < 1000 and 0 <= minor < 1000 and revision >= 0):
+    if len(header) < MAX_HEADER_BYTES or size % 4 or not (0 <= major < 1000 and 0 <= minor < 1000 and revision >= 0):
         raise ModelError(
-            f"{path} is no Darknet .weights file, or damaged: it begins with {header[:VERSION_BYTES]!r}. fix: download"
-            " it again if this is a web page or a git-lfs pointer, and let files of torch.save end in .pt"
+            f"{path} is not a Darknet .weights file, or damaged: it begins with {header[:VERSION_BYTES]!r}. fix:"
+            " download it again if this is a web page or a git-lfs pointer; let a file of torch.save end in .pt"
         )
     seen = int(np.frombuffer(header, kind, count=1, offset=VERSION_BYTES)[0])
     return (major, minor, revision), seen, np.memmap(path, "<f4", "r", start, ((size - start) // 4,))
 
 
 def _extent(model: Darknet, path: Path, count: int) -> tuple[int | None, int | None]:
-    """The class count of a whole file of that many values, else None; the last layer of a cut one.
+    """The class count of a whole file with ``count`` values, and the last layer of a cut one.
 
-    Raises ModelError if none fits.
+    The other of the two is None. Raises ModelError if no count of classes or layers fits.
     """
-    ends: dict[int, int] = {}  # by layer: how many values a file cut after it holds
+    ends: dict[int, int] = {}  # by layer: the number of values in a file that is cut after it
     parts, needed, of_class = _class_parts(model), 0, 0
     for layer, _, tensor in weight_tensors(model):
         needed += tensor.numel()
@@ -210,44 +184,45 @@ def save_darknet_weights(model: Darknet, path: str | Path, up_to_layer: int | No
 
     The header holds `model.weights_version` and `model.seen`. `up_to_layer` counts as in Darknet's
     `partial` command: layers 0 .. up_to_layer - 1 are written, so 74 makes a darknet53.conv.74. The
-    file is written under another name and renamed. Raises ModelError if there are no such layers, a
-    layer has no place in the format, or a value is not finite.
+    file is written under another name and renamed. Raises ModelError if up_to_layer is out of
+    range, the format has no place for a layer, or a value is not finite.
     """
     path, end = Path(path), len(model.layers) if up_to_layer is None else up_to_layer
-    tensors = [own for own in weight_tensors(model) if own.layer < end]
+    tensors = [(name, tensor.detach()) for layer, name, tensor in weight_tensors(model) if layer < end]
     if not tensors or end > len(model.layers):
         raise ModelError(f"up_to_layer must be between 1 and this network's {len(model.layers)} layers, got {end}")
     for index, layer in enumerate(model.layers[:end]):
-        if not stored_names(layer) and any(True for _ in layer.parameters()):
+        if not stored_names(layer) and [*layer.parameters()]:
             raise ModelError(
                 f"Darknet's files have no place for the weights of layer {index}, a [{model.cfg.layers[index].kind}]. "
                 f"fix: up_to_layer={index}, or keep the checkpoint"
             )
-    check_finite(path, ((own.name, own.tensor) for own in tensors))
+    check_finite(path, tensors)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.tmp")
     with temporary.open("wb") as file:
         file.write(np.array(model.weights_version, "<i4").tobytes())
         file.write(np.array([model.seen], _seen_type(model.weights_version)).tobytes())
-        for own in tensors:
-            file.write(own.tensor.detach().cpu().numpy().astype("<f4").tobytes())
+        for _, tensor in tensors:
+            file.write(tensor.cpu().numpy().astype("<f4").tobytes())
     temporary.replace(path)
-    return sum(own.tensor.numel() for own in tensors)
+    return sum(tensor.numel() for _, tensor in tensors)
 
 
 def read_tensor_file(path: Path) -> Any:
-    """Read a file of torch.save to the CPU, without running any code of the file.
+    """Read a file of torch.save to the CPU, without running any code in it.
 
-    Raises ModelError if the file cannot be read, is damaged, or holds pickled objects.
+    Raises ModelError if the file is missing, damaged, or holds pickled objects, and OSError without
+    the permission to read it.
     """
     if not path.is_file():
-        raise ModelError(f"{path} is no file. fix: set model.weights to a .weights or .pt file")
-    path.open("rb").close()  # a file that must not be read is not damaged
+        raise ModelError(f"{path} is not a file. fix: set model.weights to a .weights or .pt file")
+    path.open("rb").close()  # a file without read permission is not damaged
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # torch's, about its own classes in files of old versions
-            # Memory-mapped, so unused parts (an optimiser's state) stay on disk; torch maps no file
-            # whose name is not Unicode.
+            warnings.simplefilter("ignore", UserWarning)  # torch's, about classes of its own in old files
+            # Memory-mapped, so that unused parts (an optimiser's state) stay on disk; torch cannot
+            # map a file whose name is not Unicode.
             mapped = zipfile.is_zipfile(path) and str(path).encode("utf-8", "replace").decode() == str(path)
             return torch.load(str(path), map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:  # damaged bytes can break any step of reading, with any error
@@ -255,7 +230,7 @@ def read_tensor_file(path: Path) -> Any:
         if pickled is None:
             raise ModelError(f"{path} is damaged, or torch.save did not write it. fix: download it again") from error
         raise ModelError(
-            f"{path} holds pickled objects ({pickled[1]}), which are not read because that would run code of the file."
+            f"{path} holds pickled objects ({pickled[1]}), which are not read because that would run code in the file."
             " fix: in the system that wrote it, save the tensors alone: torch.save(model.state_dict(), 'weights.pt')"
         ) from error
 
@@ -263,12 +238,12 @@ def read_tensor_file(path: Path) -> Any:
 def load_weights_of_checkpoint(
     model: Darknet, weights: Mapping[str, Tensor], path: Path, network: Mapping[str, Any]
 ) -> WeightsReport:
-    """Load a state dict of this project, of the network that its checkpoint describes.
+    """Load a state dict of this project; ``network`` is what its checkpoint says of the network.
 
     The convolutions before [yolo] are left out if they are for other classes or another number of
     anchors. Raises ModelError, and changes nothing, at the first other tensor that is missing,
     unexpected, of another shape or not finite, and for heads of the same size that learnt with
-    other anchors or another reach.
+    other anchors or another decoding.
     """
     own, num_classes = model.state_dict(), network["num_classes"]
     heads = tuple(f"layers.{layer}." for layer in _class_parts(model))
@@ -277,24 +252,24 @@ def load_weights_of_checkpoint(
         name in weights and weights[name].shape != own[name].shape for name in of_heads
     )
     left_out = of_heads if leave_out else []
-    wanted = [name for name in own if name not in left_out]
-    theirs = {name: tensor for name, tensor in weights.items() if name not in left_out}
-    _check_shapes(path, {name: own[name] for name in wanted}, theirs, SAME_NETWORK)
+    wanted, loads = ({name: state[name] for name in state if name not in left_out} for state in (own, weights))
+    _check_shapes(path, wanted, loads, SAME_NETWORK)
     if not leave_out:
         of_file = network_of_checkpoint(network, path).heads
         for key in ("anchors", "scale_x_y", "new_coords"):
             if [getattr(head, key) for head in model.heads] != [getattr(head, key) for head in of_file]:
                 has = getattr(of_file[0], key)
                 raise ModelError(f"the heads in {path} were trained with other {key} ({has}). fix: use the same here")
-    check_finite(path, ((name, weights[name]) for name in wanted))
-    model.load_state_dict({name: weights[name] for name in wanted}, strict=False)
-    return report_of(model, path, num_classes=num_classes, left_out=leave_out, same=not leave_out)
+    check_finite(path, loads.items())
+    model.load_state_dict(loads, strict=False)
+    report = report_of(model, path, num_classes=num_classes, left_out=leave_out)
+    return replace(report, same_decoding=not leave_out)
 
 
 def network_of_checkpoint(
     network: Mapping[str, Any], path: object, weights: Mapping[str, Tensor] | None = None
 ) -> Darknet:
-    """The network that a checkpoint describes, with ``weights`` or without memory for any.
+    """The network that a checkpoint describes, with its ``weights`` or without memory for any.
 
     Raises ModelError if the .cfg is wrong or the weights do not fit; ``path`` names the checkpoint.
     """
@@ -313,13 +288,21 @@ def network_of_checkpoint(
 def _check_shapes(path: object, own: Mapping[str, Tensor], weights: Mapping[str, Tensor], fix: str) -> None:
     for name in dict.fromkeys([*own, *weights]):
         tensors = own.get(name), weights.get(name)
-        ours, theirs = (f"shape {tuple(one.shape)}" if isinstance(one, Tensor) else "none" for one in tensors)
+        ours, theirs = (f"shape {tuple(one.shape)}" if isinstance(one, Tensor) else "no tensor" for one in tensors)
         if ours != theirs:
             raise ModelError(f"{path}: {name} needs {ours}, the file has {theirs}. {fix}")
 
 
+def _copy(path: Path, loads: Sequence[Load]) -> None:
+    """Copy all values, if all are finite."""
+    check_finite(path, ((name, tensor) for _, name, tensor in loads))
+    with torch.no_grad():
+        for target, _, tensor in loads:
+            target.copy_(tensor)
+
+
 def check_finite(path: object, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Raise ModelError at the first of the named tensors whose values are not finite or plain."""
+    """Raise ModelError at the first named tensor whose values are not finite or not plain."""
     for name, tensor in tensors:
         is_plain = tensor.layout == torch.strided and not tensor.is_quantized and not tensor.is_complex()
         if not is_plain or not tensor.float().isfinite().all():
@@ -332,9 +315,9 @@ def load_foreign_state_dict(model: Darknet, content: Any, path: Path) -> Weights
     `content` comes from read_tensor_file: a state dict, or a dictionary with one under a key of
     CONTAINERS. Batch norm counters and anchors are ignored. The convolutions before [yolo] keep
     their values if the file has another class count or number of anchors. Raises ModelError, and
-    changes nothing, if there is no state dict or a module differs; the error names the first one.
+    changes nothing, without a state dict and at the first module that differs.
     """
-    ours = _by_role((own.name, own.tensor) for own in weight_tensors(model))
+    ours = _by_role((name, tensor) for _, name, tensor in weight_tensors(model))
     theirs = _by_role(_state_dict(content, path).items())
     heads = tuple(f"layers.{layer}." for layer in _class_parts(model))
     # The class count follows from the filters of the convolution before the first head.
@@ -344,7 +327,7 @@ def load_foreign_state_dict(model: Darknet, content: Any, path: Path) -> Weights
     count, rest = divmod(filters - part.fixed, part.per_class)
     num_classes = count if rest == 0 and count > 0 else None
     leave_out = num_classes != model.num_classes
-    loads: list[tuple[Tensor, str, Tensor]] = []
+    loads: list[Load] = []
     for role in dict.fromkeys((KERNELS, *ours, *theirs)):
         pairs = zip_longest(ours[role], theirs[role], fillvalue=("nothing", torch.empty(0)))
         for (mine, target), (name, tensor) in pairs:
@@ -356,15 +339,12 @@ def load_foreign_state_dict(model: Darknet, content: Any, path: Path) -> Weights
                 )
             if not left_out:
                 loads.append((target, name, tensor))
-    check_finite(path, ((name, tensor) for _, name, tensor in loads))
-    with torch.no_grad():
-        for target, _, tensor in loads:
-            target.copy_(tensor)
+    _copy(path, loads)
     return report_of(model, path, num_classes=num_classes, left_out=leave_out)
 
 
 def _by_role(tensors: Iterable[tuple[str, Tensor]]) -> dict[Role, list[tuple[str, Tensor]]]:
-    """Names and tensors by the last part of the name and the number of dimensions, in order."""
+    """Names and tensors, in order, by the last part of the name and the number of dimensions."""
     roles: dict[Role, list[tuple[str, Tensor]]] = defaultdict(list)
     for name, tensor in tensors:
         last = name.rpartition(".")[2]
@@ -374,7 +354,7 @@ def _by_role(tensors: Iterable[tuple[str, Tensor]]) -> dict[Role, list[tuple[str
 
 
 def _state_dict(content: Any, path: Path) -> Mapping[str, Tensor]:
-    """The state dict in a file's content."""
+    """The state dict in a file's content. Raises ModelError without any."""
     nested = [content.get(key) for key in CONTAINERS] if isinstance(content, Mapping) else []
     for state in (content, *nested):
         is_state = isinstance(state, Mapping) and len(state) > 0

@@ -9,7 +9,7 @@ r"""Convert between Darknet .weights and checkpoints, both ways.
 The checkpoint serves eval.py ckpt= (with data=), predict.py and export.py ckpt=, and train.py
 model.weights=. Converted back to .weights it has the bytes of the original file. `weights` may also
 be a .pt file with the state dict of another system. `up_to_layer`, which counts as in Darknet's
-`partial` command, also cuts a .weights file directly; as there, the header then says 0 images.
+`partial` command, also cuts a .weights file; as in Darknet, the header then says 0 images.
 """
 
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
@@ -30,7 +30,7 @@ from train_utils.checkpoint import save_checkpoint
 def convert(config: schema.ConvertConfig) -> None:
     """Convert as configured and print what was written.
 
-    Raises ConfigError if the options make no conversion, and the errors of the parts.
+    Raises ConfigError for options that do not go together, ModelError or CheckpointError for files.
     """
     if (config.weights is None) == (config.ckpt is None):
         raise ConfigError("give one of weights=<.weights or state dict> and ckpt=<run folder or .pt file>")
@@ -43,7 +43,7 @@ def convert(config: schema.ConvertConfig) -> None:
     if to_checkpoint != (config.weights is not None and config.up_to_layer is None):
         raise ConfigError(
             f"out={out} does not fit: weights= becomes a checkpoint; ckpt=, or anything cut by up_to_layer=, becomes"
-            f" Darknet's file. fix: out={out.with_suffix('.weights' if to_checkpoint else '.pt')}"
+            f" a Darknet file. fix: out={out.with_suffix('.weights' if to_checkpoint else '.pt')}"
         )
     if to_checkpoint:
         detector = open_checkpoint.open_detector(None, source, config.names, config.image_size)
@@ -52,7 +52,7 @@ def convert(config: schema.ConvertConfig) -> None:
             "model": compose.to_dictionary(replace(config.model, weights=None)),
             "evaluate": {"image_size": detector.image_size},
         }
-        state = {  # of no training and no data set
+        state = {  # without a training or a data set
             "network": build.describe_network(detector.model, config.model),
             "names": detector.names, "category_ids": detector.category_ids, "config": options,
             "weights_version": list(detector.model.weights_version), "epoch": 0, "step": 0,
@@ -77,4 +77,4 @@ def convert(config: schema.ConvertConfig) -> None:
         Path(config.cfg).write_text(fitted_cfg(model), encoding="utf-8")
     print(f"its .cfg: {config.cfg or 'add cfg=<file>, if classes, width or anchors changed'}")
     if any(head.box_bins for head in model.heads):
-        print("Darknet itself does not read it, as it has box_bins: model.box_bins=0 trains a network that it reads")
+        print("Darknet cannot read it, because of its box_bins: model.box_bins=0 trains a network for Darknet")

@@ -1,10 +1,10 @@
-"""Fetch published Darknet weights, or list them.
+"""Fetch published weights, or list them.
 
     python -m scripts.get_weights list
     python -m scripts.get_weights yolov4-tiny
 
-``model.weights=coco`` and ``backbone`` fetch them by themselves. This is for machines whose compute
-nodes have no network. Files are in YOLO_HOME, by default ~/.cache/hydra-yolov3-spp.
+``model.weights=coco`` and ``backbone`` fetch them on their own; this is for machines whose compute
+nodes have no network. Files are stored in YOLO_HOME, by default ~/.cache/hydra-yolov3-spp.
 """
 
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
@@ -17,7 +17,7 @@ from models.published import LICENCE, PUBLISHED
 
 
 def get_weights(config: schema.GetWeightsConfig) -> None:
-    """Fetch the weights called ``config.name``, or list all."""
+    """Fetch the weights called ``config.name``, or list all if that is ``list``."""
     if config.name == "list":
         print(f"weights in {from_checkpoint.weights_folder()}:")
     for entry in PUBLISHED:

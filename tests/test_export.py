@@ -18,7 +18,7 @@ from conf.schema import TrainConfig
 from data.shapes import CLASSES
 from export import export
 from models import Darknet, ModelError, save_darknet_weights, zoo_cfg
-from models import export as files
+from models.export import METADATA_FILE, DetectorGraph, write_torch
 from tests.random_network import save_random_network
 
 MODEL = ["model=yolov3-tiny", "model.width=0.125"]
@@ -54,14 +54,14 @@ def test_a_file_is_replaced_only_by_one_that_agrees(
     out = tmp_path / "new" / "tiny.pt2"
     options = [f"ckpt={checkpoint}", "format=torch", f"out={out}"]
     assert export(options) == out
-    before, write = out.read_bytes(), files.write_torch
+    before = out.read_bytes()
 
-    def write_another(graph: files.DetectorGraph, *rest: object) -> None:
+    def write_another(graph: DetectorGraph, *rest: object) -> None:
         wrong = copy.deepcopy(graph)
         wrong.network.head_convolutions(wrong.network.heads[0])[0].conv.bias.add_(0.1)
-        write(wrong, *rest)
+        write_torch(wrong, *rest)
 
-    monkeypatch.setattr(files, "write_torch", write_another)
+    monkeypatch.setattr("export.write_torch", write_another)
     with pytest.raises(ModelError, match="the file differs from the network"):
         export(options)
     assert out.read_bytes() == before and list(out.parent.iterdir()) == [out]
@@ -82,12 +82,12 @@ def test_a_cfg_for_images_that_are_not_square_needs_an_image_size(tmp_path: Path
 
 def test_an_archive_refuses_sizes_that_are_no_multiples_of_the_stride(checkpoint: Path, tmp_path: Path) -> None:
     out = export([f"ckpt={checkpoint}", "format=torch", "dynamic_size=true", f"out={tmp_path}/a.pt2"])
-    extra = {files.METADATA_FILE: ""}
+    extra = {METADATA_FILE: ""}
     detector = torch.export.load(out, extra_files=extra).module()
     assert detector(torch.rand(1, 3, 64, 160))[0].shape[2] == 4
     with pytest.raises(RuntimeError, match=r"= 80 to be of the form 32\*"):
         detector(torch.rand(1, 3, 64, 80))
-    known = json.loads(extra[files.METADATA_FILE])
+    known = json.loads(extra[METADATA_FILE])
     assert (json.loads(known["stride"]), json.loads(known["open"])) == (32, ["height", "width"])
 
 

@@ -12,7 +12,7 @@ from torchvision import ops
 
 from models import Head, IouKind, Postprocess
 from models import decode as decoding
-from models.decode import REACH, box_iou_aligned, decode, nms_at_once, nms_in_each_group
+from models.decode import MAX_COORDINATE, box_iou_aligned, decode, nms_at_once, nms_in_each_group
 from tests.test_host_reads import HostReads
 
 HEADS = [
@@ -109,7 +109,7 @@ def test_equals_torchvisions_nms_of_each_class(multi_label: bool, nms_iou: float
 def test_few_boxes_stay_as_in_torchvision(nms_iou: float, classes: int) -> None:
     """Also where an overlap equals the limit, which float32 rounds, and without any area."""
     exact = 0
-    for count in range(decoding.FEW + 2):
+    for count in range(decoding.FEW_BOXES + 2):
         low, size = torch.randint(4, (count, 2)).float(), torch.randint(6, (count, 2)).float()
         boxes, numbers = torch.cat((low, low + size), 1), torch.randint(classes, (count,))
         scores = torch.ones(count).cumsum(0).flip(0)
@@ -142,7 +142,7 @@ def test_other_classes_take_no_place_and_change_nothing(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, bool]
 ) -> None:
     maps = random_maps(3)
-    on_gpu_or_not = [lambda suppress: suppress(maps), lambda suppress: suppress.of_batch(maps)]
+    on_gpu_or_not = [lambda suppress: suppress(maps), lambda suppress: suppress.detect_at_once(maps)]
     everything = [rows[torch.isin(rows[:, 5], torch.tensor([1.0, 3.0]))] for rows in postprocess(**options)(maps)]
     for detect in on_gpu_or_not:
         for limits in ({}, {"max_detections": 5}, {"max_detections": 5, "candidates": 40}):
@@ -235,11 +235,11 @@ def test_a_batch_gives_what_its_images_give(monkeypatch: pytest.MonkeyPatch, opt
         CROWDED_HEADS, **{"confidence": 0.06, "nms_iou": 0.5, "max_detections": 100, "multi_label": True} | options
     )
     alone = [rows.tolist() for rows in postprocess(maps)]
-    assert [rows.tolist() for rows in postprocess.of_batch(maps)] == alone
+    assert [rows.tolist() for rows in postprocess.detect_at_once(maps)] == alone
     on_gpu(monkeypatch)
     for chunk in (2**16, 700, 1):
-        monkeypatch.setattr(decoding, "CHUNK", chunk)
-        assert [rows.tolist() for rows in postprocess.of_batch(maps)] == alone
+        monkeypatch.setattr(decoding, "MAX_NMS_BOXES", chunk)
+        assert [rows.tolist() for rows in postprocess.detect_at_once(maps)] == alone
     assert min(map(len, alone[:-1])) >= 5 and not alone[-1]
 
 
@@ -265,7 +265,7 @@ def test_neighbours_and_places_change_nothing(spread: float) -> None:
         assert nms_at_once(boxes, images, classes + offset, 0.6).equal(alone)
         crowd = torch.cat((boxes, boxes)), torch.cat((images, images - 1)), torch.cat((classes, classes)) + offset
         assert nms_at_once(*crowd, 0.6).tolist() == [*alone.tolist(), *(alone + len(boxes)).tolist()]
-    if spread < REACH:
+    if spread < MAX_COORDINATE:
         ones = torch.ones(len(boxes))
         assert nms_in_each_group(boxes, ones.cumsum(0).flip(0), classes, 0.6).equal(alone)
 
@@ -289,8 +289,8 @@ def test_the_host_waits_few_times_for_a_batch(
             raw[..., 8:] = -200.0
         if kind == "no box":
             raw[..., 4] = -200.0
-    postprocess.of_batch(maps)
+    postprocess.detect_at_once(maps)
     with torch.inference_mode(), HostReads() as counted:
-        postprocess.of_batch(maps)
+        postprocess.detect_at_once(maps)
     assert counted.reads.total() == reads and not counted.copies, counted
     assert counted.launches.total() <= launches, counted

@@ -12,9 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from models import Darknet, ModelError, Postprocess, load_cfg, parse_cfg, with_box_bins, zoo_cfg
-from models import export as files
 from models.decode import decode
-from models.export import DetectorGraph, FixedSuppression
+from models.export import (
+    METADATA_FILE,
+    DetectorGraph,
+    FixedSuppression,
+    check_file,
+    run_onnx,
+    run_torch,
+    write_onnx,
+    write_torch,
+)
 from tests.models.small_network import cfg_text
 from tests.models.test_decode import HEADS
 
@@ -122,7 +130,7 @@ def small() -> Darknet:
 
 def write(folder: Path, kind: str, graph: DetectorGraph, example: Tensor, dynamic: dict[int, str]) -> Path:
     path = folder / f"detector.{kind}"
-    (files.write_onnx if kind == "onnx" else files.write_torch)(graph, example, dynamic, METADATA, path)
+    (write_onnx if kind == "onnx" else write_torch)(graph, example, dynamic, METADATA, path)
     return path
 
 
@@ -142,7 +150,7 @@ def test_a_file_finds_what_the_network_finds(
     limits = OPTIONS | {"confidence": (best + second) / 2 if found == "none or one" else 0.0, "max_detections": 20}
     graph = DetectorGraph(small, FixedSuppression(**limits), show_candidates=True)
     path = write(tmp_path, kind, graph, images[:1], dynamic)
-    run = files.run_onnx(path) if kind == "onnx" else files.run_torch(path)
+    run = run_onnx(path) if kind == "onnx" else run_torch(path)
     batches = [*images.split(1)]
     if dynamic:
         batches += [images, torch.rand(2, 3, 32, 8), torch.rand(1, 3, 2, 2)]
@@ -152,7 +160,7 @@ def test_a_file_finds_what_the_network_finds(
         assert_same_detections(outputs, postprocess(small.heads, small(batch), **limits), max(batch.shape[2:]))
         counts |= {*outputs[3].tolist()}
     assert (counts >= {0, 1}) if found == "none or one" else (max(counts) == 20)
-    assert max(files.check(path, small, graph, batches)) < 1e-5
+    assert max(check_file(path, small, graph, batches)) < 1e-5
 
 
 def test_files_hold_their_metadata_and_one_that_differs_is_found_out(small: Darknet, tmp_path: Path) -> None:
@@ -162,9 +170,9 @@ def test_files_hold_their_metadata_and_one_that_differs_is_found_out(small: Dark
     assert {prop.key: prop.value for prop in model.metadata_props} == METADATA
     assert [output.name for output in model.graph.output] == ["boxes", "scores", "classes", "counts"]
     assert PLACE not in onnx_file.read_bytes()
-    extra = {files.METADATA_FILE: ""}
+    extra = {METADATA_FILE: ""}
     torch.export.load(archive_file, extra_files=extra)
-    assert json.loads(extra[files.METADATA_FILE]) == METADATA
+    assert json.loads(extra[METADATA_FILE]) == METADATA
     with zipfile.ZipFile(archive_file) as archive:
         assert not [name for name in archive.namelist() if PLACE in archive.read(name) or "detector" in name]
 
@@ -173,13 +181,13 @@ def test_files_hold_their_metadata_and_one_that_differs_is_found_out(small: Dark
     bias = other.head_convolutions(other.heads[0])[0].conv.bias
     bias.data[4] += 1e-2
     with pytest.raises(ModelError, match=r"the file differs from the network: boxes by .* scores by 0\.00"):
-        files.check(onnx_file, other, graph, images)
+        check_file(onnx_file, other, graph, images)
     bias.data[4] = float("nan")
     with pytest.raises(ModelError, match="scores by nan"):
-        files.check(onnx_file, other, graph, images)
+        check_file(onnx_file, other, graph, images)
     other_limits = DetectorGraph(small, FixedSuppression(**OPTIONS | {"nms_iou": 0.6}), show_candidates=True)
     with pytest.raises(ModelError, match="non-maximum suppression differs"):
-        files.check(onnx_file, small, other_limits, images)
+        check_file(onnx_file, small, other_limits, images)
 
 
 @pytest.mark.parametrize(
@@ -196,5 +204,5 @@ def test_onnx_equals_the_network(name: str, nms: bool, tmp_path: Path) -> None:
     model = random_network(with_box_bins(cfg, 16) if "decoupled" in name else cfg)
     graph = DetectorGraph(model, FixedSuppression(**OPTIONS) if nms else None, show_candidates=True)
     path = write(tmp_path, "onnx", graph, images, {})
-    assert max(files.check(path, model, graph, [images])) < 1e-5
-    assert not nms or files.run_onnx(path)(images)[3].min() >= 15  # detections
+    assert max(check_file(path, model, graph, [images])) < 1e-5
+    assert not nms or run_onnx(path)(images)[3].min() >= 15  # detections

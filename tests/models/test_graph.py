@@ -187,5 +187,5 @@ def test_the_sides_of_a_box_as_distributions(tmp_path: Path) -> None:
 def test_branches_that_make_no_raw_map_are_refused(change: dict, message: str) -> None:
     with pytest.raises(ModelError, match=message):
         build(decoupled(**{"join": "-3,-1"} | change))
-    with pytest.raises(ModelError, match="fix: no groups in it"):
+    with pytest.raises(ModelError, match="fix: remove groups from it"):
         build(decoupled(classes=5, join="-3,-1\ngroups=5").replace("classes=2", "classes=5"))

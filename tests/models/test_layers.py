@@ -112,7 +112,7 @@ def test_shared_tensors_are_held_and_stored_once_and_a_copy_shares_its_own() -> 
     model = network(SHARING).eval()
     assert sum(name.endswith("norm.weight") for name in model.state_dict()) == 1
     assert len(list(model.parameters())) == 2 + 3 + 2
-    assert [own.layer for own in weight_tensors(model) if own.name.endswith("conv.weight")] == [0, 1, 7]
+    assert [layer for layer, name, _ in weight_tensors(model) if name.endswith("conv.weight")] == [0, 1, 7]
     twin = copy.deepcopy(model)
     assert twin.layers[2].source is twin.layers[1] and twin.layers[2].source is not model.layers[1]
 

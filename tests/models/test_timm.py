@@ -94,12 +94,12 @@ def test_files_that_do_not_fit_change_nothing() -> None:
     state, key, stem = random_state(csp=False), "stages.1.conv_down.bn.bias", "stem.conv1.conv.weight"
     for width, changed, message in (
         (0.25, {}, r"layers\.0\.norm\.bias needs shape"),
-        (1, {key: None}, "holds no darknet53"),
+        (1, {key: None}, "is not a darknet53"),
         (1, {key: torch.full((128,), float("nan"))}, "not finite"),
-        (1, {stem: torch.rand(32, 1, 3, 3)}, "holds no darknet53"),
-        (1, {stem: torch.rand(32)}, "holds no darknet53"),
-        (1, {stem: torch.rand(32, 3)}, "holds no darknet53"),
-        (1, {stem: 7}, "holds no darknet53"),
+        (1, {stem: torch.rand(32, 1, 3, 3)}, "is not a darknet53"),
+        (1, {stem: torch.rand(32)}, "is not a darknet53"),
+        (1, {stem: torch.rand(32, 3)}, "is not a darknet53"),
+        (1, {stem: 7}, "is not a darknet53"),
     ):
         model = Darknet(zoo_cfg("yolov3"), 2, width)
         before = {name: tensor.clone() for name, tensor in model.state_dict().items()}

@@ -89,7 +89,7 @@ def test_files_that_do_not_fit_are_refused_and_change_nothing(tmp_path: Path) ->
     for content, message in (
         (good[:-4], r"holds [\d,]+ values, this network with 3 classes and width 0\.1 needs"),
         (bytes(infinite), r"layers\.22\.conv\.weight has values that are not finite"),
-        (b"PK\x03\x04" + good[4:], r"no Darknet .weights file.* end in \.pt"),
+        (b"PK\x03\x04" + good[4:], r"not a Darknet .weights file.* end in \.pt"),
         (b"<!DOCTYPE html>\n<html>", "it begins with b'<!DOCTYPE"),
     ):
         path = tmp_path / "bad.weights"
@@ -250,7 +250,7 @@ def test_pickled_objects_are_not_opened(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"is damaged, or torch\.save did not write it"):
         read_tensor_file(path)
     for missing in (tmp_path / "none.pt", tmp_path):
-        with pytest.raises(ModelError, match=r"is no file"):
+        with pytest.raises(ModelError, match=r"is not a file"):
             read_tensor_file(missing)
 
 
