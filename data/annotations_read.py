@@ -67,6 +67,7 @@ class Source:
     box_name: Callable[[int], str]  # the box at a position in messages, such as "annotation 17"
     findings: Findings  # entries the reader could not use
     notes: Findings = field(default_factory=Findings)  # entries that were used but changed
+    missing_files: list[str] = field(default_factory=list)  # images that are not there now, and may be later
 
 
 @dataclass

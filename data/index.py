@@ -30,10 +30,11 @@ from data.config import FORMATS, DataConfig, DataFormat, Exif, OnError
 from data.errors import DataError
 from data.io import new_folder, stamp_files
 from data.layouts import read_file
+from data.progress import counted
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 9  # raise it when the columns or the checks change
+FORMAT_VERSION = 10  # raise it when the columns or the checks change
 ATTEMPTS = 3  # to build an index: a process may remove a damaged one just after another has rebuilt it
 SINGLE_CLASS_NAME = "object"
 COMPARED_IMAGES = 20  # of validation, which are looked for among the training images
@@ -108,8 +109,11 @@ def open_annotations(config: DataConfig, split: str) -> Annotations:
             columns, about, _ = _read(config, split, located)
             build_index(folder, columns, about)
         if (loaded := load_index(folder)) is not None:
-            break
-        logger.warning("the index %s is damaged and will be rebuilt", folder)
+            arrived = sum(map(os.path.isfile, loaded[1].pop("missing_files")))
+            if not arrived:
+                break
+        reason = "is damaged" if loaded is None else f"lacks {counted(arrived, 'image')} that arrived since"
+        logger.warning("the index %s %s and will be rebuilt", folder, reason)
         with suppress(FileNotFoundError), TemporaryDirectory(dir=folder.parent) as trash:  # another process moved it
             folder.rename(Path(trash) / folder.name)
     else:
@@ -172,6 +176,7 @@ def read_annotations(config: DataConfig, split: str) -> tuple[Annotations, Findi
     """
     located = locate(config, split)
     columns, about, source = _read(replace(config, on_error=OnError.skip), split, located)
+    del about["missing_files"]
     return Annotations(**columns, **about, image_root=located.image_root), source.findings, source.notes
 
 
@@ -194,7 +199,8 @@ def _read(config: DataConfig, split: str, located: LocatedSplit) -> tuple[dict[s
     left_out, notes = source.findings, source.notes
     skipped = [f"left out: {left_out.summary()}", *left_out.first()] if left_out.counts else []
     changed = [f"{kind} ({count}), first: {notes.examples[kind][0]}" for kind, count in notes.counts.items()]
-    return columns, {"names": names, "turn": turn, "skipped": skipped, "notes": changed}, source
+    about = {"names": names, "turn": turn, "skipped": skipped, "notes": changed}
+    return columns, {**about, "missing_files": source.missing_files}, source
 
 
 def check_same_classes(train: Annotations, val: Annotations) -> None:

@@ -14,9 +14,12 @@ from data.errors import DataError
 
 BORDER_TOLERANCE = 1.0  # pixels: common tools round up to one pixel outside
 MIN_INSIDE = 1e-3  # pixels of a box, in each direction, that must lie inside its image
-CUT = "boxes that reach out of their image and are cut there"  # this note and the next two are faults of the source
+CUT = "boxes that reach out of their image and are cut there"  # a fault of the source, as the next two and TINY_BOXES
 SCORED_OUTSIDE = "boxes that reach out of their image and are scored unchanged"
 SCORED_EMPTY = "boxes without area that are scored unchanged"
+TINY = 2.0  # pixels
+TINY_BOXES = f"boxes below {TINY:g} pixels, and no larger one, as if they were fractions of the image"
+CROWDS = "crowds (iscrowd=1), which are not learnt"
 
 # A kind of finding, which entries are good, and what is wrong with one that is not.
 Checks = tuple[tuple[str, NDArray[np.bool_], Callable[[int], str]], ...]
@@ -63,7 +66,9 @@ def _usable(
 def _check_images(source: Source, split: str) -> NDArray[np.bool_]:
     """Which images (N,) are usable."""
     count, root = len(source.file_names), source.image_root
-    exists = io.stamp_files([os.path.join(root, name) for name in source.file_names]).is_file
+    paths = [os.path.join(root, name) for name in source.file_names]
+    exists = io.stamp_files(paths).is_file
+    source.missing_files = list(compress(paths, ~exists))
     if not exists.any():  # a wrong folder, which skipping would hide
         raise DataError(
             f"none of the {count} images of {source.path} is in {root}: {source.file_names[:3]}. "
@@ -150,6 +155,11 @@ def _check_boxes(
     source.notes.add(SCORED_OUTSIDE if scored else CUT, [describe(row, overshoot(row)) for row in rows.tolist()])
     without = np.flatnonzero(usable & ~has_area).tolist()
     source.notes.add(SCORED_EMPTY, [describe(row, "has no area: no detection can match it") for row in without])
+    crowds = np.flatnonzero(usable & source.crowd).tolist() if split == "train" else []
+    source.notes.add(CROWDS, [describe(row, "is a crowd") for row in crowds])
+    sides = source.boxes_xywh[usable, 2:]
+    if len(sides) and sides.max() < TINY:
+        source.notes.add(TINY_BOXES, [describe(row, "is tiny") for row in np.flatnonzero(usable).tolist()])
     if not scored:
         source.boxes_xywh = source.boxes_xywh.copy()
         source.boxes_xywh[rows] = np.stack([left, top, right - left, bottom - top], axis=1)[rows]

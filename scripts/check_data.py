@@ -101,7 +101,7 @@ def check_dataset(config: DataConfig, image_size: int, anchors: Sizes, min_iou: 
         splits[split], problems[split], changed = read_annotations(config, split)
         annotations = splits[split]
         for kind, count in changed.counts.items():
-            is_fault = kind in (validate.CUT, validate.SCORED_OUTSIDE, validate.SCORED_EMPTY)
+            is_fault = kind in (validate.CUT, validate.SCORED_OUTSIDE, validate.SCORED_EMPTY, validate.TINY_BOXES)
             (problems if is_fault else notes)[split].add(kind, changed.examples[kind], count)
         repeated = [_box_name(annotations, row) for row in repeated_boxes(annotations).tolist()]
         problems[split].add("repeated boxes", repeated)
