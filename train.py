@@ -132,7 +132,6 @@ def train(requested: schema.TrainConfig) -> run.Outcome:  # noqa: PLR0915 - the 
             log.line(build.describe_left_out(dataset.images, f"epoch {state.epoch}, train"))
             is_evaluated = config.evaluate.is_due(state.epoch, options.epochs)
             is_exact = dtype is None or state.epoch >= options.epochs  # the last one is in float32, as eval.py's
-            # None off rank 0
             evaluation = evaluator(state.average.module, log.line, is_final=is_exact) if is_evaluated else None
             is_best = state.record(evaluation.metrics if evaluation is not None else {})
             # The tables first: a run that ends in between repeats the epoch, and its row.
