@@ -42,9 +42,7 @@ def test_darknet_weights_score_what_opencv_scores_with_them(shared_dir: Path, tm
     assert metrics["AP50"] == pytest.approx(0.369500, abs=0.001)
 
 
-def test_a_results_file_of_another_system_scores_as_pycocotools_scores_it(
-    shared_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_results_file_of_another_system_scores_as_pycocotools_scores_it(shared_dir: Path, tmp_path: Path) -> None:
     """All metrics to the last bit."""
     coco = shared_dir / "data" / "coco128"
     results = shared_dir / "darknet" / "yolo-fastest-1.1" / "opencv_coco128_val_results.json"
@@ -61,7 +59,7 @@ def test_a_results_file_of_another_system_scores_as_pycocotools_scores_it(
     program = "import sys; sys.modules['hotcoco'] = None; import train, eval; eval.evaluate(sys.argv[1:])"
     without = [*data, f"detections={results}", f"out={tmp_path / 'without'}"]
     said = subprocess.run([sys.executable, "-c", program, *without], check=True, capture_output=True, text=True).stdout
-    assert "\nscored by pycocotools 2." in said and "scored by hotcoco" in capsys.readouterr().out
+    assert "\nscored by pycocotools 2." in said
     for name in ("metrics.json", "per_class.json"):
         assert (tmp_path / "without" / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
     for wrong in ([f"ckpt={results}"], ["model=yolov3", "model.weights=a.weights"]):

@@ -24,8 +24,7 @@ METRICS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "A
 PER_CLASS = ("AP", "AP50", "APs", "APm", "APl")
 OPERATING_POINT = ("threshold", "f1", "precision", "recall")  # of a class, as best_f1 finds it
 ABSENT = -1.0  # pycocotools' metric where there is no ground truth
-IOU = 0.5  # of the confusion matrix
-TESTED_HOTCOCO = "1.3."  # gives pycocotools' bits; a later version may not
+TESTED_HOTCOCO = "1.3."  # equals pycocotools to the bit; another version may not
 
 
 class Evaluation(NamedTuple):
@@ -49,15 +48,11 @@ def choose_scorer(wanted: Scorer = Scorer.auto) -> str:
         from hotcoco import __version__ as installed
     except ImportError:
         installed = "none"
-    is_tested = installed.startswith(TESTED_HOTCOCO)
-    if wanted is Scorer.hotcoco and not is_tested:
-        command = errors.install_command(f"hotcoco=={TESTED_HOTCOCO}*")
-        raise ConfigError(
-            f"evaluate.scorer=hotcoco needs hotcoco {TESTED_HOTCOCO}x, installed is {installed}. "
-            f"fix: evaluate.scorer=auto, or {command}"
-        )
-    if is_tested and wanted is not Scorer.pycocotools:
+    if installed.startswith(TESTED_HOTCOCO) and wanted is not Scorer.pycocotools:
         return f"hotcoco {installed}"
+    if wanted is Scorer.hotcoco:
+        fix = f"evaluate.scorer=auto, or {errors.install_command(f'hotcoco=={TESTED_HOTCOCO}*')}"
+        raise ConfigError(f"evaluate.scorer=hotcoco needs hotcoco {TESTED_HOTCOCO}x, found {installed}. fix: {fix}")
     return f"pycocotools {version('pycocotools')}"
 
 
@@ -68,76 +63,65 @@ def match(truth: GroundTruth, detections: Detections, scorer: str | None = None,
     None: that of ``auto``. ``every_size`` matches small, medium and large boxes once more.
     """
     assert np.isin(detections["image_id"], truth.image_ids).all(), "a detection on an unknown image"
-    by_id = np.argsort(truth.image_ids)
+    by_id, crowd = np.argsort(truth.image_ids), truth.crowd.astype(bool)
     images = [{"id": number, "height": 1, "width": 1} for number in range(1, len(by_id) + 1)]  # sizes are for masks
     categories = [{"id": number, "name": str(number)} for number in range(1, len(truth.names) + 1)]
-    labels = {
-        "image_id": np.argsort(by_id)[truth.image_of_box] + 1, "category_id": truth.classes.astype(np.int64) + 1,
-        "bbox": truth.boxes_xywh, "area": truth.areas, "iscrowd": truth.crowd.astype(bool),
-    }  # fmt: skip
+    labels = np.argsort(by_id)[truth.image_of_box] + 1, truth.classes.astype(np.int64) + 1, truth.boxes_xywh
     ordered = canonical_order(detections)
-    boxes = ordered["box_xywh"].astype(np.float64)
-    found = {
-        "image_id": np.searchsorted(truth.image_ids[by_id], ordered["image_id"]) + 1, "bbox": boxes,
-        "score": ordered["score"].astype(np.float64), "category_id": ordered["class"] + 1,
-        "area": boxes[:, 2] * boxes[:, 3], "iscrowd": np.zeros(len(boxes), bool),
-    }  # fmt: skip
-    prepare = _hotcoco if (scorer or choose_scorer()).startswith("hotcoco") else _pycocotools
+    numbers = np.searchsorted(truth.image_ids[by_id], ordered["image_id"]) + 1
+    classes, boxes, scores = ordered["class"] + 1, ordered["box_xywh"].astype(np.float64), ordered["score"]
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints what it does
-        evaluation = prepare(images, categories, labels, found)
+        if (scorer or choose_scorer()).startswith("hotcoco"):
+            import hotcoco
+
+            coco = hotcoco.COCO.from_arrays(images, categories, *labels, area=truth.areas, iscrowd=crowd)
+            found = coco.load_res(np.column_stack((numbers, boxes, scores, classes)))
+            evaluation: Any = hotcoco.COCOeval(coco, found, "bbox")
+        else:
+            coco = _as_coco(images, categories, *labels, truth.areas, crowd)
+            areas, no_crowd = boxes[:, 2:].prod(1), np.zeros(len(boxes), bool)
+            found = _as_coco(images, categories, numbers, classes, boxes, areas, no_crowd, scores)
+            evaluation = COCOeval(coco, found, "bbox")
+        parameters = evaluation.params
         if not every_size:
-            parameters = evaluation.params
             parameters.areaRng, parameters.areaRngLbl = parameters.areaRng[:1], parameters.areaRngLbl[:1]
-            evaluation.params = parameters
+        evaluation.params = parameters  # hotcoco's is a copy
         evaluation.evaluate()
         evaluation.accumulate()
     return evaluation
 
 
-def _pycocotools(images: list[Any], categories: list[Any], *tables: dict[str, np.ndarray]) -> COCOeval:
-    """COCOeval of labels and detections. Ids start at 1: a match with id 0 would not count."""
-    sets = [COCO(), COCO()]
-    for coco, table in zip(sets, tables, strict=True):
-        rows = zip(*(column.tolist() for column in table.values()), strict=True)
-        annotations = [dict(zip(table, row, strict=True), id=number) for number, row in enumerate(rows, start=1)]
-        coco.dataset = {"images": images, "categories": categories, "annotations": annotations}
-        coco.createIndex()
-    return COCOeval(*sets, "bbox")
+def _as_coco(images: list[Any], categories: list[Any], *columns: np.ndarray) -> COCO:
+    """Annotations as pycocotools reads them from a file.
 
-
-def _hotcoco(
-    images: list[Any], categories: list[Any], labels: dict[str, np.ndarray], found: dict[str, np.ndarray]
-) -> Any:
-    import hotcoco
-
-    coco = hotcoco.COCO.from_arrays(
-        images, categories, image_ids=labels["image_id"], category_ids=labels["category_id"], boxes=labels["bbox"],
-        area=labels["area"], iscrowd=labels["iscrowd"],
-    )  # fmt: skip
-    columns = [found[name] for name in ("image_id", "bbox", "score", "category_id")]
-    return hotcoco.COCOeval(coco, coco.load_res(np.column_stack(columns)), "bbox")
+    Their ids start at 1: it takes a match with annotation 0 for none.
+    """
+    coco, keys = COCO(), ("image_id", "category_id", "bbox", "area", "iscrowd", "score")
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    annotations = [dict(zip(keys, row, strict=False), id=number) for number, row in enumerate(rows, start=1)]
+    coco.dataset = {"images": images, "categories": categories, "annotations": annotations}
+    coco.createIndex()
+    return coco
 
 
 def score(truth: GroundTruth, detections: Detections, scorer: str | None = None) -> Evaluation:
-    """Compute the 12 COCO metrics and those of each class; ``detections`` in any order.
+    """Compute the 12 COCO metrics and those of each class, as COCOeval.summarize does.
 
-    To the last bit those of COCOeval.summarize: means over what is present. ``scorer`` is as in
-    ``match``.
+    ``detections`` come in any order, ``scorer`` is that of ``match``.
     """
     scorer = scorer or choose_scorer()
     evaluation = match(truth, detections, scorer)
-    # (IoU thresholds, recalls, classes, areas: all, small, medium, large; limits: 1, 10, 100),
-    # and the same without recalls.
+    # Axes: IoU, recall (precision only), class, area (all, then by size), limit (1, 10, 100)
     precision, recall = evaluation.eval["precision"], evaluation.eval["recall"]
     of_all, by_size = precision[..., 0, 2], np.moveaxis(precision[..., 1:, 2], -1, 0)
     by_limit, recall_by_size = np.moveaxis(recall[..., 0, :], -1, 0), np.moveaxis(recall[..., 1:, 2], -1, 0)
-    parts = [of_all, of_all[0], of_all[5], *by_size, *by_limit, *recall_by_size]
-    metrics = dict(zip(METRICS, map(_mean_of_present, parts), strict=True))
+    arrays = [of_all, of_all[0], of_all[5], *by_size, *by_limit, *recall_by_size]
+    metrics = dict(zip(METRICS, map(_mean_of_present, arrays), strict=True))
     per_class = {}
     for index, name in enumerate(truth.names):
         of_class = (truth.classes == index) & ~truth.crowd.astype(bool)
-        parts = [of_all[..., index], of_all[0, :, index], *by_size[..., index]]
-        row = dict(zip(PER_CLASS, map(_mean_of_present, parts), strict=True))
+        arrays = [of_all[..., index], of_all[0, :, index], *by_size[..., index]]
+        row = dict(zip(PER_CLASS, map(_mean_of_present, arrays), strict=True))
         per_class[name] = row | {"images": len(np.unique(truth.image_of_box[of_class])), "boxes": int(of_class.sum())}
     return Evaluation(metrics, per_class, truth, detections, losses={}, scorer=scorer)
 
@@ -148,7 +132,7 @@ def _mean_of_present(values: np.ndarray) -> float:
 
 
 class Matches(NamedTuple):
-    """The n detections and the boxes of K classes on N images, matched at COCO's T = 10 IoUs.
+    """n detections and the boxes of K classes on N images, matched at COCO's T = 10 IoUs.
 
     Of each class at most 100 detections on an image; by class, then by image.
     """
@@ -158,26 +142,23 @@ class Matches(NamedTuple):
     scores: np.ndarray  # float64 (n,)
     right: np.ndarray  # bool (T, n) matched with a box that counts
     wrong: np.ndarray  # bool (T, n) matched with none; those matched with crowds are neither
-    boxes: np.ndarray  # int64 (K, N) without crowds
+    boxes: np.ndarray  # int64 (K, N) number of boxes that count, all but crowds
 
 
 def find_matches(truth: GroundTruth, detections: Detections, scorer: str | None = None) -> Matches:
-    """The matches that AP is computed from. ``scorer`` is as in ``match``."""
+    """The matches that AP is computed from; ``scorer`` is that of ``match``."""
     pairs = [pair for pair in match(truth, detections, scorer, every_size=False).evalImgs if pair is not None]
     pairs.sort(key=lambda pair: (pair["category_id"], pair["image_id"]))
+    places = np.array([(pair["category_id"], pair["image_id"]) for pair in pairs], np.int64).reshape(-1, 2) - 1
     boxes = np.zeros((len(truth.names), len(truth.image_ids)), np.int64)
-    for pair in pairs:
-        boxes[pair["category_id"] - 1, pair["image_id"] - 1] = np.logical_not(pair["gtIgnore"]).sum()
-    scores = np.concatenate([[], *(pair["dtScores"] for pair in pairs)])
-    sizes = np.array([len(pair["dtScores"]) for pair in pairs], np.int64)
-    classes, images = (
-        np.repeat([pair[key] - 1 for pair in pairs], sizes).astype(np.int64) for key in ("category_id", "image_id")
-    )
+    boxes[tuple(places.T)] = [np.logical_not(pair["gtIgnore"]).sum() for pair in pairs]
+    scores = [np.asarray(pair["dtScores"], np.float64) for pair in pairs]
+    classes, images = np.repeat(places, np.array([len(one) for one in scores], np.int64), axis=0).T
     matched, ignored = (
         np.concatenate([np.zeros((10, 0)), *(np.reshape(pair[key], (10, -1)) for pair in pairs)], axis=1) > 0
         for key in ("dtMatches", "dtIgnore")
     )
-    return Matches(classes, images, scores, matched & ~ignored, ~matched & ~ignored, boxes)
+    return Matches(classes, images, np.concatenate([[], *scores]), matched & ~ignored, ~matched & ~ignored, boxes)
 
 
 def best_f1(matches: Matches, index: int | None = None) -> dict[str, float] | None:
@@ -189,17 +170,15 @@ def best_f1(matches: Matches, index: int | None = None) -> dict[str, float] | No
     chosen, boxes = matches.right[0] | matches.wrong[0], matches.boxes.sum()
     if index is not None:
         chosen, boxes = chosen & (matches.classes == index), matches.boxes[index].sum()
-    scores, right = matches.scores[chosen], matches.right[0, chosen]
-    if not right.any():
+    if not matches.right[0, chosen].any():
         return None
-    order = np.argsort(-scores, kind="stable")
-    scores, hits = scores[order], np.cumsum(right[order])
+    order = np.argsort(-matches.scores[chosen], kind="stable")
+    scores, hits = matches.scores[chosen][order], np.cumsum(matches.right[0, chosen][order])
     last = np.flatnonzero(np.append(scores[1:] != scores[:-1], True))  # equal scores are reported together
     precision, recall = hits[last] / (last + 1), hits[last] / boxes
-    total = precision + recall
-    f1 = 2 * precision * recall / np.where(total > 0, total, 1)
-    at = int(f1.argmax())
-    values = (scores[last][at], f1[at], precision[at], recall[at])
+    f1 = 2 * hits[last] / (last + 1 + boxes)
+    best = int(f1.argmax())
+    values = (scores[last][best], f1[best], precision[best], recall[best])
     return dict(zip(OPERATING_POINT, map(float, values), strict=True))
 
 

@@ -1,24 +1,24 @@
-"""The plots of a training or an evaluation: which there are, what they show, and their drawing."""
+"""Draw the plots of a training or an evaluation."""
 
 import csv
 import logging
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pycocotools import mask
 
 from data.errors import printable
-from train_utils.coco_eval import IOU, Evaluation, best_f1, find_matches, match
+from train_utils.coco_eval import Evaluation, best_f1, find_matches, match
 from train_utils.draw import Cell, save_sheet
-from train_utils.results import to_xyxy
+from train_utils.results import DETECTION_AS_READ, canonical_order, to_xyxy
 from train_utils.train_state import LOSS_NAMES
 
 # matplotlib takes longer to import than to draw, so only the functions that draw import it.
 FOLDER = "plots"  # in the folder of the run or of the evaluation
-PLOTS = {  # titles by file name, in the order in which one looks at them
+PLOTS = {  # titles by file name, in the order to look at them
     "curves.png": "Losses (validation dashed), AP and learning rate by step; the dotted line is the best epoch",
     "precision_recall.png": "pycocotools' precision at each recall; the area under a line is its AP",
     "confusion.png": "Labelled boxes by the class that was reported for them",
@@ -45,21 +45,21 @@ def draw_training(folder: Path, metrics_csv: Path, warn: Warn) -> None:
 def draw_evaluation(folder: Path, evaluation: Evaluation, read: Read, name_of: NameOf, warn: Warn) -> None:
     """Draw the other PLOTS into ``folder``.
 
-    ``read`` gives the image at a position, ``name_of`` its file name. ``warn`` gets what cannot be
-    drawn; an old picture in its place goes.
+    ``read`` gives the image at a position, ``name_of`` its file name. Errors go to ``warn`` and
+    remove an older picture of that name.
     """
     best = best_f1(find_matches(evaluation.truth, evaluation.detections, evaluation.scorer))
     threshold = best["threshold"] if best is not None else USUAL_THRESHOLD
     for name, draw in {
         "precision_recall.png": lambda out: draw_precision_recall(evaluation, out),
         "confusion.png": lambda out: draw_confusion(evaluation, threshold, out),
-        "val_detections.jpg": lambda out: draw_detections(evaluation, read, name_of, max(threshold, LEAST_SHOWN), out),
+        "val_detections.jpg": lambda out: draw_detections(evaluation, read, name_of, max(threshold, LEAST_SCORE), out),
     }.items():
         _draw(folder / name, draw, warn)
 
 
 def _draw(out: Path, draw: Callable[[Path], None], warn: Warn) -> None:
-    """If drawing fails, only say so: what it shows is done, and must not be lost."""
+    """Draw; an error is only a warning, because the training or evaluation must not be lost."""
     try:
         import matplotlib
 
@@ -80,11 +80,11 @@ CURVES = {
     "AP by object size": ("APs", "APm", "APl"),
     "learning rate": ("lr",),
 }
-MOST_POINTS = 300  # of a line: of more, neighbours are averaged
+MOST_POINTS = 300  # of a line; neighbours are averaged
 
 
 def draw_curves(metrics_csv: Path, out: Path) -> None:
-    """Draw the columns of a metrics.csv over the steps to the file ``out``; skip empty cells.
+    """Draw the columns of a metrics.csv over the steps, without empty cells.
 
     A steps.csv beside it gives losses by step instead of by epoch. A vertical line marks the epoch
     with the best AP.
@@ -123,7 +123,7 @@ def _points(rows: list[dict[str, str]], column: str) -> np.ndarray:
     return np.array([block.mean(0) for block in blocks if len(block)]).reshape(-1, 2)
 
 
-NAMED = 10  # classes with a line of their own in the legend: as many colours differ
+NAMED_CLASSES = 10  # in the legend: as many colours differ
 
 
 def draw_precision_recall(evaluation: Evaluation, out: Path) -> None:
@@ -133,20 +133,19 @@ def draw_precision_recall(evaluation: Evaluation, out: Path) -> None:
     truth = evaluation.truth
     coco = match(truth, evaluation.detections, evaluation.scorer, every_size=False)
     precision = coco.eval["precision"][..., 0, 2]  # (IoU thresholds, recalls, classes)
-    boxes = np.bincount(truth.classes[~truth.crowd.astype(bool)], minlength=len(truth.names))
+    boxes = [row["boxes"] for row in evaluation.per_class.values()]
     order = [index for index in np.argsort(boxes)[::-1] if boxes[index]]
     figure = Figure(figsize=(14, 4.6), layout="constrained")
-    for axis, values, title in zip(
-        figure.subplots(1, 2),
-        (precision[0], precision.mean(0)),
-        ("IoU .5: the area is AP50", "mean over IoU .5 to .95: the area is AP"),
-        strict=True,
+    left, right = figure.subplots(1, 2)
+    for axis, values, title in (
+        (left, precision[0], "IoU .5: the area is AP50"),
+        (right, precision.mean(0), "mean over IoU .5 to .95: the area is AP"),
     ):
         axis.set(xlim=(0, 1), ylim=(0, 1.02), title=title, xlabel="recall", ylabel="precision")
         recalls = np.linspace(0, 1, len(values))
         for number, index in enumerate(order):
             named = {"label": f"{label(truth.names[index])}  {values[:, index].mean():.3f}"}
-            axis.plot(recalls, values[:, index], **(named if number < NAMED else {"color": "0.8", "zorder": 1}))
+            axis.plot(recalls, values[:, index], **(named if number < NAMED_CLASSES else {"color": "0.8", "zorder": 1}))
         if order:
             mean = values[:, order].mean(1)
             axis.plot(recalls, mean, color="black", linewidth=2.5, label=f"mean of all classes  {mean.mean():.3f}")
@@ -157,41 +156,37 @@ def draw_precision_recall(evaluation: Evaluation, out: Path) -> None:
 def label(name: str) -> str:
     """A class name that fits beside a chart; matplotlib hides labels that start with "_"."""
     name = printable(name)
-    shown = name if len(name) <= 30 else f"{name[:27]}..."
-    return f" {shown}" if shown.startswith("_") else shown
+    text = name if len(name) <= 30 else f"{name[:27]}..."
+    return f" {text}" if text.startswith("_") else text
+
+
+MOST_CONFUSED = 30  # classes in the matrix: more cannot be read
 
 
 def count_confusions(evaluation: Evaluation, threshold: float) -> np.ndarray:
     """Count labels (rows) by the class reported for them (columns), int64 (K + 1, K + 1).
 
-    The last row counts detections where nothing is labelled, the last column missed labels. On each
-    image the detections with at least ``threshold`` choose in the order of their scores: the free
-    label of any class that they overlap most, by an IoU of .5 or more. Those on crowds are ignored.
+    The last row counts detections where nothing is labelled, the last column missed labels.
+    Detections from ``threshold`` on are matched as pycocotools does at IoU .5, but to labels of any
+    class: by falling score, at most 100 on an image, those on crowds do not count.
     """
-    truth, found = evaluation.truth, evaluation.detections[evaluation.detections["score"] >= threshold]
-    found = found[np.lexsort((-found["score"], found["image_id"]))]
-    background = len(truth.names)
-    counts = np.zeros((background + 1, background + 1), np.int64)
-    for image, image_id in enumerate(truth.image_ids):
-        labels = slice(*truth.offsets[image : image + 2])
-        classes, is_crowd = truth.classes[labels], truth.crowd[labels].astype(bool)
-        rows = found[slice(*np.searchsorted(found["image_id"], (image_id, image_id + 1)))]
-        ious = mask.iou(rows["box_xywh"].astype(np.float64), truth.boxes_xywh[labels], is_crowd)
-        is_free = ~is_crowd
-        for reported, overlaps in zip(rows["class"], np.reshape(ious, (len(rows), len(classes))), strict=True):
-            candidates = np.flatnonzero(is_free & (overlaps >= IOU))
-            if candidates.size:
-                chosen = candidates[overlaps[candidates].argmax()]
-                counts[classes[chosen], reported] += 1
-                is_free[chosen] = False
-            elif not (overlaps[is_crowd] >= IOU).any():
-                counts[background, reported] += 1
-        np.add.at(counts, (classes[is_free], background), 1)
+    truth, found = evaluation.truth, evaluation.detections
+    found = canonical_order(found[found["score"] >= threshold]).astype(DETECTION_AS_READ)  # keeps this order
+    reported, found["class"] = found["class"].copy(), 0
+    one_class = replace(truth, classes=np.zeros_like(truth.classes), names=["any"])
+    labelled = np.append(truth.classes, len(truth.names))  # the last one is for match 0: none
+    counts = np.zeros((len(truth.names) + 1, len(truth.names) + 1), np.int64)
+    for image in match(one_class, found, evaluation.scorer, every_size=False).evalImgs:
+        if image is not None:
+            rows = image["dtMatches"][0], image["dtIds"], image["dtIgnore"][0]
+            matches, numbers, ignored = (np.array(row, np.int64) for row in rows)
+            np.add.at(counts, (labelled[matches - 1], reported[numbers - 1]), 1 - ignored)
+    counts[:-1, -1] = [row["boxes"] for row in evaluation.per_class.values()] - counts[:-1].sum(1)
     return counts
 
 
 def draw_confusion(evaluation: Evaluation, threshold: float, out: Path) -> None:
-    """Draw the confusions of detections from a score on; of many classes the most confused."""
+    """Draw the confusions from a score on, of at most MOST_CONFUSED classes."""
     from matplotlib.figure import Figure
 
     counts, classes = count_confusions(evaluation, threshold), len(evaluation.truth.names)
@@ -214,17 +209,13 @@ def draw_confusion(evaluation: Evaluation, threshold: float, out: Path) -> None:
     figure.savefig(out, dpi=DPI)
 
 
-MOST_CONFUSED = 30  # classes in the matrix: more cannot be read
-USUAL_THRESHOLD = 0.3  # where no detection is right, so that no score is better than another
+USUAL_THRESHOLD = 0.3  # if no detection is right, so that no score is better than another
 SHEET_IMAGES, MOST_DRAWN = 8, 30  # images, and detections on one; more hide one another
-LEAST_SHOWN = 0.1  # score of a box beside the labels: a young network's best threshold may be lower
+LEAST_SCORE = 0.1  # of a drawn detection: the best threshold of a young network may be lower
 
 
 def draw_detections(evaluation: Evaluation, read: Read, name_of: NameOf, confidence: float, out: Path) -> None:
-    """Save the first images twice: labels on the left, crowds aside, detections on the right.
-
-    Of the detections from ``confidence`` at most MOST_DRAWN are drawn, the best.
-    """
+    """Save the first images twice: labels without crowds left, the best detections right."""
     truth, found, cells = evaluation.truth, evaluation.detections, []
     for i in range(min(SHEET_IMAGES, len(truth.image_ids))):
         if (image := read(i)) is None:
@@ -233,8 +224,8 @@ def draw_detections(evaluation: Evaluation, read: Read, name_of: NameOf, confide
         title = f"{name_of(i)}, labels: {len(labels)}"
         cells.append(Cell(image, to_xyxy(truth.boxes_xywh[labels]), truth.classes[labels], truth.names, None, title))
         of_image = found[(found["image_id"] == truth.image_ids[i]) & (found["score"] >= confidence)]
-        shown = of_image[np.argsort(-of_image["score"], kind="stable")][:MOST_DRAWN]
-        title = f"detections: {len(shown)}, score from {confidence:.2g}"
-        cells.append(Cell(image, to_xyxy(shown["box_xywh"]), shown["class"], truth.names, shown["score"], title))
+        best = of_image[np.argsort(-of_image["score"], kind="stable")][:MOST_DRAWN]
+        title = f"detections: {len(best)}, score from {confidence:.2g}"
+        cells.append(Cell(image, to_xyxy(best["box_xywh"]), best["class"], truth.names, best["score"], title))
     if cells:
         save_sheet(cells, 4, out)

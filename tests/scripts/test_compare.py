@@ -14,11 +14,11 @@ from conf import ConfigError
 from conf.compose import compose, to_yaml
 from conf.errors import CheckpointError, TrainError
 from conf.run import run
-from conf.schema import CompareConfig, Scorer, TrainConfig
+from conf.schema import CompareConfig, TrainConfig
 from scripts.compare import Group, compare, draw_images, gain, read_groups, resampled_ap
 from tests.train_utils.coco_sets import draw
-from train_utils.coco_eval import choose_scorer, find_matches, match, score
-from train_utils.report_page import FILE, keep_best, read_best
+from train_utils.coco_eval import find_matches, match, score
+from train_utils.report_page import BEST_DETECTIONS, keep_best, read_best
 from train_utils.results import DETECTION, Detections, GroundTruth
 
 IMAGES, BOXES = 40, 4  # boxes of each image
@@ -112,8 +112,7 @@ def resampled_by_pycocotools(truth: GroundTruth, found: Detections, draws: np.nd
         rows = [np.flatnonzero(found["image_id"] == truth.image_ids[image]) for image in chosen]
         reported = found[np.concatenate(rows)]
         reported["image_id"] = np.repeat(np.arange(len(chosen)), [len(row) for row in rows])
-        matched = match(sample, reported, choose_scorer(Scorer.pycocotools), every_size=False)
-        precision = matched.eval["precision"][..., 0, 2]
+        precision = match(sample, reported, "pycocotools", every_size=False).eval["precision"][..., 0, 2]
         scores.append(precision[precision > -1].mean())
     return np.array(scores)
 
@@ -129,9 +128,7 @@ def test_samples_and_the_interval_are_those_of_a_plain_bootstrap_over_images(run
 
     first, second = read_groups([runs["a0"], runs["c"]])
     draws = draw_images(IMAGES, 40, 0)
-    before, after = (
-        resampled_by_pycocotools(one.best[0].truth, one.best[0].detections, draws) for one in (first, second)
-    )
+    before, after = (resampled_by_pycocotools(x.truth, x.detections, draws) for x in (*first.best, *second.best))
     low, high = np.quantile(after - before, [0.025, 0.975])
     found, reverse = gain(first, second, 40, 0), gain(second, first, 40, 0)
     assert found.high - found.low == pytest.approx(high - low, rel=0.05)
@@ -153,10 +150,10 @@ def test_runs_that_cannot_be_compared_are_named(runs: dict[str, Path], tmp_path:
     with pytest.raises(TrainError, match="small was scored on another validation set"):
         read_groups([runs["a0"], runs["small"]])
     bare = make_run(tmp_path / "bare", 4, 0)
-    (bare / FILE).write_bytes(b"no archive")
+    (bare / BEST_DETECTIONS).write_bytes(b"no archive")
     with pytest.raises(TrainError, match="is damaged"):
         read_groups([runs["a0"], bare])
-    (bare / FILE).unlink()
+    (bare / BEST_DETECTIONS).unlink()
     with pytest.raises(TrainError, match=r"fix: python eval.py ckpt=.*bare out=.*bare"):
         read_groups([runs["a0"], bare])
 
@@ -165,7 +162,7 @@ def test_forged_evaluations_and_options_are_one_sentence(tmp_path: Path) -> None
     """Arrays are missing, or of another type or shape; so are metrics. YAML is cut, or a bomb."""
     run = make_run(tmp_path / "run", 4, 0, truth=labels(9))
     config = CompareConfig(runs=[str(run)], resamples=1, seed=0, debug=False)
-    with np.load(run / FILE) as file:
+    with np.load(run / BEST_DETECTIONS) as file:
         arrays = dict(file)
     scores = json.loads(str(arrays["scores"]))
     cases = [arrays | {key: np.array(value)} for key in arrays for value in ("x", np.zeros(0), np.zeros((2, 3)), 7)]
@@ -173,7 +170,7 @@ def test_forged_evaluations_and_options_are_one_sentence(tmp_path: Path) -> None
     cases += [arrays | {"scores": np.array(json.dumps(text))} for text in texts]
     refused = 0
     for case in cases[::5]:  # all take half a minute
-        np.savez(run / FILE, **case)
+        np.savez(run / BEST_DETECTIONS, **case)
         try:
             compare(config)
             group = read_groups([run])[0]
