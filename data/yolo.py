@@ -243,9 +243,9 @@ def find_images(place: Path, starts: Sequence[Path]) -> list[str]:
 def find_labels(images: list[str]) -> tuple[list[str], dict[str, list[str]]]:
     """The path of each image's label file, whether or not it exists, and other files by kind.
 
-    It is in a folder ``labels`` in place of one of IMAGE_FOLDERS in the image's path, below the
-    image's folder or beside it, or it is beside the image: in the first of these with a file of the
-    image's name. Other files are label files of no image, and files beside images that are of no
+    It is in a folder ``labels`` in place of one of IMAGE_FOLDERS in the image's path, or beside the
+    image, or in ``labels`` below, beside or in place of the last folders of the path: in the first
+    of these with a file of the image's name. Other files are label files of no image, and files beside images that are of no
     known type.
     """
     places: dict[str, list[str]] = {}  # of images: where their label files may be
@@ -290,11 +290,8 @@ def _names_in(folder: str) -> list[str]:
 def _label_folders(parent: str) -> list[str]:
     """Where the label files of the images in a folder may be, the usual places first."""
     parts = parent.split("/")
-    replaced = [
-        "/".join([*parts[:at], "labels", *parts[at + 1 :]])
-        for folder in IMAGE_FOLDERS
-        for at in reversed(range(len(parts)))
-        if parts[at] == folder
-    ]
+    replaced = {at: "/".join([*parts[:at], "labels", *parts[at + 1 :]]) for at in reversed(range(1, len(parts)))}
+    usual = [replaced[at] for folder in IMAGE_FOLDERS for at in replaced if parts[at] == folder]
     above, _, last = parent.rpartition("/")
-    return list(dict.fromkeys([*replaced, parent, f"{parent}/labels", f"{above}/labels/{last}", f"{above}/labels"]))
+    lately = list(replaced.values())[:2]  # in place of any of the last two folders
+    return list(dict.fromkeys([*usual, parent, f"{parent}/labels", f"{above}/labels/{last}", *lately]))

@@ -165,3 +165,41 @@ def test_what_leads_nowhere(yolo_set: YoloSet) -> None:
             yolo_set.open(place)
     with pytest.raises(DataError, match=r"images holds no class names. fix: set data.names"):
         yolo_set.open("images", names=None)
+
+
+@pytest.mark.parametrize(
+    ("images", "labels"),
+    [("images", "x.TXT"), ("photos", "labels"), ("photos/train", "labels/train"), ("photos/train", "photos/labels")],
+)
+def test_a_label_file_is_found_for_each_picture(images: str, labels: str, yolo_set: YoloSet) -> None:
+    """Beside pictures that have theirs in another layout, whatever the folders are called."""
+    yolo_set.add("first/images", "first/labels", "a")
+    yolo_set.add(f"second/{images}", "second/images" if labels == "x.TXT" else f"second/{labels}", "bc")
+    if labels == "x.TXT":
+        for stem in "bc":
+            path = yolo_set.root / "second" / "images" / f"{stem}.txt"
+            path.rename(path.with_suffix(".TXT"))
+    assert np.diff(yolo_set.open(".").offsets).tolist() == [1, 1, 1]
+
+
+def test_files_that_belong_to_nothing_are_named(yolo_set: YoloSet) -> None:
+    yolo_set.add("images", "labels", "ab")
+    (yolo_set.root / "images" / "a.jpg").rename(yolo_set.root / "images" / "a.jfif")
+    assert len(yolo_set.open("images")) == 2 and not yolo_set.open("images").notes
+    yolo_set.write("labels/lonely.txt", "0 .5 .5 .1 .1")
+    yolo_set.write("images/phone.heic", "")
+    (yolo_set.root / "labels" / "b.txt").unlink()
+    notes = "\n".join(yolo_set.open("images").notes)
+    for what in ("lonely.txt", "phone.heic", "b.jpg"):
+        assert what in notes
+
+
+@pytest.mark.parametrize(
+    "row", ["0 .5 .5 .2 .2 .9 17", "0 .5 .5 .2 .2 .45 .45 .55 .55 .5 .5", "0 .5 .5 .2 .2 .4 .4 2 .6 .6 1"]
+)
+def test_rows_of_trackers_and_key_points_are_not_polygons(row: str, yolo_set: YoloSet) -> None:
+    yolo_set.add("images", "labels", "abc")
+    for stem in "abc":
+        yolo_set.write(f"labels/{stem}.txt", f"{row}\n{row}\n")
+    with pytest.raises(DataError, match=r"a\.txt:1 h"):
+        yolo_set.open("images")
