@@ -245,8 +245,8 @@ def find_labels(images: list[str]) -> tuple[list[str], dict[str, list[str]]]:
 
     It is in a folder ``labels`` in place of one of IMAGE_FOLDERS in the image's path, or beside the
     image, or in ``labels`` below, beside or in place of the last folders of the path: in the first
-    of these with a file of the image's name. Other files are label files of no image, and files beside images that are of no
-    known type.
+    of these with a file of the image's name. Other files are label files of no image, and files
+    beside images that are of no known type.
     """
     places: dict[str, list[str]] = {}  # of images: where their label files may be
     labels_of: dict[str, dict[str, str]] = {}  # names of label files by stem, in such a place
