@@ -176,7 +176,7 @@ class Evaluator:
         workers = build.loader_workers(data_options.workers, world)
         pixels = config.batch_size * image_size**2
         self.loader = data.make_loader(dataset, own, workers, world.device, timeout_seconds, batch_bytes=3 * pixels)
-        self.postprocess = build.build_postprocess(config, model.heads, classes)
+        self.postprocess = build.build_postprocess(config, model.heads, classes, in_training=loss is not None)
         self.classes = classes
         # Not that of the training: what a loss keeps here is of inference mode.
         self.loss = build.build_loss(model.heads, loss) if loss is not None else None

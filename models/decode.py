@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from models.config import IouKind
+from models.errors import ModelError
 from models.heads import Anchors, Head, HeadAnchors
 
 EPS = 1e-7  # keeps quotients finite for boxes without area; far below any area in pixels
@@ -22,6 +23,7 @@ FIRST_CANDIDATES = 10  # candidates for each detection wanted that are tried bef
 FEW = 48  # boxes of which a CPU compares all pairs faster than it starts a run for each class
 CHUNK = 2**14  # candidates in one suppression on a GPU: all pairs are compared, about 2 GFLOP, in 32 MB
 REACH = 2**18  # pixels from the origin; boxes are cut there
+NOT_FINITE = "the network computes values that are not finite. fix: weights of this very network, or precision=float32"
 PER_PIXEL = 2**18  # steps of a coordinate, about float32's own at 48 pixels
 
 
@@ -160,6 +162,7 @@ class Postprocess:
         overlap it by more than nms_iou, itself included.
     classes: the numbers of those that are reported; None: all. The others take none of the places
         among candidates and detections.
+    refuse_nonfinite: raise ModelError for raw maps that are not finite; a training may survive them.
     """
 
     heads: Sequence[Head]
@@ -170,6 +173,7 @@ class Postprocess:
     candidates: int = 30000
     merge: bool = False
     classes: Sequence[int] | None = None
+    refuse_nonfinite: bool = True
 
     @torch.no_grad()
     def __call__(self, raw_maps: Sequence[Tensor]) -> list[Tensor]:
@@ -203,7 +207,11 @@ class Postprocess:
         least = best.topk(min(FIRST_CANDIDATES * self.max_detections, best.shape[1])).values[:, -1:]
         # A box stays or not by those better than it. So the best mostly suffice, but not to merge.
         masks = [every & (values >= least), every][self.merge :]
-        numbers = torch.stack([wanted.count_nonzero(1) for wanted in masks]).tolist()
+        finite = torch.stack([extreme for raw in raw_maps for extreme in raw.aminmax()]).isfinite().all()
+        counted = [wanted.count_nonzero(1) for wanted in masks]
+        *numbers, are_finite = torch.stack([*counted, finite.expand_as(counted[0])]).tolist()
+        if self.refuse_nonfinite and not all(are_finite):
+            raise ModelError(NOT_FINITE)
         detections: dict[int, Tensor] = {}
         for wanted, counts in zip(masks, numbers, strict=True):
             by_image = wanted.flatten().nonzero_static(size=sum(counts)).squeeze(1).split(counts)

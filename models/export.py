@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from models.darknet import Darknet, fuse_batch_norm
-from models.decode import decode
+from models.decode import NOT_FINITE, decode
 from models.errors import ModelError
 
 REACH = 4  # image sides; far larger boxes would cost all others their precision
@@ -255,6 +255,8 @@ def check(path: Path, model: Darknet, graph: DetectorGraph, batches: Iterable[Te
         *detections, boxes, scores = outputs
         side = max(images.shape[2:])
         expected_boxes, expected_scores = decode(model(images), model.heads)
+        if not expected_scores.isfinite().all():
+            raise ModelError(NOT_FINITE)
         sides = (expected_boxes[..., 2:] - expected_boxes[..., :2]).amax(-1, keepdim=True).clamp(min=side)
         differences = ((boxes - expected_boxes) / sides).abs().max(), (scores - expected_scores).abs().max()
         largest = torch.maximum(largest, torch.stack(differences))

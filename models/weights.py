@@ -36,6 +36,7 @@ Role = tuple[str, int]  # the last part of a tensor's name, and its dimensions
 VERSION_BYTES, LONGEST_HEADER = 12, 20
 CONTAINERS = ("model", "state_dict", "model_state_dict")  # keys under which checkpoints keep a state dict
 KERNELS: Role = ("weight", 4)
+MOST = 1e6  # of a value, and its square of a variance: other bytes, read as float32, go up to 1e38
 SAME_NETWORK = "fix: set model.cfg, model.width and model.box_bins as when the file was made"
 
 
@@ -151,7 +152,7 @@ def load_darknet_weights(model: Darknet, path: str | Path) -> WeightsReport:
         start += count
         if leave_out and layer in heads:
             continue
-        check_finite(path, [(name, torch.from_numpy(stored.copy()))])  # the memory map is read-only
+        check_values(path, [(name, torch.from_numpy(stored.copy()))])  # the memory map is read-only
         loads.append((tensor, stored))
     with torch.no_grad():
         for tensor, stored in loads:
@@ -223,7 +224,7 @@ def save_darknet_weights(model: Darknet, path: str | Path, up_to_layer: int | No
                 f"Darknet's files have no place for the weights of layer {index}, a [{model.cfg.layers[index].kind}]. "
                 f"fix: up_to_layer={index}, or keep the checkpoint"
             )
-    check_finite(path, ((own.name, own.tensor) for own in tensors))
+    check_values(path, ((own.name, own.tensor) for own in tensors))
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.tmp")
     with temporary.open("wb") as file:
@@ -286,7 +287,7 @@ def load_weights_of_checkpoint(
             if [getattr(head, key) for head in model.heads] != [getattr(head, key) for head in of_file]:
                 has = getattr(of_file[0], key)
                 raise ModelError(f"the heads in {path} were trained with other {key} ({has}). fix: use the same here")
-    check_finite(path, ((name, weights[name]) for name in wanted))
+    check_values(path, ((name, weights[name]) for name in wanted))
     model.load_state_dict({name: weights[name] for name in wanted}, strict=False)
     return report_of(model, path, num_classes=num_classes, left_out=leave_out, same=not leave_out)
 
@@ -304,7 +305,7 @@ def network_of_checkpoint(
     if weights is None:
         return shell
     _check_shapes(path, shell.state_dict(), weights, "fix: use another checkpoint")
-    check_finite(path, weights.items())
+    check_values(path, weights.items())
     model = Darknet(parse_cfg(text, network["source"]), *shape)
     model.load_state_dict(weights)
     return model
@@ -318,12 +319,23 @@ def _check_shapes(path: object, own: Mapping[str, Tensor], weights: Mapping[str,
             raise ModelError(f"{path}: {name} needs {ours}, the file has {theirs}. {fix}")
 
 
-def check_finite(path: object, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Raise ModelError at the first of the named tensors whose values are not finite or plain."""
+def check_values(path: object, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Raise ModelError at the first of the named tensors whose values cannot be those of a network.
+
+    They are not finite, not plain, variances below zero or beyond MOST. A Darknet file of another
+    network with as many values looks like that.
+    """
     for name, tensor in tensors:
         is_plain = tensor.layout == torch.strided and not tensor.is_quantized and not tensor.is_complex()
         if not is_plain or not tensor.float().isfinite().all():
             raise ModelError(f"{path}: {name} has values that are not finite or not plain. fix: use other weights")
+        if not tensor.is_floating_point() or not tensor.numel():
+            continue  # batch norm counts its steps
+        least, most = tensor.float().aminmax()
+        is_variance = name.endswith("running_var")
+        if most > MOST ** (1 + is_variance) or least < (0 if is_variance else -MOST):
+            what = "variances below zero" if is_variance and least < 0 else f"values beyond {MOST:g}"
+            raise ModelError(f"{path}: {name} has {what}, so the file is of another network. {SAME_NETWORK}")
 
 
 def load_foreign_state_dict(model: Darknet, content: Any, path: Path) -> WeightsReport:
@@ -356,7 +368,7 @@ def load_foreign_state_dict(model: Darknet, content: Any, path: Path) -> Weights
                 )
             if not left_out:
                 loads.append((target, name, tensor))
-    check_finite(path, ((name, tensor) for _, name, tensor in loads))
+    check_values(path, ((name, tensor) for _, name, tensor in loads))
     with torch.no_grad():
         for target, _, tensor in loads:
             target.copy_(tensor)

@@ -146,11 +146,13 @@ def build_loss(heads: Sequence[models.Head], config: models.LossSection) -> mode
 
 
 def build_postprocess(
-    config: DetectConfig | EvaluateConfig, heads: Sequence[models.Head], classes: Sequence[int] | None = None
-) -> models.Postprocess:
+    config: DetectConfig | EvaluateConfig, heads: Sequence[models.Head], classes: Sequence[int] | None = None,
+    in_training: bool = False,
+) -> models.Postprocess:  # fmt: skip
     """What turns the raw maps of ``heads`` into detections, with the limits of ``config``.
 
-    ``classes`` are the numbers of those that are reported; None: all.
+    ``classes`` are the numbers of those that are reported; None: all. Only a training goes on with
+    raw maps that are not finite, which its loss shows.
     """
     return models.Postprocess(
         heads,
@@ -160,6 +162,7 @@ def build_postprocess(
         multi_label=config.multi_label,
         merge=config.merge_nms,
         classes=classes,
+        refuse_nonfinite=not in_training,
     )
 
 

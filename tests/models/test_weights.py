@@ -102,6 +102,27 @@ def test_files_that_do_not_fit_are_refused_and_change_nothing(tmp_path: Path) ->
     assert all_equal(before, model) and model.seen == 0
 
 
+@pytest.mark.parametrize(("name", "value"), [("norm.running_var", -1e-3), ("norm.weight", 1e20), ("conv.weight", -1e9)])
+def test_weights_of_another_network_are_refused_by_their_values(name: str, value: float, tmp_path: Path) -> None:
+    """As many values in another order: no size tells, but variances and magnitudes do."""
+    source, model = randomise(tiny()), tiny()
+    source.layers[2].state_dict()[name].view(-1)[0] = value
+    state, path = source.state_dict(), tmp_path / "a.pt"
+    before = copy.deepcopy(model)
+    for load in (
+        lambda: load_darknet_weights(model, write(tmp_path / "a.weights", values_of(source))),
+        lambda: models.load_foreign_state_dict(model, state, path),
+        lambda: load_weights_of_checkpoint(model, state, path, described(source)),
+        lambda: models.network_of_checkpoint(described(source), path, state),
+    ):
+        with pytest.raises(ModelError, match=rf"layers\.2\.{name} has .* of another network\. fix: "):
+            load()
+    assert all_equal(before, model)
+    steps = randomise(tiny()).state_dict()
+    steps["layers.2.norm.num_batches_tracked"] += 10**7
+    models.network_of_checkpoint(described(source), path, steps)
+
+
 def test_a_file_cut_behind_any_layer_is_a_beginning_of_the_whole_and_loads(tmp_path: Path) -> None:
     source = randomise(tiny())
     source.seen = 12345
