@@ -106,7 +106,8 @@ def load_model(config: EvalConfig, val_set: data.Annotations, world: World) -> t
     """
     if config.ckpt is None:
         assert config.model is not None  # only detections= needs no model
-        built, note = build.build_model(config.model, len(val_set.names), whole=True, world=world)
+        names = val_set.names
+        built, note = build.build_model(config.model, len(names), whole=True, world=world, names=names)
         if world.is_main:
             print(note)
         return built, None

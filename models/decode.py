@@ -162,7 +162,7 @@ class Postprocess:
         overlap it by more than nms_iou, itself included.
     classes: the numbers of those that are reported; None: all. The others take none of the places
         among candidates and detections.
-    refuse_nonfinite: raise ModelError for raw maps that are not finite; a training may survive them.
+    refuse_nonfinite: raise ModelError for raw maps that are not finite.
     """
 
     heads: Sequence[Head]

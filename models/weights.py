@@ -16,8 +16,8 @@ import re
 import warnings
 import zipfile
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,6 +50,7 @@ class WeightsReport:
     heads_left_out: whether the file's convolutions before [yolo] sections were not loaded.
     cut: the last layer of a partial file, None for a whole file.
     same_decoding: whether the file says how its heads are decoded, and it is as here.
+    names: what the class names of file and data mean for the heads; empty: nothing.
     """
 
     path: Path
@@ -60,6 +61,7 @@ class WeightsReport:
     heads_left_out: bool
     cut: int | None = None
     same_decoding: bool = False
+    names: str = ""
 
     @property
     def is_whole(self) -> bool:
@@ -74,7 +76,7 @@ class WeightsReport:
             text += "; its heads were left out and start fresh"
             if self.num_classes not in (None, self.model_classes):
                 text += f" (for {self.num_classes} classes, here {self.model_classes})"
-        return text
+        return text + self.names
 
 
 class WeightTensor(NamedTuple):
@@ -262,34 +264,65 @@ def read_tensor_file(path: Path) -> Any:
 
 
 def load_weights_of_checkpoint(
-    model: Darknet, weights: Mapping[str, Tensor], path: Path, network: Mapping[str, Any]
-) -> WeightsReport:
+    model: Darknet, weights: Mapping[str, Tensor], path: Path, network: Mapping[str, Any],
+    *, of_file: Sequence[str] = (), names: Sequence[str] = (),
+) -> WeightsReport:  # fmt: skip
     """Load a state dict of this project, of the network that its checkpoint describes.
 
-    The convolutions before [yolo] are left out if they are for other classes or another number of
-    anchors. Raises ModelError, and changes nothing, at the first other tensor that is missing,
-    unexpected, of another shape or not finite, and for heads of the same size that learnt with
-    other anchors or another reach.
+    ``of_file`` are its class names and ``names`` those wanted; numbers, as files without names get
+    them, say nothing. In another order, the rows of classes move with their names. The convolutions
+    before [yolo] are left out if they are for other classes or another number of anchors. Raises
+    ModelError, and changes nothing, at the first other tensor that is missing, unexpected, of
+    another shape or not finite, and for heads of the same size that learnt with other anchors or
+    another reach.
     """
     own, num_classes = model.state_dict(), network["num_classes"]
     heads = tuple(f"layers.{layer}." for layer in _class_parts(model))
     of_heads = [name for name in own if name.startswith(heads)]
-    leave_out = num_classes != model.num_classes or any(
-        name in weights and weights[name].shape != own[name].shape for name in of_heads
+    note, same_count = "", len(of_file) == len(names) == num_classes
+    are_named = same_count and not any(list(known) == [*map(str, range(len(known)))] for known in (of_file, names))
+    other_classes = are_named and sorted(of_file) != sorted(names)
+    leave_out = (
+        other_classes
+        or num_classes != model.num_classes
+        or any(name in weights and weights[name].shape != own[name].shape for name in of_heads)
     )
+    if other_classes:
+        note = f" (its classes are {_listed(of_file)}, here {_listed(names)})"
+    elif are_named and not leave_out and list(of_file) != list(names):
+        weights = _with_moved_classes(model, weights, [of_file.index(name) for name in names])
+        note = f"; the class rows of its heads follow the names, from {_listed(of_file)} to {_listed(names)}"
     left_out = of_heads if leave_out else []
     wanted = [name for name in own if name not in left_out]
     theirs = {name: tensor for name, tensor in weights.items() if name not in left_out}
     _check_shapes(path, {name: own[name] for name in wanted}, theirs, SAME_NETWORK)
     if not leave_out:
-        of_file = network_of_checkpoint(network, path).heads
+        their_heads = network_of_checkpoint(network, path).heads
         for key in ("anchors", "scale_x_y", "new_coords"):
-            if [getattr(head, key) for head in model.heads] != [getattr(head, key) for head in of_file]:
-                has = getattr(of_file[0], key)
+            if [getattr(head, key) for head in model.heads] != [getattr(head, key) for head in their_heads]:
+                has = getattr(their_heads[0], key)
                 raise ModelError(f"the heads in {path} were trained with other {key} ({has}). fix: use the same here")
     check_values(path, ((name, weights[name]) for name in wanted))
     model.load_state_dict({name: weights[name] for name in wanted}, strict=False)
-    return report_of(model, path, num_classes=num_classes, left_out=leave_out, same=not leave_out)
+    report = report_of(model, path, num_classes=num_classes, left_out=leave_out, same=not leave_out)
+    return replace(report, names=note)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + ", ..." * (len(names) > 4)
+
+
+def _with_moved_classes(model: Darknet, weights: Mapping[str, Tensor], order: list[int]) -> dict[str, Tensor]:
+    """``weights`` with the rows of classes in the heads in another ``order``."""
+    moved = dict(weights)
+    for layer, part in _class_parts(model).items():
+        rows = torch.arange(part.filters(len(order))).view(part.per_class, -1)  # of each anchor: its box, then classes
+        of_box, classes = rows.split((part.fixed // part.per_class, len(order)), dim=1)
+        places = torch.cat((of_box, classes[:, order]), dim=1).flatten()
+        for name, tensor in weights.items():
+            if name.startswith(f"layers.{layer}.") and tensor.ndim:
+                moved[name] = tensor[places]
+    return moved
 
 
 def network_of_checkpoint(

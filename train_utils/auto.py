@@ -39,7 +39,9 @@ def resolve_auto(
         if fits_anchors:
             config, note = fit_anchors(config, world, train_set)
             notes.append(note)
-        model, report = build.build_model(config.model, len(train_set.names), world=world, fitted=fits_anchors)
+        model, report = build.build_model(
+            config.model, len(train_set.names), world=world, fitted=fits_anchors, names=train_set.names
+        )
         notes.append(str(report or "initial weights: random"))
         if model.cfg.text != build.load_network(config.model).text:
             notes.append("the heads keep the anchors of the weights")

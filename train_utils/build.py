@@ -50,7 +50,7 @@ def build_meta_model(config: models.ModelConfig, num_classes: int | None = None)
 
 def build_model(
     config: models.ModelConfig, num_classes: int | None, whole: bool = False, world: World | None = None,
-    fitted: bool = False,
+    fitted: bool = False, *, names: Sequence[str] = (),
 ) -> tuple[models.Darknet, models.WeightsReport | None]:  # fmt: skip
     """Build a network with its initial weights, and report on those; None if they are random.
 
@@ -58,7 +58,8 @@ def build_model(
     are loaded. All ranks of ``world`` call this.
     With ``whole``, for everything but training, a layer that would stay random is an error. With
     ``fitted`` anchors (auto.fit_anchors), so are weights with heads: they learnt other anchors. The
-    heads of a checkpoint bring their anchors, unless ``config`` names some.
+    heads of a checkpoint bring their anchors, unless ``config`` names some, and its rows of classes
+    follow the ``names``.
     """
     path, cfg = weights_path(config, world), load_network(config)
     state = own_checkpoint(path) if path is not None else None
@@ -72,7 +73,9 @@ def build_model(
             raise ConfigError("no weights are given. fix: ckpt=<run folder or .pt file>, or model.weights=")
         return model, None
     if state is not None:
-        report = models.load_weights_of_checkpoint(model, state["ema"], path, state["network"])
+        report = models.load_weights_of_checkpoint(
+            model, state["ema"], path, state["network"], of_file=state["names"], names=names
+        )
         model.seen = state["seen"]
     elif path.suffix in (".pt", ".pth"):
         content = models.read_tensor_file(path)

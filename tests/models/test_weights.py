@@ -168,6 +168,31 @@ def test_state_dict_of_a_checkpoint_with_and_without_heads(tmp_path: Path) -> No
         load_weights_of_checkpoint(tiny(3, width=0.5), source.state_dict(), path, network)
 
 
+@pytest.mark.parametrize("network", ["yolov3-tiny", "yolov3-tiny-decoupled"])
+def test_rows_of_classes_follow_their_names(network: str, tmp_path: Path) -> None:
+    source, image = randomise(tiny(3, name=network)).eval(), torch.rand(1, 3, 64, 64)
+    path, state, file = tmp_path / "a.pt", source.state_dict(), described(source)
+
+    def load(*names: str, of_file: str = "red blue green") -> tuple[Darknet, str]:
+        model = tiny(3, name=network)
+        found = load_weights_of_checkpoint(model, state, path, file, of_file=of_file.split(), names=names)
+        return model.eval(), str(found)
+
+    moved, text = load("green", "red", "blue")
+    assert "follow the names" in text
+    for raw, expected in zip(moved(image), source(image), strict=True):
+        torch.testing.assert_close(raw[..., :-3], expected[..., :-3])
+        torch.testing.assert_close(raw[..., -3:], expected[..., -3:][..., [2, 0, 1]])
+    fresh, text = load("red", "blue", "cat")
+    assert not fresh.layers[source.heads[0].parts[-1].layer].conv.weight.equal(
+        source.layers[source.heads[0].parts[-1].layer].conv.weight
+    )
+    assert "start fresh (its classes are red, blue, green, here red, blue, cat)" in text
+    for names, of_file in ((["a", "b", "c"], "0 1 2"), (["0", "1", "2"], "red blue green")):  # numbers are no names
+        unnamed, text = load(*names, of_file=of_file)
+        assert all_equal(source, unnamed) and "names" not in text
+
+
 @pytest.mark.parametrize("key", ["anchors", "scale_x_y", "new_coords"])
 def test_heads_of_a_checkpoint_that_stand_for_other_boxes_are_refused(key: str, tmp_path: Path) -> None:
     source, path = randomise(tiny(3)), tmp_path / "a.pt"
