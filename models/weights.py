@@ -35,6 +35,7 @@ from models.layers import Convolution
 Role = tuple[str, int]  # the last part of a tensor's name, and its dimensions
 VERSION_BYTES, LONGEST_HEADER = 12, 20
 CONTAINERS = ("model", "state_dict", "model_state_dict")  # keys under which checkpoints keep a state dict
+MAX_ENTRIES, MAX_DEPTH = 1_000_000, 100  # of a file of torch.save; those of published networks have thousands
 KERNELS: Role = ("weight", 4)
 MOST = 1e6  # of a value, and its square of a variance: other bytes, read as float32, go up to 1e38
 SAME_NETWORK = "fix: set model.cfg, model.width and model.box_bins as when the file was made"
@@ -252,7 +253,8 @@ def read_tensor_file(path: Path) -> Any:
             # Memory-mapped, so unused parts (an optimiser's state) stay on disk; torch maps no file
             # whose name is not Unicode.
             mapped = zipfile.is_zipfile(path) and str(path).encode("utf-8", "replace").decode() == str(path)
-            return torch.load(str(path), map_location="cpu", weights_only=True, mmap=mapped)
+            content = torch.load(str(path), map_location="cpu", weights_only=True, mmap=mapped)
+        return plain_content(content, path.stat().st_size)
     except Exception as error:  # damaged bytes can break any step of reading, with any error
         pickled = re.search(r"GLOBAL (\S+)", str(error))
         if pickled is None:
@@ -261,6 +263,37 @@ def read_tensor_file(path: Path) -> Any:
             f"{path} holds pickled objects ({pickled[1]}), which are not read because that would run code of the file."
             " fix: in the system that wrote it, save the tensors alone: torch.save(model.state_dict(), 'weights.pt')"
         ) from error
+
+
+def plain_content(content: Any, file_bytes: int) -> Any:
+    """What torch.load read from a file of that size, as plain dicts, lists, tuples and tensors.
+
+    A forged file of a kilobyte may hold lists without end, tensors of gigabytes and objects with
+    false attributes. Anything but text and numbers becomes the name of its type. Raises ValueError
+    for more than MAX_ENTRIES, MAX_DEPTH or the bytes that a file of that size can have.
+    """
+    entries, room = MAX_ENTRIES, 4 * file_bytes + 2**20  # tensors may share their storage, as averages do
+
+    def walk(value: Any, depth: int) -> Any:
+        nonlocal entries, room
+        entries -= 1
+        if isinstance(value, Tensor):
+            tensor = Tensor.detach(value)  # without attributes of its own
+            if tensor.layout == torch.strided:  # others are refused where they are read
+                room -= tensor.nbytes
+                if tensor.device.type != "cpu" or tensor.nbytes > tensor.untyped_storage().nbytes():
+                    raise ValueError("a tensor lacks values")
+            value = tensor
+        if min(entries, room, MAX_DEPTH - depth) < 0:
+            raise ValueError("its content is too large for a file of its size")
+        if isinstance(value, dict):
+            return {key: walk(entry, depth + 1) for key, entry in dict.items(value)}
+        if isinstance(value, list | tuple):
+            kind = list if isinstance(value, list) else tuple
+            return kind(walk(entry, depth + 1) for entry in value)
+        return value if type(value) in (Tensor, str, int, float, bool, type(None)) else type(value).__name__
+
+    return walk(content, 0)
 
 
 def load_weights_of_checkpoint(

@@ -3,6 +3,8 @@
 import copy
 import random
 import re
+import zipfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,14 @@ import torch
 from torch import Tensor, nn
 
 import models
+from conf.errors import CheckpointError
 from models import Darknet, ModelError, load_darknet_weights, parse_cfg, save_darknet_weights, zoo_cfg
 from models.weights import load_weights_of_checkpoint, read_tensor_file, weight_tensors
 from tests.models.cfg_writer import conv, head, section
 from tests.models.small_network import PlainNetwork, randomise, small
 from tests.runs.test_attack import DAMAGES
+from train_utils.build import own_checkpoint
+from train_utils.checkpoint import FORMAT, peek_config
 
 
 def described(model: Darknet) -> dict[str, Any]:
@@ -191,6 +196,37 @@ def test_rows_of_classes_follow_their_names(network: str, tmp_path: Path) -> Non
     for names, of_file in ((["a", "b", "c"], "0 1 2"), (["0", "1", "2"], "red blue green")):  # numbers are no names
         unnamed, text = load(*names, of_file=of_file)
         assert all_equal(source, unnamed) and "names" not in text
+
+
+def _laughs() -> list[Any]:
+    many: list[Any] = ["lol"]
+    for _ in range(60):
+        many = [many, many]
+    return many
+
+
+def _endless() -> list[Any]:
+    endless: list[Any] = []
+    endless.append(endless)
+    return endless
+
+
+@pytest.mark.parametrize(
+    "content", [_laughs(), _endless(), torch.zeros(1).expand(15 * 10**8), [torch.zeros(9)] * 900_000, None]
+)
+def test_a_small_file_cannot_hold_much(content: Any, tmp_path: Path) -> None:
+    path = tmp_path / "a.pt"
+    if content is None:  # an OrderedDict whose .get is None
+        with zipfile.ZipFile(path, "w") as file:
+            file.writestr("archive/data.pkl", b"\x80\x02ccollections\nOrderedDict\n)R}X\x03\x00\x00\x00getNsb.")
+            file.writestr("archive/version", b"3\n")
+    else:
+        head = {"format": FORMAT, "version": 1, "digest": "0" * 64}
+        torch.save({**head, "state": {"config": {"names": content}}}, path)
+    for read in (own_checkpoint, peek_config):
+        with suppress(ModelError, CheckpointError):
+            read(path)
+            assert content is None  # which says nothing about a checkpoint
 
 
 @pytest.mark.parametrize("key", ["anchors", "scale_x_y", "new_coords"])
