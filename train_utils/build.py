@@ -86,6 +86,10 @@ def build_model(
     keeps_heads = not report.heads_left_out and (report.cut is None or report.cut >= model.heads[0].parts[-1].layer)
     if keeps_heads and fitted and not report.same_decoding:
         raise ConfigError(f"the heads in {path} were trained with other anchors. fix: model.anchors=null")
+    if whole and names and report.heads_left_out and report.num_classes not in (None, len(names)):
+        given = f"{len(names)}, {', '.join(names[:4])}"
+        fix = "fix: one name in each line, or the data of the weights"
+        raise ConfigError(f"{path} has {report.num_classes} classes, but names= or data name {given}. {fix}")
     if whole and not report.is_whole:
         raise ConfigError(f"{report}: this suits training only. fix: a whole file; data or names= with its classes")
     return model, report

@@ -161,7 +161,8 @@ def _content(file: Path, mapped: bool = False) -> dict[str, Any]:
             f"{file} is not a checkpoint of this project and version. fix: give one that train.py wrote; Darknet "
             ".weights go to model.weights"
         )
-    return content
+    whole: dict[str, Any] = content
+    return whole
 
 
 def to_plain(value: Any, key: str = "state", copied: bool = False) -> Any:

@@ -95,3 +95,11 @@ def test_the_closing_line_of_a_training_can_be_pasted_into_a_shell(
     monkeypatch.setattr(sys, "argv", [program, *typed, "device=cpu"])
     run("eval")
     assert "AP" in capsys.readouterr().out
+
+
+def test_names_of_another_length_are_named_as_the_cause(start: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "a.cfg").write_text(SMALL)
+    (tmp_path / "comma.names").write_text("cat,dog")
+    save_darknet_weights(Darknet(tmp_path / "a.cfg", 2), tmp_path / "a.weights")
+    said = start("export", "model.cfg=a.cfg", "model.weights=a.weights", "names=comma.names")
+    assert "a.weights has 2 classes, but names= or data name 1, cat,dog. fix: one name in each line" in said
