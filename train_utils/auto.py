@@ -48,6 +48,7 @@ def resolve_auto(
         config = replace(config, loss=build.suitable_loss(model.heads, config.loss))
         notes.append(f"loss: {config.loss.name}")
     model.freeze(config.model.frozen_layers())
+    build.check_batch_norm(model, config.train, world)
     workers = build.loader_workers(config.data.workers, world)
     return replace(config, data=replace(config.data, workers=workers)), model, notes
 

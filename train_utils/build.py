@@ -4,6 +4,7 @@ These are the network with its weights, its loss and its suppression, and the im
 and the training samples of each rank.
 """
 
+import math
 import uuid
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -25,6 +26,7 @@ from data.dataset import AUGMENTATIONS
 from data.io import usable_cores
 from data.loader import BatchLoader
 from models.config import MIN_DECOUPLED_SCALE, AutoLoss
+from models.layers import Convolution, SharedConvolution
 from train_utils import checkpoint, distributed, numerics
 from train_utils.distributed import World, torch_distributed_zero_first
 
@@ -143,6 +145,28 @@ def suitable_loss(heads: Sequence[models.Head], config: models.LossSection) -> m
         )
     chosen: models.LossSection = compose.from_dictionary(compose.values_of_choice("loss", name) | given, schema)
     return chosen
+
+
+def check_batch_norm(model: models.Darknet, options: TrainSection, world: World) -> None:
+    """Raise ConfigError if a training has maps of one value a channel, whose variance is 0.
+
+    That depends on the smallest image size and on the images that a batch norm sees at once.
+    """
+    key = "micro_batch_size" if options.micro_batch_size is not None else "batch_size"
+    ranks = 1 if options.sync_bn else world.world_size
+    images = getattr(options, key) // ranks
+    low, high = options.multi_scale
+    scale = data.MultiScale(options.image_size, low, high, model.max_stride, options.seed)
+    longest = scale.smallest * scale.stride
+    smallest = scale.stride if options.rect else longest, longest
+    for index, (layer, shape) in enumerate(zip(model.layers, model.shapes, strict=True)):
+        convolution = layer.source if isinstance(layer, SharedConvolution) else layer
+        has_norm = isinstance(convolution, Convolution) and convolution.norm is not None
+        if has_norm and index >= model.num_frozen and images * math.prod(shape.size(smallest)) == 1:
+            raise ConfigError(
+                f"batch norm of layer {index} gets one value a channel from {images} image of {longest} pixels."
+                f" fix: train.{key}={2 * ranks}, a larger train.image_size or a smaller range of train.multi_scale"
+            )
 
 
 def build_loss(heads: Sequence[models.Head], config: models.LossSection) -> models.HeadLoss:
