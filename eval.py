@@ -93,7 +93,8 @@ def load_model(config: EvalConfig, val_set: data.Annotations, world: World) -> t
     """
     if config.ckpt is None:
         assert config.model is not None  # only detections= needs no model
-        built, note = build.build_model(config.model, len(val_set.names), whole=True, world=world)
+        names = val_set.names
+        built, note = build.build_model(config.model, len(names), whole=True, world=world, names=names)
         if world.is_main:
             print(note)
         return built, None
@@ -161,7 +162,10 @@ class Evaluator:
             workers=build.loader_workers(data_options.workers, world), device=world.device,
             timeout_seconds=timeout_seconds, batch_bytes=3 * config.batch_size * image_size**2,
         )  # fmt: skip
-        self.classes, self.postprocess = classes, build.build_postprocess(config, model.heads, classes)
+        self.classes, self.postprocess = (
+            classes,
+            build.build_postprocess(config, model.heads, classes, in_training=loss is not None),
+        )
         # A separate instance: tensors it caches under inference_mode cannot be used in training.
         self.loss = build.build_loss(model.heads, loss) if loss is not None else None
 

@@ -187,9 +187,12 @@ def continue_run(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any
         named = [key for key in named if key not in ("resume", "run_dir")]
     if options.get("resume") is None or "run_dir" in named:
         return options  # the schema refuses resume with run_dir
-    folder = Path(options["resume"])
-    if folder.parts[-2:] == (run_files.CHECKPOINTS, "last.pt"):
-        folder = folder.parents[1]
+    folder = given = Path(options["resume"])
+    if given.parts[-2:] == (run_files.CHECKPOINTS, "last.pt"):
+        folder = given.parents[1]
+    if given.is_file() and (folder == given or not (folder / "config.yaml").exists()):
+        fix = f"fix: the folder of a run, copied as a whole, or a new run with model.weights={given}"
+        raise ConfigError(f"resume={given}: a checkpoint without its run folder cannot be resumed. {fix}")
     before = read_config(folder)
     ask_for_plugins(before, f"resume={folder}", named)
     now, wanted = OmegaConf.create(before), OmegaConf.create(options)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from models.config import IouKind
+from models.errors import ModelError
 from models.heads import Anchors, Head, HeadAnchors
 
 EPS = 1e-7  # keeps quotients finite for boxes without area; far below any area in pixels
@@ -23,6 +24,7 @@ FEW_BOXES = 48  # up to here a CPU compares all pairs faster than it starts one 
 MAX_NMS_BOXES = 2**14  # of several images in one run on a GPU: comparing all pairs takes 2 GFLOP and 32 MB
 MAX_COORDINATE = 2**18  # pixels; boxes are cut there
 STEPS_PER_PIXEL = 2**18  # of a rounded coordinate; about float32's own precision at 48 pixels
+NOT_FINITE = "the network computes values that are not finite. fix: weights of this very network, or precision=float32"
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
@@ -161,6 +163,7 @@ class Postprocess:
     # that overlap it by more than nms_iou.
     merge: bool = False
     classes: Sequence[int] | None = None  # to report; None: all. Others do not count towards the two limits above
+    refuse_nonfinite: bool = True  # raise ModelError for raw maps that are not finite
 
     @torch.no_grad()
     def __call__(self, raw_maps: Sequence[Tensor]) -> list[Tensor]:
@@ -192,7 +195,11 @@ class Postprocess:
         least = best.topk(min(FIRST_CANDIDATES * self.max_detections, best.shape[1])).values[:, -1:]
         # Only better boxes suppress a box, so the best candidates mostly suffice, except to merge.
         masks = [every & (values >= least), every][self.merge :]
-        numbers = torch.stack([wanted.count_nonzero(1) for wanted in masks]).tolist()
+        finite = torch.stack([extreme for raw in raw_maps for extreme in raw.aminmax()]).isfinite().all()
+        counted = [wanted.count_nonzero(1) for wanted in masks]
+        *numbers, are_finite = torch.stack([*counted, finite.expand_as(counted[0])]).tolist()
+        if self.refuse_nonfinite and not all(are_finite):
+            raise ModelError(NOT_FINITE)
         detections: dict[int, Tensor] = {}
         for wanted, counts in zip(masks, numbers, strict=True):
             by_image = wanted.flatten().nonzero_static(size=sum(counts)).squeeze(1).split(counts)

@@ -36,7 +36,9 @@ Load = tuple[Tensor, str, Tensor]  # a tensor of the network, and the name and v
 Role = tuple[str, int]  # the last part of a tensor's name, and its number of dimensions
 VERSION_BYTES, MAX_HEADER_BYTES = 12, 20
 CONTAINERS = ("model", "state_dict", "model_state_dict")  # keys under which checkpoints keep a state dict
+MAX_ENTRIES, MAX_DEPTH = 1_000_000, 100  # of a file of torch.save; those of published networks have thousands
 KERNELS: Role = ("weight", 4)
+MOST = 1e6  # of a value, and its square of a variance: other bytes, read as float32, go up to 1e38
 SAME_NETWORK = "fix: set model.cfg, model.width and model.box_bins as when the file was made"
 
 
@@ -52,6 +54,7 @@ class WeightsReport:
     heads_left_out: bool  # the file's convolutions before [yolo] sections were not loaded
     cut: int | None = None  # the last layer of a partial file
     same_decoding: bool = False  # the file says how its heads are decoded, and the network does the same
+    names: str = ""  # what the class names of file and data mean for the heads
 
     @property
     def is_whole(self) -> bool:
@@ -66,7 +69,7 @@ class WeightsReport:
             text += "; its heads were left out and start fresh"
             if self.num_classes not in (None, self.model_classes):
                 text += f" (for {self.num_classes} classes, here {self.model_classes})"
-        return text
+        return text + self.names
 
 
 def stored_names(layer: nn.Module) -> tuple[str, ...]:
@@ -197,7 +200,7 @@ def save_darknet_weights(model: Darknet, path: str | Path, up_to_layer: int | No
                 f"Darknet's files have no place for the weights of layer {index}, a [{model.cfg.layers[index].kind}]. "
                 f"fix: up_to_layer={index}, or keep the checkpoint"
             )
-    check_finite(path, tensors)
+    check_values(path, tensors)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.tmp")
     with temporary.open("wb") as file:
@@ -224,7 +227,8 @@ def read_tensor_file(path: Path) -> Any:
             # Memory-mapped, so that unused parts (an optimiser's state) stay on disk; torch cannot
             # map a file whose name is not Unicode.
             mapped = zipfile.is_zipfile(path) and str(path).encode("utf-8", "replace").decode() == str(path)
-            return torch.load(str(path), map_location="cpu", weights_only=True, mmap=mapped)
+            content = torch.load(str(path), map_location="cpu", weights_only=True, mmap=mapped)
+        return plain_content(content, path.stat().st_size)
     except Exception as error:  # damaged bytes can break any step of reading, with any error
         pickled = re.search(r"GLOBAL (\S+)", str(error))
         if pickled is None:
@@ -235,35 +239,96 @@ def read_tensor_file(path: Path) -> Any:
         ) from error
 
 
+def plain_content(content: Any, file_bytes: int) -> Any:
+    """What torch.load read from a file of that size, as plain dicts, lists, tuples and tensors.
+
+    A forged file of a kilobyte may hold lists without end, tensors of gigabytes and objects with
+    false attributes. Anything but text and numbers becomes the name of its type. Raises ValueError
+    for more than MAX_ENTRIES, MAX_DEPTH or the bytes that a file of that size can have.
+    """
+    entries, room = MAX_ENTRIES, 4 * file_bytes + 2**20  # tensors may share their storage, as averages do
+
+    def walk(value: Any, depth: int) -> Any:
+        nonlocal entries, room
+        entries -= 1
+        if isinstance(value, Tensor):
+            tensor = Tensor.detach(value)  # without attributes of its own
+            if tensor.layout == torch.strided:  # others are refused where they are read
+                room -= tensor.nbytes
+                if tensor.device.type != "cpu" or tensor.nbytes > tensor.untyped_storage().nbytes():
+                    raise ValueError("a tensor lacks values")
+            value = tensor
+        if min(entries, room, MAX_DEPTH - depth) < 0:
+            raise ValueError("its content is too large for a file of its size")
+        if isinstance(value, dict):
+            return {key: walk(entry, depth + 1) for key, entry in dict.items(value)}
+        if isinstance(value, list | tuple):
+            kind = list if isinstance(value, list) else tuple
+            return kind(walk(entry, depth + 1) for entry in value)
+        return value if type(value) in (Tensor, str, int, float, bool, type(None)) else type(value).__name__
+
+    return walk(content, 0)
+
+
 def load_weights_of_checkpoint(
-    model: Darknet, weights: Mapping[str, Tensor], path: Path, network: Mapping[str, Any]
-) -> WeightsReport:
+    model: Darknet, weights: Mapping[str, Tensor], path: Path, network: Mapping[str, Any],
+    *, of_file: Sequence[str] = (), names: Sequence[str] = (),
+) -> WeightsReport:  # fmt: skip
     """Load a state dict of this project; ``network`` is what its checkpoint says of the network.
 
-    The convolutions before [yolo] are left out if they are for other classes or another number of
-    anchors. Raises ModelError, and changes nothing, at the first other tensor that is missing,
-    unexpected, of another shape or not finite, and for heads of the same size that learnt with
-    other anchors or another decoding.
+    ``of_file`` are its class names and ``names`` those wanted; numbers, as files without names get
+    them, say nothing. In another order, the rows of classes move with their names. The convolutions
+    before [yolo] are left out if they are for other classes or another number of anchors. Raises
+    ModelError, and changes nothing, at the first other tensor that is missing, unexpected, of
+    another shape or not finite, and for heads of the same size that learnt with other anchors or
+    another decoding.
     """
     own, num_classes = model.state_dict(), network["num_classes"]
     heads = tuple(f"layers.{layer}." for layer in _class_parts(model))
     of_heads = [name for name in own if name.startswith(heads)]
-    leave_out = num_classes != model.num_classes or any(
-        name in weights and weights[name].shape != own[name].shape for name in of_heads
+    note, same_count = "", len(of_file) == len(names) == num_classes
+    are_named = same_count and not any(list(known) == [*map(str, range(len(known)))] for known in (of_file, names))
+    other_classes = are_named and sorted(of_file) != sorted(names)
+    leave_out = (
+        other_classes
+        or num_classes != model.num_classes
+        or any(name in weights and weights[name].shape != own[name].shape for name in of_heads)
     )
+    if other_classes:
+        note = f" (its classes are {_listed(of_file)}, here {_listed(names)})"
+    elif are_named and not leave_out and list(of_file) != list(names):
+        weights = _with_moved_classes(model, weights, [of_file.index(name) for name in names])
+        note = f"; the class rows of its heads follow the names, from {_listed(of_file)} to {_listed(names)}"
     left_out = of_heads if leave_out else []
     wanted, loads = ({name: state[name] for name in state if name not in left_out} for state in (own, weights))
     _check_shapes(path, wanted, loads, SAME_NETWORK)
     if not leave_out:
-        of_file = network_of_checkpoint(network, path).heads
+        their_heads = network_of_checkpoint(network, path).heads
         for key in ("anchors", "scale_x_y", "new_coords"):
-            if [getattr(head, key) for head in model.heads] != [getattr(head, key) for head in of_file]:
-                has = getattr(of_file[0], key)
+            if [getattr(head, key) for head in model.heads] != [getattr(head, key) for head in their_heads]:
+                has = getattr(their_heads[0], key)
                 raise ModelError(f"the heads in {path} were trained with other {key} ({has}). fix: use the same here")
-    check_finite(path, loads.items())
+    check_values(path, loads.items())
     model.load_state_dict(loads, strict=False)
     report = report_of(model, path, num_classes=num_classes, left_out=leave_out)
-    return replace(report, same_decoding=not leave_out)
+    return replace(report, same_decoding=not leave_out, names=note)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + ", ..." * (len(names) > 4)
+
+
+def _with_moved_classes(model: Darknet, weights: Mapping[str, Tensor], order: list[int]) -> dict[str, Tensor]:
+    """``weights`` with the rows of classes in the heads in another ``order``."""
+    moved = dict(weights)
+    for layer, part in _class_parts(model).items():
+        rows = torch.arange(part.filters(len(order))).view(part.per_class, -1)  # of each anchor: its box, then classes
+        of_box, classes = rows.split((part.fixed // part.per_class, len(order)), dim=1)
+        places = torch.cat((of_box, classes[:, order]), dim=1).flatten()
+        for name, tensor in weights.items():
+            if name.startswith(f"layers.{layer}.") and tensor.ndim:
+                moved[name] = tensor[places]
+    return moved
 
 
 def network_of_checkpoint(
@@ -279,7 +344,7 @@ def network_of_checkpoint(
     if weights is None:
         return shell
     _check_shapes(path, shell.state_dict(), weights, "fix: use another checkpoint")
-    check_finite(path, weights.items())
+    check_values(path, weights.items())
     model = Darknet(parse_cfg(text, network["source"]), *shape)
     model.load_state_dict(weights)
     return model
@@ -294,19 +359,30 @@ def _check_shapes(path: object, own: Mapping[str, Tensor], weights: Mapping[str,
 
 
 def _copy(path: Path, loads: Sequence[Load]) -> None:
-    """Copy all values, if all are finite."""
-    check_finite(path, ((name, tensor) for _, name, tensor in loads))
+    """Copy all values, if all can be those of a network."""
+    check_values(path, ((name, tensor) for _, name, tensor in loads))
     with torch.no_grad():
         for target, _, tensor in loads:
             target.copy_(tensor)
 
 
-def check_finite(path: object, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Raise ModelError at the first named tensor whose values are not finite or not plain."""
+def check_values(path: object, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Raise ModelError at the first of the named tensors whose values cannot be those of a network.
+
+    They are not finite, not plain, variances below zero or beyond MOST. A Darknet file of another
+    network with as many values looks like that.
+    """
     for name, tensor in tensors:
         is_plain = tensor.layout == torch.strided and not tensor.is_quantized and not tensor.is_complex()
         if not is_plain or not tensor.float().isfinite().all():
             raise ModelError(f"{path}: {name} has values that are not finite or not plain. fix: use other weights")
+        if not tensor.is_floating_point() or not tensor.numel():
+            continue  # batch norm counts its steps
+        least, most = tensor.float().aminmax()
+        is_variance = name.endswith("running_var")
+        if most > MOST ** (1 + is_variance) or least < (0 if is_variance else -MOST):
+            what = "variances below zero" if is_variance and least < 0 else f"values beyond {MOST:g}"
+            raise ModelError(f"{path}: {name} has {what}, so the file is of another network. {SAME_NETWORK}")
 
 
 def load_foreign_state_dict(model: Darknet, content: Any, path: Path) -> WeightsReport:

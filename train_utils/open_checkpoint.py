@@ -41,7 +41,7 @@ def open_detector(
         raise ConfigError("no weights are given. fix: ckpt=<run folder or .pt file>, or model= and model.weights=")
     else:
         class_names, ids = data.read_names(Path(names)) if names is not None else ([], None)
-        model, report = build.build_model(config, len(class_names) or None, whole=True)
+        model, report = build.build_model(config, len(class_names) or None, whole=True, names=class_names)
         note = str(report)
         if names is None:
             class_names = default_names(model.num_classes)

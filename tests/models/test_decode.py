@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torchvision import ops
 
-from models import Head, IouKind, Postprocess
+from models import Head, IouKind, ModelError, Postprocess
 from models import decode as decoding
 from models.decode import MAX_COORDINATE, box_iou_aligned, decode, nms_at_once, nms_in_each_group
 from tests.test_host_reads import HostReads
@@ -150,6 +150,15 @@ def test_other_classes_take_no_place_and_change_nothing(
             for rows, expected in zip(chosen, everything, strict=True):
                 assert rows.equal(expected[: limits.get("max_detections")]) and len(rows) >= 5
         on_gpu(monkeypatch)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_maps_that_are_not_finite_are_an_error_and_never_nothing_found(value: str) -> None:
+    maps = random_maps(2)
+    maps[-1][1, 0, 0, 0, 0] = float(value)
+    with pytest.raises(ModelError, match=r"not finite\. fix: "):
+        postprocess()(maps)
+    assert len(postprocess(refuse_nonfinite=False)(maps)) == 2
 
 
 def test_equal_scores_keep_the_order_of_decode() -> None:

@@ -95,3 +95,25 @@ def test_the_closing_line_of_a_training_can_be_pasted_into_a_shell(
     monkeypatch.setattr(sys, "argv", [program, *typed, "device=cpu"])
     run("eval")
     assert "AP" in capsys.readouterr().out
+
+
+def test_names_of_another_length_are_named_as_the_cause(start: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "a.cfg").write_text(SMALL)
+    (tmp_path / "comma.names").write_text("cat,dog")
+    save_darknet_weights(Darknet(tmp_path / "a.cfg", 2), tmp_path / "a.weights")
+    said = start("export", "model.cfg=a.cfg", "model.weights=a.weights", "names=comma.names")
+    assert "a.weights has 2 classes, but names= or data name 1, cat,dog. fix: one name in each line" in said
+
+
+@pytest.mark.parametrize("options", [["train.image_size=8"], ["train.image_size=16", "train.multi_scale=[0.5,1]"]])
+def test_batch_norm_of_one_value_is_refused_before_a_run_folder_is_made(
+    options: list[str], start: Callable[..., str], tmp_path: Path
+) -> None:
+    ensure_shapes(tmp_path / "shapes", ShapesConfig(train_images=6, val_images=2, image_size=64))
+    (tmp_path / "a.cfg").write_text(SMALL)
+    said = start("train", "model.cfg=a.cfg", "train.batch_size=1", *options)
+    assert "fix: train.batch_size=2, a larger train.image_size" in said
+    assert not (tmp_path / "runs").exists()
+    assert not start(
+        "train", "model.cfg=a.cfg", "train.batch_size=1", "model.freeze=3", *options
+    )  # its statistics stay
