@@ -76,10 +76,7 @@ def predict(config: schema.PredictConfig) -> Path:
 
 
 class ResultWriter:
-    """The files of one prediction below ``out``, and its counts.
-
-    Raises ConfigError if a picture would overwrite its source.
-    """
+    """The files of one prediction below ``out``, and its counts."""
 
     def __init__(
         self,
@@ -101,9 +98,6 @@ class ResultWriter:
             name: videos.get(name, name if name.lower().endswith(WRITTEN) else pictures[name]) for name in names
         }
         self.label_names = results.file_names([medium.name for medium in media if not medium.is_video], ".txt")
-        for medium in media:
-            if draw and medium.path.resolve() == (out / self.drawn_names[medium.name]).resolve():
-                raise ConfigError(f"out={out} would overwrite {medium.path}. fix: choose another out=, or draw=false")
         self.drawn = DrawnFiles(self.network.names)
         self.results: list[results.ImageResult] = []
         self.num_images = 0
