@@ -70,6 +70,7 @@ def predict(config: schema.PredictConfig) -> Path:
             f"{writer.summary()}{left_out}, in {out}; {milliseconds:.1f} ms per image",
             flush=True,
         )
+    frames.check_whole()
     if stop.signal is not None:  # Ctrl-C has raised KeyboardInterrupt
         sys.exit(128 + stop.signal)
     return out

@@ -123,7 +123,7 @@ def test_what_out_holds_and_pycocotools_makes_the_same_metrics_of_it(
     metrics = evaluate([*of_run(trained, 96), f"ckpt={trained}", "plots=true", f"out={tmp_path}"])  # its newest run
     said = capsys.readouterr().out
     assert f"{trained / 'run'}: epoch 20, " in said
-    kept = {"metrics.json", "per_class.json", "detections.json", "best_detections.npz", "plots"}
+    kept = {"metrics.json", "per_class.json", "detections.json", "images.json", "best_detections.npz", "plots"}
     assert {path.name for path in tmp_path.iterdir()} == kept
     assert {path.name for path in (tmp_path / "plots").iterdir()} == set(PLOTS) - {"curves.png"}
     assert f"plots: {tmp_path / 'plots'}" in said

@@ -16,7 +16,7 @@ from conf.compose import compose
 from conf.errors import TrainError
 from conf.run import PROGRAMS, USER_ERRORS, options_of, run
 from conf.schema import TrainConfig
-from data import Frame, InputFit, ShapesConfig, ensure_shapes
+from data import DataError, Frame, InputFit, ShapesConfig, ensure_shapes
 from data.shapes import CLASSES
 from eval import evaluate
 from predict import predict
@@ -112,6 +112,19 @@ def test_a_video_becomes_a_drawn_video_and_results_by_frame(folder: Path, tmp_pa
     drawn = cv2.VideoCapture(str(out / "clip.mp4"))
     assert drawn.get(cv2.CAP_PROP_FPS) == 10 and drawn.get(cv2.CAP_PROP_FRAME_COUNT) == 11
     assert drawn.read()[1].shape == (64, 96, 3)
+
+
+def test_what_was_found_in_a_video_that_ends_early_is_kept(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = video(tmp_path / "whole.avi", 20, size=(96, 64)).read_bytes()
+    (tmp_path / "half.avi").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match=r"half\.avi ends after \d+ of 20 frames\. fix: "):
+        found(folder, tmp_path / "half.avi", tmp_path / "out", "draw=false")
+    images = json.loads((tmp_path / "out" / "images.json").read_text())["images"]
+    assert 5 < len(images) < 15
+    _, again, _ = found(folder, tmp_path / "half.avi", tmp_path / "skip", "draw=false", "on_error=skip")
+    assert again["images"] == images and f"ends after {len(images)} of 20" in caplog.records[-1].message
 
 
 def test_a_picture_at_an_address_has_its_own_name_and_no_file_has_the_password(folder: Path, tmp_path: Path) -> None:
