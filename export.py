@@ -26,7 +26,7 @@ import torch
 
 from conf import ConfigError, help, run, schema
 from conf.errors import install_command
-from conf.run_files import CHECKPOINTS
+from conf.run_files import CHECKPOINTS, refuse_existing
 from data.errors import printable
 from data.shapes import draw_image
 from models.export import DetectorGraph, FixedSuppression, check_file, write_onnx, write_torch
@@ -48,6 +48,7 @@ def export(config: schema.ExportConfig) -> Path:
     if is_onnx and (missing := [name for name in ONNX_PACKAGES if importlib.util.find_spec(name) is None]):
         raise ConfigError(f"format=onnx needs {', '.join(missing)} installed. fix: {install_command(*missing)}")
     out = output_path(config, ".onnx" if is_onnx else ".pt2")
+    refuse_existing(out, "out")
     size = config.image_size
     longest = max(size) if isinstance(size, list) else size
     detector = open_checkpoint.open_detector(config.ckpt, config.model, config.names, longest)

@@ -48,13 +48,8 @@ def test_what_does_not_fit_is_refused(checkpoint: Path, monkeypatch: pytest.Monk
     assert list(checkpoint.parent.iterdir()) == [checkpoint]
 
 
-def test_a_file_is_replaced_only_by_one_that_agrees(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "new" / "tiny.pt2"
-    options = [f"ckpt={checkpoint}", "format=torch", f"out={out}"]
-    assert export(options) == out
-    before = out.read_bytes()
+def test_a_file_appears_only_if_it_agrees(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = [f"ckpt={checkpoint}", "format=torch", f"out={tmp_path / 'new' / 'tiny.pt2'}"]
 
     def write_another(graph: DetectorGraph, *rest: object) -> None:
         wrong = copy.deepcopy(graph)
@@ -64,7 +59,7 @@ def test_a_file_is_replaced_only_by_one_that_agrees(
     monkeypatch.setattr("export.write_torch", write_another)
     with pytest.raises(ModelError, match="the file differs from the network"):
         export(options)
-    assert out.read_bytes() == before and list(out.parent.iterdir()) == [out]
+    assert not list((tmp_path / "new").iterdir())
 
 
 def test_a_cfg_for_images_that_are_not_square_needs_an_image_size(tmp_path: Path) -> None:

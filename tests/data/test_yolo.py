@@ -1,12 +1,13 @@
 """What is read from YOLO labels and images, and when their index is rebuilt."""
 
 import os
+from dataclasses import replace
 
 import cv2
 import numpy as np
 import pytest
 
-from data import DataError
+from data import DataError, open_annotations
 from tests.data.sets import YoloSet, assert_whole
 
 LAYOUTS = {
@@ -58,6 +59,30 @@ def test_lists_start_at_the_root_at_the_list_or_at_the_top(yolo_set: YoloSet) ->
     assert_whole(yolo_set.open("top.txt"))
     yolo_set.write("named.txt", "a.jpg\nb.jpg\nc.jpg\n")
     assert_whole(yolo_set.open("named.txt", images="images/train"))
+
+
+def test_images_of_a_split_have_the_ids_of_predict_and_the_names_of_the_data_yaml(yolo_set: YoloSet) -> None:
+    yolo_set.add("images/test", "labels/test")
+    for stem, number in zip("abc", ("10", "9", "2"), strict=True):
+        for path in yolo_set.root.glob(f"*/test/{stem}.*"):
+            path.rename(path.with_stem(number))
+    root = yolo_set.write("data.yaml", "train: images/none\nval: images/none\nnames: [x, y, z]\n")
+    config = replace(yolo_set.config("images/test"), root=str(root))
+    opened = open_annotations(config, "val")
+    assert opened.names == ["x", "y", "z"]
+    assert [(opened.file_name(i), number) for i, number in enumerate(opened.image_ids.tolist())] == [
+        ("images/test/10.jpg", 10), ("images/test/2.jpg", 2), ("images/test/9.jpg", 9),
+    ]  # fmt: skip
+    assert [opened.names[cls] for cls in opened.classes] == ["x", "z", "y"]
+
+
+@pytest.mark.parametrize("count", [100, 101])
+def test_more_objects_than_are_scored_are_named(count: int, yolo_set: YoloSet) -> None:
+    yolo_set.add("images", "labels")
+    rows = "".join(f"0 0.5 0.5 0.25 {number / 1000:.3f}\n" for number in range(200, 200 + count))
+    yolo_set.write("labels/b.txt", rows + "1 0.5 0.5 0.5 0.5\n" * 50)
+    notes = [note for note in yolo_set.open("images", split="val").notes if "100" in note]
+    assert len(notes) == (count > 100) and all("(1), first: images/b.jpg" in note for note in notes)
 
 
 def test_several_sources(yolo_set: YoloSet) -> None:
