@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from data import coco, headers, layouts, shapes, validate, voc, yolo
 from data.annotations_read import Files, Findings, Source, numbered_by_name, of_classes, part_of
 from data.config import FORMATS, DataConfig, DataFormat, Exif, OnError
-from data.errors import DataError
+from data.errors import DataError, printable
 from data.io import new_folder, stamp_files
 
 logger = logging.getLogger(__name__)
@@ -199,7 +199,7 @@ def _read(config: DataConfig, split: str, files: Files) -> tuple[dict[str, Any],
     if config.classes is not None:
         source = of_classes(source, config.classes)
     columns = validate.check_source(source, split, config.on_error)
-    names = list(source.categories.values())
+    names = list(map(printable, source.categories.values()))
     if config.single_class:
         columns["classes"] = np.zeros_like(columns["classes"])
         columns["category_ids"] = columns["category_ids"][:1]

@@ -13,6 +13,7 @@ import numpy as np
 
 from conf import errors, run_files
 from conf.options import option
+from data.errors import printable
 from train_utils import coco_eval, plots, results
 
 FILE = "best_detections.npz"
@@ -108,8 +109,8 @@ def write_report(folder: Path, options: Mapping[str, Any], defaults: Mapping[str
         else:
             changed.append((key, now, default))
     text = PAGE.substitute(
-        title=escape(f"{options['name']} · {folder.name}"),
-        folder=escape(str(folder)),
+        title=escape(printable(f"{options['name']} · {folder.name}")),
+        folder=escape(printable(str(folder))),
         metrics=metrics,
         pictures=pictures,
         changed=html_table(["option", "value", "default"], changed),
@@ -124,10 +125,10 @@ def html_table(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """An HTML table of ``titles`` and escaped cells."""
     text = f"<table>\n<tr><th>{'</th><th>'.join(titles)}</th></tr>\n"
     for row in rows:
-        text += f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in row)}</tr>\n"
+        text += f"<tr>{''.join(f'<td>{escape(printable(str(cell)))}</td>' for cell in row)}</tr>\n"
     return f"{text}</table>\n"
 
 
 def _text(value: Any) -> str:
     """A value of an option as the command line writes it."""
-    return value if isinstance(value, str) else json.dumps(value)
+    return printable(value) if isinstance(value, str) else json.dumps(value)
