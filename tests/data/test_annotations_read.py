@@ -98,3 +98,11 @@ def test_no_name_steers_a_terminal_or_forges_a_line(coco_set: CocoSet) -> None:
     assert r"cat\x1b[2J\nerror: forged" in coco_set.open().names
     with pytest.raises(ValueError, match=r"data\.name must be"):
         replace(coco_set.config, name="a\nb")
+
+
+def test_a_test_set_without_annotations_opens_for_an_evaluation_only(coco_set: CocoSet) -> None:
+    del coco_set.json["annotations"]
+    opened = coco_set.open("val")
+    assert not len(opened.classes) and any("without annotations" in note for note in opened.notes)
+    with pytest.raises(DataError, match="0 usable boxes"):
+        coco_set.open("train")
