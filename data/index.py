@@ -34,7 +34,7 @@ from data.annotations_read import (
     select_split,
 )
 from data.config import FORMATS, DataConfig, DataFormat, Exif, OnError
-from data.errors import DataError
+from data.errors import DataError, printable
 from data.io import new_folder, stamp_files
 from data.progress import counted
 
@@ -202,7 +202,7 @@ def _read(config: DataConfig, split: str, located: LocatedSplit) -> tuple[dict[s
     if config.classes is not None:
         source = select_classes(source, config.classes)
     columns = validate.check_source(source, split, config.on_error)
-    names = list(source.categories.values())
+    names = list(map(printable, source.categories.values()))
     if config.single_class:
         columns["classes"] = np.zeros_like(columns["classes"])
         columns["category_ids"] = columns["category_ids"][:1]

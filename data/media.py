@@ -19,7 +19,7 @@ import torch
 from data import headers, images, io, layouts, samplers
 from data.colour import network_input
 from data.config import Exif, OnBadFile, Resize
-from data.errors import DataError, without_login
+from data.errors import DataError, printable, without_login
 from data.geometry import Image, Letterbox, resize_into
 
 logger = logging.getLogger(__name__)
@@ -262,7 +262,7 @@ class FrameBatches:
                 yield self._read_and_prepare, medium
 
     def _ends_early(self, sentence: str) -> None:
-        logger.warning(sentence)
+        logger.warning(printable(sentence))
         self.cut.append(sentence)
 
     def check_whole(self) -> None:
@@ -280,7 +280,7 @@ class FrameBatches:
         except DataError as error:
             if self.on_error == OnBadFile.stop:
                 raise
-            logger.warning("left out: %s", error)
+            logger.warning("left out: %s", printable(str(error)))
             self.skipped.append(str(error))
 
 

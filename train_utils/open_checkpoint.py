@@ -7,6 +7,7 @@ import data
 import models
 from conf import ConfigError
 from conf.from_checkpoint import trained_size
+from data.errors import printable
 from models.published import COCO_NAMES
 from train_utils import build, checkpoint
 
@@ -41,6 +42,7 @@ def open_detector(
         raise ConfigError("no weights are given. fix: ckpt=<run folder or .pt file>, or model= and model.weights=")
     else:
         class_names, ids = data.read_names(Path(names)) if names is not None else ([], None)
+        class_names = list(map(printable, class_names))
         model, report = build.build_model(config, len(class_names) or None, whole=True, names=class_names)
         note = str(report)
         if names is None:
@@ -73,6 +75,6 @@ def open_checkpoint(ckpt: str) -> TrainedNetwork:
     model = models.network_of_checkpoint(state["network"], ckpt, state["ema"])
     major, minor, revision = state["weights_version"]
     model.seen, model.weights_version = state["seen"], (major, minor, revision)
-    names, size = state["names"], trained_size(state["config"], ckpt)
+    names, size = list(map(printable, state["names"])), trained_size(state["config"], ckpt)
     origin = (f"epoch {state['epoch']}" if state["epoch"] else "converted weights") + f", {len(names)} classes"
     return TrainedNetwork(model.eval(), names, state["category_ids"], size, f"{ckpt}: {origin}", origin)
