@@ -167,7 +167,7 @@ class Evaluator:
         val_set: data.Annotations,
         config: EvaluateConfig,
         *,
-        image_size: int,
+        image_size: int | list[int],
         model: models.Darknet,
         data_options: data.DataConfig,
         world: World,
@@ -176,11 +176,7 @@ class Evaluator:
         loss: models.LossSection | None = None,
         classes: list[int] | None = None,
     ) -> None:
-        if (nearest := model.nearest_size(image_size, image_size)[0]) != image_size:
-            raise ConfigError(
-                f"evaluate.image_size={image_size} is not a multiple of the network's largest stride "
-                f"{model.max_stride}. fix: evaluate.image_size={nearest}"
-            )
+        open_checkpoint.check_size(model, image_size, "evaluate.image_size")
         self.final_dtype = numerics.evaluation_dtype(config.precision, world.device, "evaluate.precision")
         self.dtype = training_dtype if config.precision is EvalPrecision.auto else self.final_dtype
         self.scorer = coco_eval.choose_scorer(config.scorer)
@@ -194,7 +190,7 @@ class Evaluator:
         self.loader = data.make_loader(
             data.EvalDataset(val_set, self.images, config.resize), batches,
             workers=build.loader_workers(data_options.workers, world), device=world.device,
-            timeout_seconds=timeout_seconds, batch_bytes=3 * config.batch_size * image_size**2,
+            timeout_seconds=timeout_seconds, batch_bytes=3 * config.batch_size * math.prod(data.both_sides(image_size)),
         )  # fmt: skip
         self.classes, self.postprocess = (
             classes,

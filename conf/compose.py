@@ -171,7 +171,10 @@ def _composed(name: str, schema: type, overrides: Sequence[str]) -> DictConfig:
             raise ConfigError(f"{chosen}: {error}. fix: the name of a choice, or a file of YAML in UTF-8") from error
         except (AssertionError, AttributeError) as error:  # OmegaConf's, for a key below null
             typed = " ".join(word for word in overrides if "." in word.partition("=")[0])
-            raise ConfigError(f"{typed}: a section is null here. fix: a choice that has it, as data=shapes") from error
+            fix = "fix: a choice that has it, as data=shapes"
+            if any(word.startswith("resume=") for word in overrides):  # of the run, which is not read yet
+                fix = "fix: leave out what would change the training, such as its data"
+            raise ConfigError(f"{typed}: a section is null here. {fix}") from error
         finally:
             GlobalHydra.instance().hydra = outer
 

@@ -181,7 +181,7 @@ class Prepared(NamedTuple):
 class InputFit:
     """How a frame becomes network input, as in an evaluation with these options."""
 
-    image_size: int
+    image_size: int | Sequence[int]  # or height, width
     stride: int
     resize: Resize
     rect: bool

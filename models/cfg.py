@@ -164,16 +164,13 @@ def load_cfg(path: str | Path) -> Cfg:
     return parse_cfg(content.decode("utf-8-sig", errors="replace").replace("\r\n", "\n"), str(path))
 
 
-def image_size_of(cfg: Cfg) -> int:
-    """The side in pixels of the square images that a .cfg was made for.
+def image_size_of(cfg: Cfg) -> int | list[int]:
+    """The side in pixels of the square images that a .cfg was made for, or [height, width].
 
-    Raises ModelError if its [net] section has no size or another shape.
+    Raises ModelError if its [net] section has no size.
     """
     height, width = (cfg.net.integer(key, minimum=1) for key in ("height", "width"))
-    if height != width:
-        fix = "fix: set image_size, or evaluate.image_size in eval.py"
-        raise cfg.net.error(f"is for images of {width}x{height}, not a square. {fix}", "width")
-    return width
+    return height if height == width else [height, width]
 
 
 def parse_cfg(text: str, source: str) -> Cfg:

@@ -62,14 +62,14 @@ def test_a_file_appears_only_if_it_agrees(checkpoint: Path, tmp_path: Path, monk
     assert not list((tmp_path / "new").iterdir())
 
 
-def test_a_cfg_for_images_that_are_not_square_needs_an_image_size(tmp_path: Path) -> None:
+def test_a_cfg_for_images_that_are_not_square_is_exported_at_its_size(tmp_path: Path) -> None:
     text = re.sub("height=.*", "height=64", re.sub("width=.*", "width=96", zoo_cfg("yolov3-tiny").read_text(), count=1))
     (tmp_path / "wide.cfg").write_text(text)
     save_darknet_weights(Darknet(tmp_path / "wide.cfg", width=0.125).eval(), tmp_path / "wide.weights")
     options = [f"model.cfg={tmp_path}/wide.cfg", f"model.weights={tmp_path}/wide.weights", *MODEL[1:], "format=torch"]
-    with pytest.raises(ModelError, match=r"images of 96x64, not a square\. fix: set image_size"):
-        export(options)
-    assert export([*options, "image_size=[64,96]"]) == tmp_path / "wide.pt2"
+    extra = {files.METADATA_FILE: ""}
+    torch.export.load(export(options), extra_files=extra)
+    assert json.loads(json.loads(extra[files.METADATA_FILE])["image_size"]) == [64, 96]
     with pytest.raises(ConfigError, match=r"folder\.pt2 is a folder\. fix: out="):
         (tmp_path / "folder.pt2").mkdir()
         export([*options, f"out={tmp_path}/folder.pt2"])

@@ -19,13 +19,13 @@ class TrainedNetwork:
     model: models.Darknet
     names: list[str]
     category_ids: list[int]  # in the order of names: those of the data set, or 1, 2, ...
-    image_size: int
+    image_size: int | list[int]  # pixels, or height, width
     note: str
     origin: str  # the same without folders of this machine, for files that others get
 
 
 def open_detector(
-    ckpt: str | None, config: models.ModelConfig | None, names: str | None, image_size: int | None
+    ckpt: str | None, config: models.ModelConfig | None, names: str | None, image_size: int | list[int] | None
 ) -> TrainedNetwork:
     """The network of ``ckpt`` (open_checkpoint), or that of ``config`` with its weights.
 
@@ -53,10 +53,17 @@ def open_detector(
         opened = TrainedNetwork(
             model.eval(), class_names, ids, image_size or models.image_size_of(model.cfg), note, origin
         )
-    size, stride = opened.image_size, opened.model.max_stride
-    if (nearest := opened.model.nearest_size(size, size)[0]) != size:
-        raise ConfigError(f"image_size={size} is not a multiple of the network's stride {stride}. fix: {nearest}")
+    check_size(opened.model, opened.image_size, "image_size")
     return opened
+
+
+def check_size(model: models.Darknet, image_size: int | list[int], key: str) -> None:
+    """Raise ConfigError unless the network takes images of this size, the option ``key``."""
+    height, width = data.both_sides(image_size)
+    if (fits := model.nearest_size(height, width)) != (height, width):
+        nearest, stride = (fits[0] if height == width else [*fits]), model.max_stride
+        said = f"{key}={image_size} is not a multiple of the network's largest stride {stride}"
+        raise ConfigError(f"{said}. fix: {key}={nearest}".replace(", ", ","))
 
 
 def default_names(count: int) -> list[str]:
