@@ -67,9 +67,9 @@ def test_a_cfg_for_images_that_are_not_square_is_exported_at_its_size(tmp_path: 
     (tmp_path / "wide.cfg").write_text(text)
     save_darknet_weights(Darknet(tmp_path / "wide.cfg", width=0.125).eval(), tmp_path / "wide.weights")
     options = [f"model.cfg={tmp_path}/wide.cfg", f"model.weights={tmp_path}/wide.weights", *MODEL[1:], "format=torch"]
-    extra = {files.METADATA_FILE: ""}
+    extra = {METADATA_FILE: ""}
     torch.export.load(export(options), extra_files=extra)
-    assert json.loads(json.loads(extra[files.METADATA_FILE])["image_size"]) == [64, 96]
+    assert json.loads(json.loads(extra[METADATA_FILE])["image_size"]) == [64, 96]
     with pytest.raises(ConfigError, match=r"folder\.pt2 is a folder\. fix: out="):
         (tmp_path / "folder.pt2").mkdir()
         export([*options, f"out={tmp_path}/folder.pt2"])
