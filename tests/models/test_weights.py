@@ -193,7 +193,10 @@ def test_rows_of_classes_follow_their_names(network: str, tmp_path: Path) -> Non
         source.layers[source.heads[0].parts[-1].layer].conv.weight
     )
     assert "start fresh (its classes are red, blue, green, here red, blue, cat)" in text
-    for names, of_file in ((["a", "b", "c"], "0 1 2"), (["0", "1", "2"], "red blue green")):  # numbers are no names
+    for names, of_file in (
+        (["a", "b", "c"], "0 1 2"),
+        (["0", "1", "2"], "red blue green"),
+    ):  # numbers do not name classes
         unnamed, text = load(*names, of_file=of_file)
         assert all_equal(source, unnamed) and "names" not in text
 
