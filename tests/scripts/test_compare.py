@@ -149,7 +149,7 @@ def test_runs_that_cannot_be_compared_are_named(runs: dict[str, Path], tmp_path:
 def test_forged_evaluations_and_options_are_one_sentence(tmp_path: Path) -> None:
     """Arrays are missing, or of another type or shape; so are metrics. YAML is cut, or a bomb."""
     run = make_run(tmp_path / "run", 4, 0, truth=labels(9))
-    config = CompareConfig(runs=[str(run)], resamples=1, seed=0, debug=False)
+    config = CompareConfig([str(run)], resamples=1, seed=0, debug=False)
     with np.load(run / FILE) as file:
         arrays = dict(file)
     scores = json.loads(str(arrays["scores"]))
