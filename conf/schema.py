@@ -71,16 +71,10 @@ class EvaluateConfig(DetectionSection):
 
 
 @dataclass
-class ProgramConfig:
-    """The option of all programs."""
-
-    debug: bool  # also show the tracebacks of user errors
-
-
-@dataclass
-class PluggedConfig(ProgramConfig):
+class PluggedConfig:
     """Options of all programs that plugins can extend."""
 
+    debug: bool  # also show the tracebacks of user errors
     plugins: list[str]  # Python files that add losses, layers, augmentations and more: see docs/develop/extending.md
 
 
@@ -241,12 +235,13 @@ class ConvertConfig(PluggedConfig):
 
 
 @dataclass
-class CompareConfig(ProgramConfig):
+class CompareConfig:
     """Everything that scripts/compare.py reads."""
 
     runs: list[str]  # run folders, or short names as for ckpt, to compare with the first; one alone: its report
     resamples: Annotated[int, ">= 10"]  # draws of the validation images from which the intervals follow
     seed: Seed  # of the resamples
+    debug: bool  # also show the tracebacks of user errors
 
     def __post_init__(self) -> None:
         if not self.runs:
@@ -270,18 +265,20 @@ class AnchorsConfig(PluggedConfig):
 
 
 @dataclass
-class GetDataConfig(ProgramConfig):
+class GetDataConfig:
     """Everything that scripts/get_data.py reads."""
 
     name: str  # of a public data set: coco2017, voc2007 or voc2012
     root: str | None  # folder to unpack into; null: the set's usual one
+    debug: bool  # also show the tracebacks of user errors
 
 
 @dataclass
-class GetWeightsConfig(ProgramConfig):
+class GetWeightsConfig:
     """Everything that scripts/get_weights.py reads."""
 
     name: str  # of published weights, or list
+    debug: bool  # also show the tracebacks of user errors
 
     def __post_init__(self) -> None:
         if self.name not in ("list", *(names := [entry.name for entry in PUBLISHED])):
@@ -289,7 +286,7 @@ class GetWeightsConfig(ProgramConfig):
 
 
 @dataclass
-class TuneConfig(ProgramConfig):
+class TuneConfig:
     """Everything that scripts/tune.py reads; what follows ``--`` goes to train.py."""
 
     name: str  # of the study: its folder is runs/<name>
@@ -297,3 +294,4 @@ class TuneConfig(ProgramConfig):
     prune_after: Whole  # epochs after which a trial stops if its AP is below the median of the earlier trials
     seed: Seed  # of the search; that of the trainings is train.seed
     options: list[str]  # of train.py, in every trial: what follows --
+    debug: bool  # also show the tracebacks of user errors
