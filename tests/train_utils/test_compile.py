@@ -148,12 +148,21 @@ GPU = World(0, 0, 1, 1, 1, torch.device("cuda", 0), "none")
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cuda_graphs_train_alike() -> None:
-    """Also after each size was seen so often that its graphs are replayed."""
-    eager, graphs = (new_compiled_training(mode, accumulate=2, world=GPU) for mode in ("off", CUDA_GRAPHS))
+    """Also after each size was seen so often that its graphs are replayed.
+
+    The same kernels without graphs tell rounding from a graph that keeps something old: the losses
+    are the same but for sums in another order. Eager kernels round otherwise, and steps amplify it.
+    """
     torch._dynamo.utils.counters.clear()
     sides = (64, 64, 32, 64) * 6
-    assert losses_of(graphs, sides, broken=3) == pytest.approx(losses_of(eager, sides, broken=3), rel=1e-3)
-    assert_same_weights(graphs, eager, rtol=1e-2, atol=1e-3)
+    losses: dict[str, list[float]] = {}
+    trainings: dict[str, Training] = {}
+    for mode in ("off", "default", CUDA_GRAPHS):
+        trainings[mode] = new_compiled_training(mode, accumulate=2, world=GPU)
+        losses[mode] = losses_of(trainings[mode], sides, broken=3)
+    assert losses[CUDA_GRAPHS] == pytest.approx(losses["default"], rel=1e-5)
+    assert_same_weights(trainings[CUDA_GRAPHS], trainings["default"], rtol=1e-4, atol=1e-6)
+    assert losses[CUDA_GRAPHS] == pytest.approx(losses["off"], rel=1e-2)
     assert not torch._dynamo.utils.counters["inductor"]["cudagraph_skips"]
 
 
