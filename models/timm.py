@@ -16,7 +16,8 @@ from torch import Tensor
 from models.darknet import Darknet
 from models.errors import ModelError
 from models.graph import BN_EPS
-from models.weights import WeightsReport, check_values, report_of, stored_names
+from models.tensor_files import check_values
+from models.weights import WeightsReport, report_of, stored_names
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's colours
 TIMM_BN_EPS = 1e-5

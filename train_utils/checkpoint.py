@@ -20,7 +20,7 @@ from msgspec import Meta
 from conf import errors, run_files
 from conf.train_options import TrainSection
 from data.errors import printable
-from models.weights import plain_content
+from models.tensor_files import plain_content
 
 FORMAT = "hydra-yolov3-spp checkpoint"
 VERSION = 1

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 import models
 from conf.errors import CheckpointError
 from models import Darknet, ModelError, load_darknet_weights, parse_cfg, save_darknet_weights, zoo_cfg
-from models.weights import load_weights_of_checkpoint, read_tensor_file, weight_tensors
+from models.tensor_files import read_tensor_file
+from models.weights import load_weights_of_checkpoint, weight_tensors
 from tests.models.cfg_writer import conv, head, section
 from tests.models.small_network import PlainNetwork, randomise, small
 from tests.runs.test_attack import DAMAGES
