@@ -149,7 +149,7 @@ def test_the_cfg_that_fits_is_written(command: Command, tmp_path: Path) -> None:
         (["weights=a.weights", "model.cfg=small.cfg", "out=a.weights"], "out=a.weights is the file to convert"),
         (
             ["weights=a.weights", "model.cfg=small.cfg", "out=b.pt", "names=one.names"],
-            "(for 2 classes, here 1): this suits training only",
+            "has 2 classes, but names= or data name 1",
         ),
         (["ckpt=a.pt", "out=b.weights", "model.width=2"], "model says nothing about ckpt="),
         (["ckpt=a.pt", "out=b.weights", "up_to_layer=14"], "between 1 and this network's 13 layers, got 14"),
@@ -199,5 +199,5 @@ def test_training_and_evaluation_with_converted_weights(command: Command, tmp_pa
     assert (state["seen"], state["weights_version"]) == (32, [0, 2, 5])
     for path in (tmp_path / "next" / "checkpoints").glob("*.pt"):
         path.write_bytes((tmp_path / "named.pt").read_bytes())
-    with pytest.raises(CheckpointError, match=r"holds converted weights, no training .*fix: start a new run with"):
+    with pytest.raises(CheckpointError, match=r"holds converted weights, not a training.*fix: start a new run with"):
         train(["resume=next"])
