@@ -160,7 +160,8 @@ class Postprocess:
     # A surviving box becomes the mean, weighted by score, of itself and all candidates of its class
     # that overlap it by more than nms_iou.
     merge: bool = False
-    classes: Sequence[int] | None = None  # to report; None: all. Others do not count towards the two limits above
+    # The numbers of the classes to report; None: all. Boxes of others count towards neither limit.
+    classes: Sequence[int] | None = None
 
     @torch.no_grad()
     def __call__(self, raw_maps: Sequence[Tensor]) -> list[Tensor]:
