@@ -1,4 +1,4 @@
-# One file for CPUs and GPUs; docs/train/several-gpus.md has the commands.
+# One file for CPUs and GPUs; docs/start/containers.md has the commands.
 # torch's wheels bring the CUDA libraries along, so the base is plain Debian either way.
 ARG BASE=debian:trixie-slim
 
@@ -18,7 +18,7 @@ RUN useradd --create-home --uid 1000 --shell /bin/bash yolo && chmod 1777 /home/
 ENV HOME=/home/yolo USER=yolo UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never
 USER yolo
 
-# The packages: built again only when pyproject.toml changes.
+# The packages: built again only when pyproject.toml or the pins change.
 FROM system AS packages
 USER root
 WORKDIR /app
@@ -28,10 +28,11 @@ ARG UV_DEFAULT_INDEX
 ARG UV_TORCH_BACKEND
 ARG PACKAGES="--all-extras --group dev"
 COPY pyproject.toml ./
+COPY .ci/pyproject.toml .ci/constraints.txt .ci/
 RUN --mount=type=cache,target=/tmp/uv \
-    if [ -n "${UV_TORCH_BACKEND}" ]; then sed -Ei '/^ *"(cuda|nvidia|triton)-?.*==/d' pyproject.toml; fi \
+    if [ -n "${UV_TORCH_BACKEND}" ]; then sed -Ei '/^(cuda|nvidia|triton)-?.*==/d' .ci/constraints.txt; fi \
  && uv venv --no-cache /opt/venv \
- && UV_CACHE_DIR=/tmp/uv uv pip install --python /opt/venv -r pyproject.toml ${PACKAGES}
+ && UV_CACHE_DIR=/tmp/uv uv pip install --python /opt/venv -r pyproject.toml -c .ci/constraints.txt ${PACKAGES}
 ENV PATH=/opt/venv/bin:$PATH VIRTUAL_ENV=/opt/venv
 
 # The project; what it writes may belong to any user (--user).

@@ -1,6 +1,6 @@
 # .ci/run uses these targets, too.
 RUN = uv run --group dev
-.PHONY: setup test coverage lint docs bench clean
+.PHONY: setup test coverage lowest lint docs bench pins clean
 
 setup:
 	uv sync --group dev
@@ -13,6 +13,11 @@ coverage: # the suite with a quarter more CPU time; OmegaConf takes coverage for
 	$(RUN) coverage erase
 	OC_CAUSE=0 $(RUN) coverage run -m pytest; status=$$?; $(RUN) coverage combine -q && $(RUN) coverage report && exit $$status
 
+lowest: # the programs with the oldest packages that pyproject.toml allows
+	uv venv -q --clear --python 3.11 .venv-lowest
+	uv pip install --python .venv-lowest --resolution lowest-direct -r pyproject.toml --group dev
+	.venv-lowest/bin/python -m pytest -n 0 tests/runs/test_versions.py tests/test_programs.py
+
 lint:
 	$(RUN) ruff check
 	$(RUN) ruff format --check
@@ -21,12 +26,16 @@ lint:
 	$(RUN) mypy --platform darwin --cache-dir .mypy_cache/darwin
 
 docs:
-	$(RUN) python -m conf.help > docs/train/options.md
+	$(RUN) python -c "from conf import help, run; print(help.options_page(run.PROGRAMS), end='')" > docs/train/options.md
 	$(RUN) zensical build --strict --clean
 
 bench:
 	$(RUN) python -m scripts.bench.step yolov3-tiny 320 8
 
+pins: # keeps the versions, adds what is new, drops what nothing needs; UPGRADE=-U takes the newest
+	uv pip compile -q --universal --python-version 3.11 --all-extras --group dev --no-annotate --no-header \
+		$(UPGRADE) pyproject.toml -o .ci/constraints.txt > /dev/null
+
 clean:
-	rm -rf .coverage* site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+	rm -rf .venv-lowest .ci/*.egg-info .coverage* site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './.venv*/*' -prune -exec rm -rf {} +

@@ -18,6 +18,7 @@ import math
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
@@ -25,31 +26,21 @@ import torch
 import data
 import models
 from conf import ConfigError, run
-from conf.schema import EvalConfig, EvaluateConfig
+from conf.schema import EvalConfig, EvaluateConfig, TrainConfig
 from conf.train_options import EvalPrecision
 from data.progress import Progress, counted
-from train_utils import (
-    build,
-    coco_eval,
-    detect,
-    numerics,
-    open_checkpoint,
-    plots,
-    report_page,
-    results,
-    run_folder,
-    train_state,
-)
+from train_utils import build, coco_eval, detect, numerics, open_checkpoint, plots, report_page, results, run_folder
 from train_utils.distributed import World, broadcast_module, gather_arrays, init_distributed_mode
+from train_utils.train_state import LOSS_NAMES
 
 
 @run.callable_from_python("eval")
 def evaluate(config: EvalConfig) -> run.Outcome:
     """Score ``config.ckpt``, or Darknet weights of ``config.model``, or ``config.detections``.
 
-    Returns the metrics, and the folder if there is one. From Python it takes a list of overrides as
-    well: ``evaluate(["ckpt=best.pt"])``. Raises the errors of the parts: a checkpoint or weights
-    that do not fit, data or a results file that cannot be read.
+    Returns the metrics, and the folder if there is one. Takes a list of overrides, too:
+    ``evaluate(["ckpt=best.pt"])``. Raises an error for a checkpoint or weights that do not fit, for
+    data or a results file that cannot be read.
     """
     world = init_distributed_mode(config.device.value, config.timeout_seconds)
     out = run_folder.open_out(world, config.out, "eval") if config.plots or config.out is not None else None
@@ -63,21 +54,20 @@ def evaluate(config: EvalConfig) -> run.Outcome:
     if config.detections is not None and world.is_main:
         found = results.read_results(Path(config.detections), val_set.image_ids, val_set.category_ids)
         print(f"{config.detections}: {counted(len(found), 'detection')}")
-        evaluation = coco_eval.score(ground_truth_of(val_set), found)
+        evaluation = coco_eval.score(ground_truth_of(val_set), found, coco_eval.choose_scorer(config.evaluate.scorer))
     elif config.detections is None:
         model, classes = load_model(config, val_set, world)
-        model = model.to(world.device)
-        image_size = config.evaluate.image_size
-        if image_size is None:  # of Darknet weights: checkpoints have filled it in
-            image_size = models.image_size_of(model.cfg)
+        model = model.to(world.device).eval()
+        image_size = config.evaluate.image_size or models.image_size_of(model.cfg)  # a checkpoint has filled it in
         evaluator = Evaluator(
-            val_set, config.evaluate, image_size, model, config.data, world, config.timeout_seconds, classes=classes
-        )
+            val_set, config.evaluate, image_size=image_size, model=model, data_options=config.data, world=world,
+            timeout_seconds=config.timeout_seconds, classes=classes,
+        )  # fmt: skip
         evaluation = evaluator(model, print)
     if evaluation is None:
         return run.Outcome({}, out)
 
-    matches = coco_eval.matches_at_half(evaluation.truth, evaluation.detections)
+    matches = coco_eval.find_matches(evaluation.truth, evaluation.detections, evaluation.scorer)
     for index, row in enumerate(evaluation.per_class.values()):
         row.update(coco_eval.best_f1(matches, index) or dict.fromkeys(coco_eval.OPERATING_POINT, coco_eval.ABSENT))
     print(coco_eval.format_table(evaluation), flush=True)
@@ -96,10 +86,10 @@ def evaluate(config: EvalConfig) -> run.Outcome:
 
 
 def load_model(config: EvalConfig, val_set: data.Annotations, world: World) -> tuple[models.Darknet, list[int] | None]:
-    """Build the network that ``config`` names, and find the data's classes among its own.
+    """The network that ``config`` names, and its number of each class of the data.
 
-    Returns the network's number of each class of the data; None if they are the same. Raises
-    ConfigError if the data has a class that the checkpoint does not know.
+    The numbers are None if the classes are the same. Raises ConfigError if the checkpoint lacks a
+    class of the data.
     """
     if config.ckpt is None:
         assert config.model is not None  # only detections= needs no model
@@ -124,28 +114,30 @@ def load_model(config: EvalConfig, val_set: data.Annotations, world: World) -> t
 
 
 def ground_truth_of(annotations: data.Annotations) -> results.GroundTruth:
-    """The part of an index that detections are scored against."""
-    parts = {field.name: getattr(annotations, field.name) for field in fields(results.GroundTruth)}
-    return results.GroundTruth(**parts)
+    """What detections are scored against."""
+    return results.GroundTruth(**{one.name: getattr(annotations, one.name) for one in fields(results.GroundTruth)})
 
 
 class Evaluator:
-    """Score any model of one shape on one data set; made once, called after every epoch.
+    """Score models like ``model`` on one data set; made once, called after every epoch.
 
     Batches are formed before they are dealt to the ranks, and none is padded. So each image is
-    computed once and in the same batch, whatever the number of ranks. ``classes`` are the model's
-    number of each class of the data set; None: they are the same.
+    computed once and in the same batch, whatever the number of ranks. ``training_dtype`` is that of
+    autocast for ``evaluate.precision=auto`` (None: float32). ``loss`` adds the validation losses.
+    ``classes`` are the model's number of each class of the data; None: they are the same.
     """
 
     def __init__(
         self,
         val_set: data.Annotations,
         config: EvaluateConfig,
+        *,
         image_size: int,
         model: models.Darknet,
         data_options: data.DataConfig,
         world: World,
         timeout_seconds: float = 0.0,
+        training_dtype: torch.dtype | None = None,
         loss: models.LossSection | None = None,
         classes: list[int] | None = None,
     ) -> None:
@@ -154,68 +146,84 @@ class Evaluator:
                 f"evaluate.image_size={image_size} is not a multiple of the network's largest stride "
                 f"{model.max_stride}. fix: evaluate.image_size={nearest}"
             )
-        self.dtype = numerics.evaluation_dtype(config.precision, world.device, "evaluate.precision")
+        self.final_dtype = numerics.evaluation_dtype(config.precision, world.device, "evaluate.precision")
+        self.dtype = training_dtype if config.precision is EvalPrecision.auto else self.final_dtype
+        self.scorer = coco_eval.choose_scorer(config.scorer)
         self.config, self.world, self.truth = config, world, ground_truth_of(val_set)
-        stride, rect, resize = model.max_stride, config.rect, config.resize
-        of_all_ranks = data.eval_batches(val_set.sizes, image_size, config.batch_size, stride, rect, resize)
-        own = of_all_ranks[world.rank :: world.world_size]
-        self.num_images = sum(map(len, own))
+        batches = data.eval_batches(
+            val_set.sizes, image_size, config.batch_size, stride=model.max_stride,
+            rect=config.rect, resize=config.resize,
+        )[world.rank :: world.world_size]  # fmt: skip
+        self.num_images = sum(map(len, batches))
         self.images = build.open_images(val_set, data_options, world)
-        dataset = data.EvalDataset(val_set, self.images, resize)
-        workers = build.loader_workers(data_options.workers, world)
-        pixels = config.batch_size * image_size**2
-        self.loader = data.make_loader(dataset, own, workers, world.device, timeout_seconds, batch_bytes=3 * pixels)
-        self.postprocess = build.build_postprocess(config, model.heads, classes)
-        self.classes = classes
-        # Not that of the training: what a loss keeps here is of inference mode.
+        self.loader = data.make_loader(
+            data.EvalDataset(val_set, self.images, config.resize), batches,
+            workers=build.loader_workers(data_options.workers, world), device=world.device,
+            timeout_seconds=timeout_seconds, batch_bytes=3 * config.batch_size * image_size**2,
+        )  # fmt: skip
+        self.classes, self.postprocess = classes, build.build_postprocess(config, model.heads, classes)
+        # A separate instance: tensors it caches under inference_mode cannot be used in training.
         self.loss = build.build_loss(model.heads, loss) if loss is not None else None
 
-    def __call__(
-        self, model: torch.nn.Module, log_line: Callable[[str], object], training_dtype: torch.dtype | None = None
-    ) -> coco_eval.Evaluation | None:
-        """Score ``model``; None on all ranks but 0. ``log_line`` hears of unreadable images.
+    @classmethod
+    def of_training(cls, config: TrainConfig, val_set: data.Annotations, model: models.Darknet, world: World) -> Self:
+        """The evaluator of a training, whose forward pass it shares until the last evaluation."""
+        return cls(
+            val_set,
+            config.evaluate,
+            image_size=config.evaluate.image_size or config.train.image_size,
+            model=model,
+            data_options=config.data,
+            world=world,
+            timeout_seconds=config.train.timeout_seconds,
+            training_dtype=numerics.autocast_dtype(config.train.precision.value, world.device),
+            loss=config.loss,
+        )
 
-        ``training_dtype`` is that of autocast for ``precision=auto`` (None: float32). With a loss
-        its parts are means over the batches, each weighing as many as it has images.
+    def __call__(
+        self, model: torch.nn.Module, log_line: Callable[[str], object], *, is_final: bool = False
+    ) -> coco_eval.Evaluation | None:
+        """Score ``model``, which is in eval mode; None on all ranks but 0.
+
+        ``log_line`` reports unreadable images. With ``is_final``, ``precision=auto`` means float32.
+        Losses are means over the batches, weighted by their images.
         """
         assert isinstance(model, models.Darknet)
-        device, precision = self.world.device, self.config.precision
-        dtype = training_dtype if precision is EvalPrecision.auto else self.dtype
-        broadcast_module(model)  # in a training without SyncBatchNorm each rank has its own statistics
-        progress = Progress(self.num_images, "evaluate", self.world.is_main)
-        losses: list[tuple[int, torch.Tensor]] = []  # of a batch: its images, and LOSS_NAMES, read at the end
+        device = self.world.device
+        broadcast_module(model)  # without SyncBatchNorm the statistics of the ranks differ
+        losses: list[tuple[int, torch.Tensor]] = []  # images of a batch, and LOSS_NAMES; read at the end
 
         def keep_losses(batch: data.Batch, raw_maps: list[torch.Tensor]) -> None:
             if self.loss is not None:
                 targets = batch.targets.to(device, non_blocking=True)
                 losses.append((len(batch.images), torch.stack(self.loss(raw_maps, targets))))
 
-        own = detect.detect(
-            models.for_detection(model, device), self.loader, self.postprocess, self.to_original, device, progress,
-            dtype, precision is EvalPrecision.tf32, keep_losses,
+        of_batches = detect.detect_batches(
+            models.for_detection(model, device), self.loader, self.postprocess, device, on_raw_maps=keep_losses,
+            dtype=self.final_dtype if is_final else self.dtype, tf32=self.config.precision is EvalPrecision.tf32,
         )  # fmt: skip
+        progress = Progress(self.num_images, "evaluate", self.world.is_main)
+        found = detect.collect_detections(of_batches, self.to_original, progress)
         if left_out := build.describe_left_out(self.images, "val"):
             log_line(left_out)
-        gathered = gather_arrays(own)
-        of_batches = gather_arrays(np.array([(images, *parts.tolist()) for images, parts in losses]))
-        if gathered is None or of_batches is None:
+        gathered = gather_arrays(found)
+        rows_of_ranks = gather_arrays(np.array([(images, *values.tolist()) for images, values in losses]))
+        if gathered is None or rows_of_ranks is None:
             return None
         found = np.concatenate(gathered)
         if self.classes is not None:
             found["class"] = np.argsort(self.classes)[np.searchsorted(np.sort(self.classes), found["class"])]
         found["image_id"] = self.truth.image_ids[found["image_id"]]  # in place of positions in the data set
-        evaluation = coco_eval.score(self.truth, found)
+        evaluation = coco_eval.score(self.truth, found, self.scorer)
         if self.loss is None:
             return evaluation
-        images, *parts = np.concatenate([rows for rows in of_batches if len(rows)]).T
+        images, *columns = np.concatenate([rows for rows in rows_of_ranks if len(rows)]).T
         # An image has the loss of its batch. fsum rounds once, so ranks and order do not matter.
-        means = [math.fsum(images * part) / images.sum() for part in parts]
-        return evaluation._replace(losses=dict(zip(train_state.LOSS_NAMES, means, strict=True)))
+        means = [math.fsum(images * column) / images.sum() for column in columns]
+        return evaluation._replace(losses=dict(zip(LOSS_NAMES, means, strict=True)))
 
     def to_original(self, batch: data.Batch, i: int, boxes_xyxy: np.ndarray) -> np.ndarray:
         """Boxes (n, 4) of the batch's i-th image from network pixels to original pixels."""
         boxes = data.Letterbox(*batch.letterboxes[i].tolist()).to_original(boxes_xyxy)
-        if self.config.clip:
-            height, width = self.truth.sizes[int(batch.indices[i])].tolist()
-            return data.cut_at_edges(boxes, (height, width))
-        return boxes
+        height, width = self.truth.sizes[int(batch.indices[i])].tolist()
+        return data.cut_at_edges(boxes, (height, width)) if self.config.clip else boxes

@@ -1,6 +1,6 @@
-"""What a plugin adds parts to, and the import of plugins.
+"""The dictionaries that plugins extend, and the import of plugins.
 
-A plugin is a Python file of yours that fills these dictionaries, by name:
+A plugin is a Python file of yours that adds to these dictionaries by name:
 
     from plugins import LOSSES
 
@@ -34,37 +34,39 @@ __all__ = [
     "import_plugins", "layer_keys",
 ]  # fmt: skip
 
-KINDS: tuple[dict[str, Any], ...] = (
+DICTIONARIES: tuple[dict[str, Any], ...] = (
     ACTIVATIONS, AUGMENTATIONS, FORMATS, LAYERS, LOGGERS, LOSSES, OPTIMISERS, SECTION_KEYS,
 )  # fmt: skip
-_in_use: list[tuple[dict[str, Any], str]] = []
+_in_use: list[tuple[dict[str, Any], str]] = []  # dictionaries and the names that plugins added to them
 
 
 def import_plugins(files: Sequence[str]) -> None:
-    """Import these files; parts of others that this process has imported are not in use any more.
+    """Put what these files add into use, and nothing that other files added in this process.
 
-    Raises ConfigError if there is no such file, or if its name is that of another module.
+    Raises ConfigError for a missing file, and for one that is called like another module.
     """
-    for kind, name in _in_use:
-        kind.pop(name, None)
+    for dictionary, name in _in_use:
+        dictionary.pop(name, None)
     _in_use.clear()
     for file in files:
-        for kind, parts in zip(KINDS, _parts_of(Path(str(file)).expanduser().resolve()), strict=True):
-            kind.update(parts)
-            _in_use.extend((kind, name) for name in parts)
-    # The options of a plugin's loss are those of loss=yolov3.
+        additions = _additions_of(Path(str(file)).expanduser().resolve())
+        for dictionary, added in zip(DICTIONARIES, additions, strict=True):
+            dictionary.update(added)
+            _in_use.extend((dictionary, name) for name in added)
+    # A plugin's loss has the options of loss=yolov3.
     CHOICES["loss"] = {name: CHOICES["loss"].get(name, YoloLossConfig) for name in (AUTO, *LOSSES)}
 
 
 @cache
-def _parts_of(path: Path) -> list[dict[str, Any]]:
-    """What the file adds to each of KINDS."""
+def _additions_of(path: Path) -> list[dict[str, Any]]:
+    """Import a file; return what it adds to each of DICTIONARIES."""
     if not path.is_file():
         raise ConfigError(f"plugins: there is no {path}. fix: plugins=[<its file>], as seen from the current folder")
-    before = [set(kind) for kind in KINDS]
-    sys.path.append(str(path.parent))  # loader workers that are spawned import it by its name
+    before = [set(dictionary) for dictionary in DICTIONARIES]
+    sys.path.append(str(path.parent))  # spawned loader workers import it by its name
     spec = importlib.util.find_spec(path.stem)
     if spec is None or os.path.realpath(spec.origin or "") != str(path):
         raise ConfigError(f"plugins: {path} has the name of another module, {path.stem}. fix: rename the file")
     importlib.import_module(path.stem)
-    return [{name: kind[name] for name in kind.keys() - known} for kind, known in zip(KINDS, before, strict=True)]
+    pairs = zip(DICTIONARIES, before, strict=True)
+    return [{name: dictionary[name] for name in dictionary.keys() - known} for dictionary, known in pairs]

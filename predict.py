@@ -1,4 +1,4 @@
-r"""Detect objects in pictures, videos and streams of your own.
+r"""Detect objects in your pictures, videos and streams.
 
     python predict.py ckpt=runs/quickstart/... source=pictures
     python predict.py ckpt=runs/coco/... "source=pictures/**/*.jpg" out=found confidence=0.4
@@ -7,7 +7,7 @@ r"""Detect objects in pictures, videos and streams of your own.
     python predict.py ckpt=runs/coco/... source=0         # a camera
 
 The results are in runs/predict/<date_time>/: pictures with boxes, detections.json, images.json and
-labels/*.txt. Ctrl-C ends a prediction, with what was found so far in whole files.
+labels/*.txt. Ctrl-C stops a prediction and writes what was found so far.
 """
 
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
@@ -25,7 +25,7 @@ from data import Medium, count_frames, find_media
 from data.progress import Progress, counted
 from train_utils import distributed, results, run_folder
 from train_utils.detector import Detector, Prediction, Predictor, format_counts
-from train_utils.draw import WRITTEN, DrawnFiles
+from train_utils.draw import PICTURE_SUFFIXES, DrawnFiles
 from train_utils.stop import StopRequest
 
 __all__ = ["Detector", "predict"]
@@ -35,9 +35,9 @@ __all__ = ["Detector", "predict"]
 def predict(config: schema.PredictConfig) -> Path:
     """Detect as configured and return the folder with the results.
 
-    Raises ConfigError if it is one of several processes, and the errors of the parts for an empty
-    source, weights that do not fit and unreadable files. A signal ends it early: what was found is
-    written, then it exits with 128 + signal.
+    Raises ConfigError in one of several processes, and an error for an empty source, weights that
+    do not fit or an unreadable file. A signal stops it: it writes the results, then exits with 128
+    + signal.
     """
     world = distributed.init_distributed_mode(config.device.value, timeout_seconds=60)
     if world.world_size > 1:
@@ -46,10 +46,10 @@ def predict(config: schema.PredictConfig) -> Path:
     predictor = Predictor(config, world.device)
     frames = predictor.frames(media, config.on_error, config.batch_size)
     out = run_folder.open_out(world, config.out, "predict")
-    writer = ResultWriter(media, predictor, out, config.draw, config.save_json, config.save_txt)
+    writer = ResultWriter(media, predictor, out, draw=config.draw, save_json=config.save_json, save_txt=config.save_txt)
     print(f"{predictor.network.note}; {predictor.network.image_size} pixels on {world.device.type}", flush=True)
 
-    clock = {0: time.perf_counter()}  # by the number of images that are done
+    clock = {0: time.perf_counter()}  # by the number of finished images
     with StopRequest() as stop:
         with Progress(count_frames(media), "predict", enabled=True) as progress, writer.drawn:
             for prediction in predictor.predict(frames):
@@ -60,32 +60,27 @@ def predict(config: schema.PredictConfig) -> Path:
                 if stop.signal is not None:
                     break
         writer.close()
-        # Without the first batch, which finds neither memory nor files ready, if there are others.
+        # Leave out the first batch, for which neither memory nor files are ready.
         first = frames.batch_size if writer.num_images > frames.batch_size else 0
         milliseconds = 1000 * (time.perf_counter() - clock[first]) / max(1, writer.num_images - first)
         left_out = f", {counted(len(frames.skipped), 'file')} left out" if frames.skipped else ""
         left_out += f", stopped by {stop.signal.name}" if stop.signal is not None else ""
         print(format_counts(writer.counts) or "nothing found")
-        print(
-            f"{writer.summary()}{left_out}, in {out}; {milliseconds:.1f} ms per image",
-            flush=True,
-        )
+        print(f"{writer.summary()}{left_out}, in {out}; {milliseconds:.1f} ms per image", flush=True)
     if stop.signal is not None:  # Ctrl-C has raised KeyboardInterrupt
         sys.exit(128 + stop.signal)
     return out
 
 
 class ResultWriter:
-    """The files of one prediction below ``out``, and its counts.
-
-    Raises ConfigError if a picture would overwrite its source.
-    """
+    """Writes results below ``out``; raises ConfigError if a picture would overwrite its source."""
 
     def __init__(
         self,
         media: list[Medium],
         predictor: Predictor,
         out: Path,
+        *,
         draw: bool = True,
         save_json: bool = True,
         save_txt: bool = False,
@@ -96,9 +91,8 @@ class ResultWriter:
         names = [medium.name for medium in media]
         videos = results.file_names([medium.name for medium in media if medium.is_video], video_suffix)
         pictures = results.file_names(names, ".png")
-        self.drawn_names = {
-            name: videos.get(name, name if name.lower().endswith(WRITTEN) else pictures[name]) for name in names
-        }
+        pictures |= {name: name for name in names if name.lower().endswith(PICTURE_SUFFIXES)}
+        self.drawn_names = pictures | videos
         self.label_names = results.file_names([medium.name for medium in media if not medium.is_video], ".txt")
         for medium in media:
             if draw and medium.path.resolve() == (out / self.drawn_names[medium.name]).resolve():
@@ -109,12 +103,12 @@ class ResultWriter:
         self.counts = Counter[str]()  # detections of each class
 
     def add(self, prediction: Prediction) -> None:
-        """Draw a frame, write its labels and count it."""
+        """Draw a frame, write its labels, count it."""
         frame, columns = prediction.frame, (prediction.boxes_xyxy, prediction.classes, prediction.scores)
         medium = frame.medium
         rows = results.make_detections(0, prediction.classes, prediction.scores, prediction.boxes_xyxy)
         result = results.ImageResult(medium.name, frame.number if medium.is_video else None, frame.size, rows)
-        if self.save_json:  # else a camera may run for days without filling the memory
+        if self.save_json:  # otherwise a camera may run for days without filling memory
             self.results.append(result)
         self.num_images += 1
         self.counts.update(prediction.class_names)
@@ -127,11 +121,11 @@ class ResultWriter:
             self.drawn.picture(path, frame.image, *columns)
 
     def summary(self) -> str:
-        """How many images there were, and detections on them."""
+        """The numbers of images and detections."""
         return f"{counted(self.num_images, 'image')}, {counted(self.counts.total(), 'detection')}"
 
     def close(self) -> None:
-        """Write the files that need all results."""
+        """Write the files that hold all results."""
         if self.save_json:
             images, found = results.coco_files(self.results, self.network.names, self.network.category_ids)
             results.write_json(self.out / "images.json", images)

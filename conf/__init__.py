@@ -1,6 +1,6 @@
 """The options there are, and how a command line becomes the options of a program.
 
-The import refuses Windows: the rest of the project needs POSIX signals.
+The import refuses Windows, where the signals and locks that the project needs do not exist.
 """
 
 import sys
@@ -9,14 +9,15 @@ from pathlib import Path
 CONF_DIR = Path(__file__).parent  # a YAML file for each program, a folder for each group (data=, model=, loss=, ...)
 REPOSITORY = CONF_DIR.parent
 
-if sys.platform == "win32":
-    print(
-        "error: this program runs on Linux and macOS, not on Windows. fix: run it in WSL 2 (wsl --install) or in a "
-        "Linux container",
-        file=sys.stderr,
-    )
-    sys.exit(2)
-
 
 class ConfigError(ValueError):
     """The command line or a YAML file asks for something that does not exist or does not fit."""
+
+
+if sys.platform == "win32":
+    _sentence = "this project runs on Linux and macOS, not on Windows. fix: WSL 2 (wsl --install), or a Linux container"
+    _main = getattr(sys.modules["__main__"], "__file__", None)
+    if _main is None or Path(_main).absolute().parent not in (REPOSITORY, REPOSITORY / "scripts"):
+        raise ImportError(_sentence)
+    print(f"error: {_sentence}", file=sys.stderr)  # a program of this repository: no traceback
+    sys.exit(2)

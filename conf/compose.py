@@ -1,14 +1,13 @@
-"""From Hydra to plain options: YAML and overrides are composed, checked and become dataclasses.
+"""From Hydra to plain options: compose YAML and overrides, check them, make dataclasses.
 
-A choice of the groups ``data`` and ``experiment`` may be a path, as in ``data=/x/cats.yaml``. Bare
-words are names of a group, whatever lies in the current folder. An experiment that a user names is
-the user's own words, with all that Hydra can do. A data set often comes from others: its file sets
-``data.*`` and nothing else, and refers to nothing.
+A choice of the groups ``data`` and ``experiment`` may be a path, as in ``data=/x/cats.yaml``. A
+bare word is the name of a choice, whatever the current folder holds. An experiment is the user's
+own file and may do all that Hydra can. A data set often comes from others: its file sets ``data.*``
+only and refers to nothing.
 """
 
 import operator
 import re
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
@@ -32,42 +31,38 @@ from data import DataConfig, errors, layouts
 Config = TypeVar("Config")
 Complete = Callable[[dict[str, Any], Sequence[str]], dict[str, Any]]
 
-LARGEST = {int: 2**53, float: 3.4e38}  # what float64 and float32 hold, so that torch and NumPy agree
+LARGEST_NUMBER = {int: 2**53, float: 3.4e38}  # what float64 and float32 hold, so that torch and NumPy agree
 COMPARISONS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
-_COMPOSING = threading.Lock()  # Hydra composes in one place of the process, and threads may ask at once
+_COMPOSING = threading.Lock()  # Hydra's state is global, and several threads may compose
 
 
 def compose(name: str, schema: type[Config], overrides: Sequence[str], complete: Complete | None = None) -> Config:
-    """The options of ``python <name>.py <overrides>``. Raises ConfigError for wrong ones."""
+    """The options of ``python <name>.py <overrides>``. Raises ConfigError for wrong ones.
+
+    ``complete`` is that of the Program, which also imports plugins.
+    """
     if missing := next((word for word in overrides if word.endswith("=???")), None):
-        raise ConfigError(f"{missing} is no value. fix: give one, or leave it out")
+        raise ConfigError(f"{missing} is not a value. fix: give one, or leave it out")
     try:
         cfg = _composed(name, schema, overrides)
     except suggestions.NOT_COMPOSED as error:
         raise ConfigError(suggestions.explain(error, schema)) from error
-    except (ConfigError, errors.DataError):
-        raise
-    except (TypeError, ValueError, RecursionError) as error:  # Hydra's, for no text, or for a file that is not
-        chosen = " ".join(word for word in overrides if (CONF_DIR / word.partition("=")[0]).is_dir())
-        raise ConfigError(f"{chosen}: {error}. fix: the name of a choice, or a file of YAML in UTF-8") from error
-    except (AssertionError, AttributeError) as error:  # OmegaConf's, for a key below null
-        typed = " ".join(word for word in overrides if "." in word.partition("=")[0])
-        raise ConfigError(
-            f"{typed}: a section is null here. fix: choose what has it, as data=shapes or model=yolov3-spp"
-        ) from error
     return to_plain(cfg, schema, complete, keys_of(overrides))
 
 
 def defaults(name: str, schema: type, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """The values of ``conf/<name>.yaml`` with overrides.
-
-    Interpolations are unresolved; missing values are ``???``.
-    """
+    """The values of ``conf/<name>.yaml`` with overrides, unresolved; missing ones are ``???``."""
     return to_dictionary(_composed(name, schema, overrides))
 
 
+def values_of_choice(group: str, name: str) -> dict[str, Any]:
+    """The values in ``conf/<group>/<name>.yaml`` itself, without those of its defaults list."""
+    content = layouts.load_yaml(CONF_DIR / group / f"{name}.yaml")
+    return {key: value for key, value in content.items() if key != "defaults"}
+
+
 def keys_of(overrides: Sequence[str]) -> list[str]:
-    """The keys and groups that overrides name; not Hydra's own, nor its flags."""
+    """The keys and groups that overrides name, without Hydra's own keys and flags."""
     keys = [word.partition("=")[0].lstrip("+~") for word in overrides if "=" in word or word[:1] == "~"]
     return [key for key in keys if not key.startswith(("hydra", "-"))]
 
@@ -77,43 +72,34 @@ def to_plain(
 ) -> Config:
     """Turn the composed tree into an instance of ``schema`` without OmegaConf objects.
 
-    ``complete`` takes what is composed, as nested dictionaries, and the keys and groups that the
-    command line names. It returns the whole configuration, with values of a checkpoint or an
-    earlier run. Raises ConfigError with the full key for a missing value, an unknown key or a value
-    that its section refuses.
+    ``complete`` takes the composed options as nested dictionaries, and the keys and groups that the
+    command line names; it returns all options (Program.complete). Raises ConfigError with the full
+    key for a missing value, an unknown key or a value that its section refuses.
     """
     try:
         tree: Any = OmegaConf.to_container(cfg, resolve=True)
         options = _drop_missing(tree)
-        plugins = options.get("plugins", [])
-        if plugins or "plugins" in sys.modules:  # importing it takes torch
-            from plugins import import_plugins
-
-            import_plugins(plugins)
-        completed = complete(options, named) if complete is not None else options
-        if "plugins" in completed:  # a file is imported because a user names it, never because another file does
-            completed = {**completed, "plugins": [Path(file).name for file in plugins]}
-        return from_dictionary(completed, schema)
+        return from_dictionary(complete(options, named) if complete is not None else options, schema)
     except suggestions.NOT_COMPOSED as error:
         raise ConfigError(suggestions.explain(error, schema)) from error
-    except ValueError as error:  # of a section's __post_init__; it names the key
+    except ValueError as error:  # raised by a section's __post_init__, which names the key
         raise ConfigError(str(error)) from error
 
 
 def _check_number(key: str, value: Any) -> None:
     for entry in value if isinstance(value, list) else ():
         _check_number(key, entry)
-    if type(value) in LARGEST and not abs(value) <= LARGEST[type(value)]:
+    if type(value) in LARGEST_NUMBER and not abs(value) <= LARGEST_NUMBER[type(value)]:
         raise ConfigError(f"{key}: {value} is not finite, or too large. fix: a number, or quotes around a text")
 
 
 def check_limits(section: Any, prefix: str = "") -> None:
-    """Raise ConfigError for a number beyond the limits that its type has, such as ``>= 1``."""
+    """Raise ConfigError for a number outside the limits in its type, such as ``>= 1``."""
     for name, kind in get_type_hints(type(section), include_extras=True).items():
         value = getattr(section, name)
         if is_dataclass(value):
             check_limits(value, f"{prefix}{name}.")
-        _check_number(f"{prefix}{name}", value)  # also one that was a text
+        _check_number(f"{prefix}{name}", value)  # again: OmegaConf makes numbers of texts
         for part in (kind, *get_args(kind)):
             limits = part.__metadata__[0] if get_origin(part) is Annotated else ""
             for sign, limit in re.findall(r"([<>]=?) ([\d.]+)", limits):
@@ -123,18 +109,17 @@ def check_limits(section: Any, prefix: str = "") -> None:
 
 
 def from_dictionary(options: dict[str, Any], schema: type[Config]) -> Config:
-    """The reverse of ``to_dictionary``; imports no plugins. Raises ConfigError as ``to_plain``."""
+    """The reverse of ``to_dictionary``. Raises ConfigError as ``to_plain`` does."""
     for key, number in flat(options).items():
         _check_number(key, number)
-    # In a fresh schema, a key that Hydra accepted as `+section.key=1` is an error.
+    # A fresh schema refuses keys that Hydra accepted as `+section.key=1`.
     tree: DictConfig = OmegaConf.structured(schema)
     for section, choices in CHOICES.items():
         if section in options:
             name = options[section].get("name")
-            if name not in tuple(choices):  # a list has no hash
-                raise ConfigError(
-                    f"{section}.name={name} is none of {', '.join(choices)}. fix: one of them, or plugins=[<its file>]"
-                )
+            if name not in tuple(choices):  # not in the dictionary: a list has no hash
+                choose = f"one of {', '.join(choices)}, or plugins=[<its file>]"
+                raise ConfigError(f"{section}.name={name} is not known. fix: {choose}")
             tree[section] = OmegaConf.structured(choices[name])
     whole = OmegaConf.to_object(OmegaConf.merge(tree, options))
     assert isinstance(whole, schema)
@@ -143,7 +128,7 @@ def from_dictionary(options: dict[str, Any], schema: type[Config]) -> Config:
 
 
 def to_yaml(config: Any) -> str:
-    """Write plain options as YAML, which a later command line can read."""
+    """Plain options as YAML, which a later command line can read."""
     return str(OmegaConf.to_yaml(OmegaConf.structured(config)))
 
 
@@ -159,11 +144,11 @@ def plain(tree: Any) -> dict[str, Any]:
     return container
 
 
-@cache  # Hydra copies what it loads
+@cache  # once is enough: Hydra copies what it loads
 def register(name: str, schema: type) -> None:
-    """Register the dataclasses under the names that the YAML files use, and paths as choices."""
+    """Register the dataclasses under the names that the YAML files use, and files as choices."""
     Plugins.instance().register(_FileChoices)
-    Plugins.instance().register(_OurPath)
+    Plugins.instance().register(_FilesFirst)
     store = ConfigStore.instance()
     store.store(name=f"{name}_schema", node=_with_sections(schema))
     for section, choices in CHOICES.items():
@@ -174,17 +159,25 @@ def register(name: str, schema: type) -> None:
 def _composed(name: str, schema: type, overrides: Sequence[str]) -> DictConfig:
     with _COMPOSING:
         register(name, schema)
-        outer = GlobalHydra.instance().hydra  # of a multirun
+        outer = GlobalHydra.instance().hydra  # that of a multirun
         GlobalHydra.instance().clear()
         try:
             with hydra.initialize_config_dir(str(CONF_DIR), version_base="1.3"):
                 return hydra.compose(name, list(overrides))
+        except (*suggestions.NOT_COMPOSED, ConfigError, errors.DataError):
+            raise
+        except (TypeError, ValueError, RecursionError) as error:  # Hydra's, for a list, or a file that is not text
+            chosen = " ".join(word for word in overrides if (CONF_DIR / word.partition("=")[0]).is_dir())
+            raise ConfigError(f"{chosen}: {error}. fix: the name of a choice, or a file of YAML in UTF-8") from error
+        except (AssertionError, AttributeError) as error:  # OmegaConf's, for a key below null
+            typed = " ".join(word for word in overrides if "." in word.partition("=")[0])
+            raise ConfigError(f"{typed}: a section is null here. fix: a choice that has it, as data=shapes") from error
         finally:
             GlobalHydra.instance().hydra = outer
 
 
 def _with_sections(schema: type) -> DictConfig:
-    """The empty typed tree with all sections, also those that a checkpoint may fill."""
+    """The empty typed tree with all sections, also those that a checkpoint fills in."""
     tree: DictConfig = OmegaConf.structured(schema)
     for key, kind in get_type_hints(schema).items():
         if is_dataclass(kind) and key not in CHOICES:
@@ -194,7 +187,7 @@ def _with_sections(schema: type) -> DictConfig:
 
 
 def _drop_missing(tree: dict[str, Any]) -> dict[str, Any]:
-    """The tree without missing values, and without the sections that this empties."""
+    """The tree without missing values and the sections that have no others."""
     full: dict[str, Any] = {}
     for key, value in tree.items():
         content = _drop_missing(value) if isinstance(value, dict) else value
@@ -204,7 +197,7 @@ def _drop_missing(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 class _FileChoices(ConfigSource):
-    """The first source that Hydra asks for a choice: it has those that are paths."""
+    """Files as choices of ``data`` and ``experiment``; Hydra asks this source first."""
 
     @staticmethod
     def scheme() -> str:
@@ -218,7 +211,7 @@ class _FileChoices(ConfigSource):
         else:
             package = self._get_header_dict(path.read_text(encoding="utf-8"))["package"] or "_global_"
             content = layouts.load_yaml(path)
-        # Hydra looks for plain names beside the file; they are those of the group.
+        # Hydra would look for plain names beside the file, but they mean choices of the group.
         content["defaults"] = [
             f"/{group}/{name}@_here_" if isinstance(name, str) and name[:1] != "/" and name != "_self_" else name
             for name in content.get("defaults", [])
@@ -240,35 +233,35 @@ class _FileChoices(ConfigSource):
         return True
 
     def list(self, config_path: str, results_filter: Any) -> list[str]:
-        return []  # all files are choices: too many to propose
+        return []  # any file is a choice: too many to propose
 
 
-class _OurPath(SearchPathPlugin):
-    """Puts _FileChoices into each search path."""
+class _FilesFirst(SearchPathPlugin):
+    """Puts _FileChoices at the head of each search path."""
 
     def manipulate_search_path(self, search_path: Any) -> None:
         search_path.prepend("paths", "choice://")
 
 
 def _data_options(path: Path) -> dict[str, Any]:
-    """The options ``data.*`` of a data set's place. Raises DataError for a file with others."""
+    """The options ``data.*`` of the data set at ``path``. Raises DataError for other options."""
     is_yaml = path.is_file() and path.suffix.lower() in layouts.YAML_SUFFIXES
     content = layouts.load_yaml(path) if is_yaml else {}
-    if {"defaults", "format"} & content.keys():  # which no data.yaml of another program has
+    if {"defaults", "format"} & content.keys():  # ours: data.yaml files of other programs have neither
         keys, chosen = {"defaults", *(field.name for field in fields(DataConfig))}, content.get("defaults", [])
         if other := next((key for key in content if key not in keys), None):
-            raise errors.DataError(f"{path} has the key {other}, which is no option of data. fix: leave it out")
+            raise errors.DataError(f"{path} has the key {other}, which is not an option of data. fix: leave it out")
         if not isinstance(chosen, list) or not all(re.fullmatch(r"[\w-]+", str(one)) for one in chosen):
-            raise errors.DataError(f"{path} has other defaults than names of data sets. fix: defaults: [coco], or none")
+            raise errors.DataError(f"{path}: its defaults must be names of data sets. fix: defaults: [coco], or none")
     else:
         recognised = layouts.recognise(path)
-        content = {**layouts.load_yaml(CONF_DIR / "data" / f"{recognised['format']}.yaml"), **recognised}
+        content = {**values_of_choice("data", recognised["format"]), **recognised}
     check_values(content, str(path))
     return content
 
 
 def check_values(values: Any, source: str, depth: int = 100) -> None:
-    """Raise ConfigError for a value that is not plain, such as the reference ``${oc.env:HOME}``."""
+    """Raise ConfigError for a value that is not plain YAML, such as ``${oc.env:HOME}``."""
     if isinstance(values, dict | list) and depth > 0:
         for value in [*values, *values.values()] if isinstance(values, dict) else values:
             check_values(value, source, depth - 1)

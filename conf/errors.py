@@ -6,28 +6,23 @@ import sys
 
 
 class TrainError(RuntimeError):
-    """The training cannot start or continue with these settings."""
+    """The training cannot start or continue with these options."""
 
 
 class DistributedError(RuntimeError):
-    """The ranks did not find or lost each other, or one failed and ends the others."""
+    """Ranks did not find each other, lost one, or must end because one failed."""
 
 
 class CheckpointError(ValueError):
-    """A checkpoint cannot be written, or a file is not an intact checkpoint of this project."""
+    """A checkpoint cannot be written, or a file is not an intact checkpoint of ours."""
 
 
 def install_command(*packages: str) -> str:
-    """The command that adds packages to this environment, with the pins of pyproject.toml.
+    """The command that adds packages to this environment.
 
-    Other than ``uv sync --extra``, it keeps what is there: torch's CPU wheels, other extras.
+    Unlike ``uv sync --extra``, it keeps what is there: torch's CPU wheels, other extras.
     """
     return shlex.join(["uv", "pip", "install", "--python", sys.executable, *packages])
-
-
-def printable(text: str) -> str:
-    """Escape what is not Unicode, as in names of other encodings: OpenCV would crash on it."""
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def first_line(error: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import pkgutil
 from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -22,7 +23,10 @@ from models.published import ALIASES, Published
 
 
 def complete_from_checkpoint(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
-    """The options of eval.py; the checkpoint fills in what YAML and command line leave open."""
+    """The options of eval.py, with what YAML and command line leave open from the checkpoint.
+
+    That is the data set, the network, and the image size of the checkpoint's own evaluation.
+    """
     is_scored = options.get("detections") is not None
     if is_scored and (options.get("ckpt") is not None or "cfg" in options.get("model", {})):
         raise ConfigError("detections= are scored as they are. fix: leave out ckpt and model")
@@ -31,57 +35,44 @@ def complete_from_checkpoint(options: dict[str, Any], named: Sequence[str]) -> d
         if "data" not in options:
             raise ConfigError("detections= are scored against data. fix: add data=...")
         return options
+    ckpt = options.get("ckpt")
+    if ckpt is None:
+        if options["model"] is None or "data" not in options:
+            raise ConfigError("nothing to evaluate. fix: ckpt=<run or .pt file>, or model=, model.weights= and data=")
+        return options
+    saved = config_of_checkpoint(ckpt, named)
+    if "data" not in saved and "data" not in options:
+        raise ConfigError(f"ckpt={ckpt} was converted and names no data. fix: add data=...")
+    options["evaluate"]["image_size"] = options["evaluate"]["image_size"] or trained_size(saved, ckpt)
     if options["model"] is None:
         del options["model"]
-    if options.get("ckpt") is not None:
-        return _over_checkpoint(options)
-    if "model" not in options or "data" not in options:
-        raise ConfigError(
-            "nothing to evaluate. fix: ckpt=<run folder or .pt file>, or model=, model.weights= and data="
-        )
-    return options
+    below = {section: saved[section] for section in ("data", "model") if section in saved}
+    return plain(OmegaConf.merge(below, options))
 
 
 def model_or_checkpoint(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
-    """The options with ``model`` null if no network is named: then ``ckpt`` holds one.
+    """The options, with ``model`` null unless they name a network: then ``ckpt`` holds one.
 
-    Raises ConfigError if options of a network stand beside ``ckpt``, or without a network;
-    CheckpointError if ``ckpt`` is none.
+    Raises ConfigError for options of a network beside ``ckpt`` or without a network, and
+    CheckpointError if ``ckpt`` is not a checkpoint.
     """
     options = with_full_names(options)
     model = options.get("model") or {}
     keys = [key for key in named if key.split(".")[0] == "model"]
     if options.get("ckpt") is not None:
         if keys and model:
-            raise ConfigError(
-                f"ckpt and {keys[0]} exclude one another: a checkpoint holds its network. fix: leave one out"
-            )
-        ask_for_plugins(config_of_checkpoint(options["ckpt"]), f"ckpt={options['ckpt']}", named)
+            raise ConfigError(f"ckpt and {keys[0]} exclude one another: ckpt holds its network. fix: leave one out")
+        config_of_checkpoint(options["ckpt"], named)
     if "cfg" in model:
         return options
     if options.get("ckpt") is None and (keys or model.get("weights") is not None):
         key = keys[0] if keys else "model.weights"
-        raise ConfigError(
-            f"{key} does not say which network. fix: model.cfg=<Darknet .cfg>, or model=<name of the zoo>"
-        )
+        raise ConfigError(f"{key} does not say which network. fix: model.cfg=<Darknet .cfg>, or model=<zoo's name>")
     return {**options, "model": None}
 
 
-def _over_checkpoint(options: dict[str, Any]) -> dict[str, Any]:
-    """``options`` over the data set and the network of the checkpoint.
-
-    Without an image size in ``options`` it is that of the checkpoint's evaluation.
-    """
-    saved = config_of_checkpoint(options["ckpt"])
-    options["evaluate"]["image_size"] = options["evaluate"]["image_size"] or trained_size(saved, options["ckpt"])
-    if "data" not in saved and "data" not in options:
-        raise ConfigError(f"ckpt={options['ckpt']} was converted and names no data. fix: add data=...")
-    below = {section: saved[section] for section in ("data", "model") if section in saved}
-    return plain(OmegaConf.merge(below, options))
-
-
 def trained_size(saved: dict[str, Any], source: str) -> int:
-    """The side in pixels of the images that a checkpoint scores. Raises CheckpointError."""
+    """The image size in pixels at which a checkpoint is scored. Raises CheckpointError."""
     saved = checked_config(saved, source)
     size = saved.get("evaluate", {}).get("image_size") or saved.get("train", {}).get("image_size")
     if type(size) is not int or not 0 < size < 2**16:
@@ -90,9 +81,9 @@ def trained_size(saved: dict[str, Any], source: str) -> int:
 
 
 def complete_conversion(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
-    """The options of convert_weights with the network of ``ckpt``, which ``model`` must not name.
+    """The options of convert_weights; with ``ckpt`` its network, and then ``model`` is refused.
 
-    ``model.weights``, the name in other programs, means ``weights``.
+    ``model.weights``, as other programs call it, means ``weights``.
     """
     options = with_full_names(options)
     if options["weights"] is None and options["ckpt"] is None and options["model"]["weights"] is not None:
@@ -100,9 +91,7 @@ def complete_conversion(options: dict[str, Any], named: Sequence[str]) -> dict[s
     if options["ckpt"] is not None and options["weights"] is None:
         if any(key.split(".")[0] == "model" for key in named):
             raise ConfigError("model says nothing about ckpt=, which holds its own network. fix: leave model out")
-        saved = config_of_checkpoint(options["ckpt"])
-        ask_for_plugins(saved, f"ckpt={options['ckpt']}", named)
-        return {**options, "model": saved.get("model", {})}
+        return {**options, "model": config_of_checkpoint(options["ckpt"], named).get("model", {})}
     if options["weights"] is not None and "cfg" not in options["model"]:
         raise ConfigError(f"weights={options['weights']} needs its network. fix: model=yolov3-spp or model.cfg=<file>")
     return {**options, "model": {"cfg": "", **options["model"]}}
@@ -111,8 +100,8 @@ def complete_conversion(options: dict[str, Any], named: Sequence[str]) -> dict[s
 def with_full_names(options: dict[str, Any], once: bool = True) -> dict[str, Any]:
     """``options`` with runs in place of their short names in ``ckpt`` and ``model.weights``.
 
-    Raises CheckpointError if there is no such run, and ConfigError for a short name in
-    ``model.weights`` unless it is read only ``once``: later the training's own run is newer.
+    Raises CheckpointError if no such run exists, and ConfigError for a short name in
+    ``model.weights`` unless it is read only ``once``: later, the newest run is the training itself.
     """
     if options.get("ckpt") is not None:
         options = {**options, "ckpt": run_files.full_name(options["ckpt"])}
@@ -121,34 +110,34 @@ def with_full_names(options: dict[str, Any], once: bool = True) -> dict[str, Any
     if weights is None or weights in ALIASES or (run := run_files.full_name(weights)) == weights:
         return options
     if not once:
-        raise ConfigError(
-            f"model.weights={weights} may be another run when a training starts again. fix: model.weights={run}"
-        )
+        raise ConfigError(f"model.weights={weights} may be another run after a restart. fix: model.weights={run}")
     return {**options, "model": {**model, "weights": run}}
 
 
 def ask_for_plugins(saved: dict[str, Any], source: str, named: Sequence[str]) -> None:
-    """Raise ConfigError if the ``saved`` options have plugins and the command line names none."""
+    """Raise ConfigError if the ``saved`` options have plugins and the command line does not."""
     if saved.get("plugins") and "plugins" not in named:
         names = ",".join(os.path.basename(str(file)) for file in saved["plugins"])
         raise ConfigError(f"{source} needs plugins=[{names}]. fix: give their paths, or plugins=[] to do without")
 
 
-def config_of_checkpoint(path: str) -> dict[str, Any]:
-    """The options in a checkpoint file or run folder. Raises CheckpointError for a wrong path."""
-    if Path(path).suffix in (".weights", ".cfg"):
-        raise CheckpointError(
-            f"{path} is not a checkpoint: ckpt takes run folders and their .pt files, Darknet's are two files. "
-            f"fix: {darknet_options(path)} instead of ckpt="
-        )
-    run_files.find_checkpoint(Path(path), "best")  # before torch is imported
-    from train_utils.checkpoint import peek_config
+def config_of_checkpoint(path: str, named: Sequence[str]) -> dict[str, Any]:
+    """The options in a checkpoint file or run folder.
 
-    return checked_config(peek_config(Path(path)), path)
+    Raises CheckpointError for any other path, and ConfigError if it needs plugins.
+    """
+    if Path(path).suffix in (".weights", ".cfg"):
+        fix = f"fix: {darknet_options(path)} instead of ckpt="
+        raise CheckpointError(f"{path} is not a checkpoint: ckpt takes run folders and their .pt files. {fix}")
+    run_files.find_checkpoint(Path(path), "best")  # a wrong path costs no import of torch
+    peek_config = pkgutil.resolve_name("train_utils.checkpoint:peek_config")  # by name: conf imports no train_utils
+    saved = checked_config(peek_config(Path(path)), path)
+    ask_for_plugins(saved, f"ckpt={path}", named)
+    return saved
 
 
 def checked_config(saved: dict[str, Any], source: str) -> dict[str, Any]:
-    """The options ``saved`` in the file ``source``, which refer to nothing, in sections.
+    """Return the options ``saved`` in the file ``source`` if they are plain values in sections.
 
     Raises ConfigError or CheckpointError.
     """
@@ -161,9 +150,9 @@ def checked_config(saved: dict[str, Any], source: str) -> dict[str, Any]:
 
 
 def complete_training(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
-    """The options of train.py: with ``resume`` those of that run.
+    """The options of train.py; with ``resume`` those of that run.
 
-    Folders and files become absolute, so that the saved options hold in another working folder.
+    Paths become absolute, so that the saved options hold in another working folder.
     """
     in_sweep = HydraConfig.initialized() and HydraConfig.get().mode is RunMode.MULTIRUN
     options = with_full_names(options, once=launch.job_folder_name() is None and not in_sweep)
@@ -177,12 +166,12 @@ def complete_training(options: dict[str, Any], named: Sequence[str]) -> dict[str
 
 
 def continue_run(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
-    """``options``, or with ``resume`` those of that run, except what the command line names.
+    """``options``, or with ``resume`` those of that run with what the command line names.
 
-    ``resume=auto`` means the folder ``run_dir``, or that of this SLURM job or torchrun run with
-    these options, or the newest run of this name. If there is none, a new run starts. Raises
-    ConfigError if the folder holds no run, or one with a checkpoint would change options that are
-    not of MAY_CHANGE.
+    ``resume=auto`` means the folder ``run_dir``, else that of this SLURM job or torchrun run with
+    these options, else the newest run of this name; without any, a new run starts. Raises
+    ConfigError if the folder is not a run, or if a run with a checkpoint would change options
+    outside MAY_CHANGE.
     """
     options = _with_restarts(options, named)
     if options.get("resume") == "auto":
@@ -204,17 +193,14 @@ def continue_run(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any
     before = read_config(folder)
     ask_for_plugins(before, f"resume={folder}", named)
     now, wanted = OmegaConf.create(before), OmegaConf.create(options)
-    # An experiment sets options of all sections.
-    for key in options if "experiment" in named else named:
-        # A group replaces its section: another choice may have other keys.
+    for key in options if "experiment" in named else named:  # an experiment sets options of all sections
+        # A group replaces its section, since another choice may have other keys.
         OmegaConf.update(now, key, OmegaConf.select(wanted, key), merge=False, force_add=True)
     now.run_dir, now.resume = None, str(folder)
     changed = changed_values(before, plain(now)) if run_files.has_checkpoint(folder) else {}
     if refused := [f"{key}: {change}" for key, change in changed.items() if not is_covered(key, MAY_CHANGE)]:
-        raise ConfigError(
-            f"resume={folder}: the training would change ({'; '.join(refused)}). fix: leave these options as they "
-            f"were, or start a new run with model.weights={folder}"
-        )
+        fix = f"fix: leave these options as they were, or start a new run with model.weights={folder}"
+        raise ConfigError(f"resume={folder}: the training would change ({'; '.join(refused)}). {fix}")
     return plain(now)
 
 
@@ -231,7 +217,7 @@ def resumed_options(config: TrainConfig, saved: Mapping[str, Any]) -> TrainConfi
 
 
 def read_config(folder: Path, key: str = "resume=") -> dict[str, Any]:
-    """The options in a run folder's config.yaml. ConfigError if there are none, after ``key``."""
+    """The options in a run folder's config.yaml. Raises ConfigError, which begins with ``key``."""
     path = folder / "config.yaml"
     try:
         saved = layouts.load_yaml(path)
@@ -239,37 +225,35 @@ def read_config(folder: Path, key: str = "resume=") -> dict[str, Any]:
         problem = str(error).partition(". fix: ")[0]
         raise ConfigError(f"{key}{folder}: {problem}. fix: the folder of a run or its last.pt, or auto") from error
     if "train" not in checked_config(saved, str(path)) or "name" not in saved.get("data", {}):
-        raise ConfigError(f"{path} is cut. fix: a copy of it, or a new run")
+        raise ConfigError(f"{path} is incomplete. fix: a copy of it, or a new run")
     return saved
 
 
 def _with_restarts(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
     """Add ``resume=auto`` if SLURM requeued the job or torchrun may restart the run.
 
-    What the user says about ``resume`` wins. Torchrun's count of restarts is not used: on nodes
-    without the failure it may still be 0. The run's id names its folder, so no other run can be
+    What the user says about ``resume`` wins. Torchrun's count of restarts is useless here: it may
+    still be 0 on nodes that did not fail. The run's id names its folder, so no other run can be
     resumed. Raises ConfigError if torchrun has no id.
     """
     restarts = launch.allowed_restarts()
     if "resume" in named or options.get("resume") is not None or (restarts == 0 and launch.requeues() == 0):
         return options
     if options.get("run_dir") is None and launch.job_folder_name() is None:
-        raise ConfigError(
-            f"torchrun may restart this training {restarts} times and would not find its folder again. "
-            "fix: torchrun --rdzv-id=<a name for this run>, run_dir=<folder>, or --max-restarts=0"
-        )
+        fix = "fix: torchrun --rdzv-id=<a name for this run>, run_dir=<folder>, or --max-restarts=0"
+        raise ConfigError(f"torchrun may restart this training {restarts} times and not find its folder again. {fix}")
     return options | {"resume": "auto"}
 
 
 def weights_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where published weights are kept: YOLO_HOME, or a folder in the user's cache."""
+    """Where published weights are stored: YOLO_HOME, or a folder in the user's cache."""
     if home := environment.get("YOLO_HOME"):
         return Path(home).expanduser()
     return Path(environment.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "hydra-yolov3-spp"
 
 
 def fetch_weights(entry: Published) -> Path:
-    """The file of published weights, fetched unless it is there, and verified in any case.
+    """The verified file of published weights, downloaded unless it is there.
 
     Raises the DataError of ``download``, which says where to put the file by hand.
     """

@@ -1,9 +1,7 @@
-"""What ``--help`` and ``--version`` print, and the page of all options. None imports torch.
+"""What ``--help`` and ``--version`` print, and the page of all options. Imports no torch.
 
-    python -m conf.help > docs/train/options.md
-
-The meaning of an option is the comment beside its field in the dataclass, its value what the rest
-of the command line gives.
+The meaning of an option is the comment beside its field in the dataclass, and its value follows
+from the rest of the command line.
 """
 
 import ast
@@ -22,8 +20,8 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 from conf import REPOSITORY, compose, suggestions
 from conf.schema import CHOICES
 
-KINDS = {str: "text", int: "integer", float: "number", bool: "true or false", Any: "any", type(None): "null"}
-PACKAGES = ("torch", "torchvision", "hydra-core", "numpy", "opencv-python-headless", "hotcoco")
+WORDS_OF_TYPES = {str: "text", int: "integer", float: "number", bool: "true or false", Any: "any", type(None): "null"}
+PACKAGES = ("torch", "torchvision", "hydra-core", "numpy", "opencv-python-headless", "pycocotools")
 
 PAGE_HEAD = """# Options
 
@@ -34,7 +32,7 @@ must give the value, or that it comes from the checkpoint.
 
 
 class Option(NamedTuple):
-    """One key as typed on the command line."""
+    """An option as the command line has it."""
 
     key: str
     kind: str  # its type in words, or its possible values
@@ -45,7 +43,7 @@ class Option(NamedTuple):
 def help_page(name: str, command: str, schema: type, arguments: Sequence[str]) -> str:
     """The docstring of a program, its groups, and its options with the values of ``arguments``.
 
-    ``name`` is that of the YAML file in conf/, ``command`` as in ``Program.command``.
+    ``name`` is the key in PROGRAMS, ``command`` as in ``Program.command``.
     """
     width = min(max(shutil.get_terminal_size().columns, 60), 120)
 
@@ -66,7 +64,7 @@ def help_page(name: str, command: str, schema: type, arguments: Sequence[str]) -
 
 
 def options_page(programs: Mapping[str, Any]) -> str:
-    """All options of PROGRAMS as Markdown: each section stands at the first program that has it."""
+    """All options of PROGRAMS as Markdown; a section stands with the first program that has it."""
     parts, described = [PAGE_HEAD], set[type]()
     for name, program in programs.items():
         for section, options in sections(program.schema, compose.defaults(name, program.schema)):
@@ -84,37 +82,33 @@ def options_page(programs: Mapping[str, Any]) -> str:
 
 
 def version_page() -> str:
-    """The versions of this project, its libraries and Python, and the commit where there is one."""
+    """The versions of this project, its libraries and Python, and the commit if there is one."""
     lines = [own_version(), *(f"{package} {version(package)}" for package in PACKAGES)]
     lines.append(f"Python {platform.python_version()}")
-    here = ["git", "-C", str(REPOSITORY), "--git-dir=.git"]  # not a repository around an unpacked archive
+    here = ["git", "-C", str(REPOSITORY), "--git-dir=.git"]  # not that of a folder around an unpacked archive
     command = [*here, "describe", "--always", "--dirty=, with changes", "--exclude=*"]
-    with suppress(OSError, subprocess.SubprocessError):  # no git, no repository, or a disk that does not answer
+    with suppress(OSError, subprocess.SubprocessError):  # without git, without a repository, or with a slow disk
         commit = subprocess.run(command, check=True, capture_output=True, text=True, timeout=10).stdout.strip()
         lines.append(f"commit {commit}")
     return "\n".join(lines)
 
 
 def own_version() -> str:
-    """Name and version of this project, which is used from a clone and not installed."""
+    """The name and version of this project, which nobody installs as a package."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return f"{project['name']} {project['version']}"
 
 
 def sections(schema: type, values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[type, list[Option]]]:
-    """Each section with its options; of a section with choices, those of the chosen."""
+    """Each section with its options; a section with choices is the chosen one."""
     kinds, meanings = get_type_hints(schema), meanings_of(schema)
     parts = {name: suggestions.section_of(kind) for name, kind in kinds.items()}
-    yield (
-        schema,
-        [
-            Option(
-                f"{prefix}{name}", kind_in_words(kinds[name]), shown(values.get(name, "???")), meanings.get(name, "")
-            )
-            for name, part in parts.items()
-            if part is None
-        ],
-    )
+    options = [
+        Option(f"{prefix}{name}", kind_in_words(kinds[name]), as_typed(values.get(name, "???")), meanings.get(name, ""))
+        for name, part in parts.items()
+        if part is None
+    ]
+    yield schema, options
     for name, part in parts.items():
         if part is not None:
             there = values.get(name)
@@ -124,7 +118,7 @@ def sections(schema: type, values: Mapping[str, Any], prefix: str = "") -> Itera
 
 
 def meanings_of(schema: type) -> dict[str, str]:
-    """The comment beside each field, with the comment lines that continue it."""
+    """The comment beside each field, with the comment lines below that continue it."""
     comments: dict[str, str] = {}
     for part in reversed(schema.__mro__[:-1]):
         field = ""
@@ -145,19 +139,13 @@ def kind_in_words(kind: Any) -> str:
         return f"{'list of ' if len(parts) == 1 else ''}{' or '.join(map(kind_in_words, parts))}"
     if members := getattr(kind, "__members__", None):
         return ", ".join(members)
-    return KINDS.get(kind) or str(kind.__name__)
+    return WORDS_OF_TYPES.get(kind) or str(kind.__name__)
 
 
-def shown(value: Any) -> str:
-    """A value as a user types it; ``-`` for a missing one."""
+def as_typed(value: Any) -> str:
+    """A value as a user types it; ``-`` if it is missing."""
     if isinstance(value, bool):
         return str(value).lower()
     if value is None:
         return "null"
     return "-" if value == "???" else str(value)
-
-
-if __name__ == "__main__":
-    from conf.run import PROGRAMS  # which imports this file
-
-    print(options_page(PROGRAMS), end="")

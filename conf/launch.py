@@ -1,40 +1,49 @@
 """How this process was started: its place among the ranks, its job, and how it ends.
 
-Three launchers are known: torch's, SLURM's ``srun`` with one task per process, and none. Only this
-file reads the environment; tests pass dictionaries. It imports no torch.
+The launcher is torch's, SLURM's ``srun`` with one task per process, or none. Only this file reads
+the environment; tests pass dictionaries. Imports no torch.
 """
 
+import atexit
+import ctypes
+import fcntl
 import os
 import re
 import shutil
+import signal
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from conf.errors import DistributedError, first_line
 
-LAUNCHER_SECONDS = 4.0  # in which a launcher ends this rank, after another one ended and said why
+PR_SET_PDEATHSIG = 1  # of prctl(2)
+SHELL_STEPS = 0xFFFFFFF0  # step ids from here are of shells: salloc's interactive step, sbatch's script
+LAUNCHER_SECONDS = 4.0  # within which the launcher ends this rank, once another one has failed and said why
 
 
 class Launch(NamedTuple):
-    """The place of this process among those that its launcher started."""
+    """The place of this process among those that the launcher started."""
 
     launcher: str  # "torchrun", "srun" or "none"
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0  # on its node
     url: str = "env://"  # where the ranks meet
-    attempt: int = 0  # of torchrun's: each finds the store of the one before, with its keys
-    store: tuple[str, int] | None = None  # host and port; None where this process opens it
+    attempt: int = 0  # by torchrun: each finds the store of the last one, with its keys
+    store: tuple[str, int] | None = None  # host and port; None if this process opens it
 
 
 def read_launch(environment: Mapping[str, str] = os.environ) -> Launch:
     """Read the launch; torch's variables win, since torchrun may run under srun.
 
-    Raises DistributedError if variables are missing, or if a SLURM job of several tasks runs this
-    process without srun: it would silently train alone.
+    Raises DistributedError if variables are missing, or if this process belongs to a SLURM job of
+    several tasks but srun did not start it: it would silently train alone.
     """
     try:
         if "RANK" in environment:
@@ -43,7 +52,7 @@ def read_launch(environment: Mapping[str, str] = os.environ) -> Launch:
             opens = rank == 0 and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
             store = None if opens else (environment["MASTER_ADDR"], int(environment["MASTER_PORT"]))
             return Launch("torchrun", rank, size, local_rank, attempt=attempt, store=store)
-        if "SLURM_STEP_ID" in environment:  # the shell of an sbatch script has none
+        if int(environment.get("SLURM_STEP_ID", SHELL_STEPS)) < SHELL_STEPS:
             # Every rank derives the same port; steps of one job, and jobs, may share a node.
             port = 20000 + (int(environment["SLURM_JOB_ID"]) + 1009 * int(environment["SLURM_STEP_ID"])) % 10000
             # The first host: gpu08 of gpu[08-11,20],cpu1.
@@ -53,10 +62,8 @@ def read_launch(environment: Mapping[str, str] = os.environ) -> Launch:
             rank, size, local_rank = (int(environment[name]) for name in names)
             return Launch("srun", rank, size, local_rank, f"tcp://{host}:{port}", store=(host, port) if rank else None)
     except (KeyError, ValueError) as error:
-        raise DistributedError(
-            f"the launcher's environment variables are incomplete or no numbers ({error}). fix: start with torchrun "
-            "or srun; for one process unset RANK"
-        ) from error
+        fix = "fix: start with torchrun or srun; for one process unset RANK"
+        raise DistributedError(f"the launcher's variables are missing or not numbers ({error}). {fix}") from error
     if "SLURM_JOB_ID" in environment and environment.get("SLURM_NTASKS", "1") not in ("", "1"):
         raise DistributedError(
             f"this SLURM job has SLURM_NTASKS={environment['SLURM_NTASKS']}, but this process was not started by srun "
@@ -68,7 +75,7 @@ def read_launch(environment: Mapping[str, str] = os.environ) -> Launch:
 def job_folder_name(environment: Mapping[str, str] = os.environ) -> str | None:
     """A run folder name that survives restarts: ``slurm-<job>`` or ``torchrun-<run id>``.
 
-    The latter needs a torchrun that may restart and has an id (``--rdzv-id``).
+    The latter needs a torchrun that may restart the run and knows its id (``--rdzv-id``).
     """
     if "SLURM_ARRAY_JOB_ID" in environment:
         return f"slurm-{environment['SLURM_ARRAY_JOB_ID']}_{environment['SLURM_ARRAY_TASK_ID']}"
@@ -91,7 +98,7 @@ def allowed_restarts(environment: Mapping[str, str] = os.environ) -> int:
 
 
 def requeue_file(environment: Mapping[str, str] = os.environ) -> Path | None:
-    """The file that asks the job script for a requeue; None if no script offers it."""
+    """The file that asks the job script for a requeue; None if the script does not offer it."""
     return Path(environment["REQUEUE_FILE"]) if environment.get("REQUEUE_FILE") else None
 
 
@@ -107,33 +114,72 @@ def chose_allocator(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def compiler(environment: Mapping[str, str] = os.environ) -> str | None:
-    """The path of the C++ compiler that torch.compile would use on Linux; None if there is none."""
+    """The path of the C++ compiler that torch.compile uses on Linux; None if it is missing."""
     return shutil.which(environment.get("CXX", "g++"))
 
 
 def fix_cublas_workspace() -> None:
-    """Fix the size of cuBLAS's workspace for reproducible sums; call before CUDA is used."""
+    """Fix the size of cuBLAS's workspace for reproducible sums; call this before CUDA is used."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
-def claim_report() -> bool:
-    """Whether this rank prints the error that ends it: the first to ask, or one rank on each node.
+def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether a launcher, or somebody who sets its variables, started this process."""
+    return not {"RANK", "SLURM_STEP_ID"}.isdisjoint(environment)
 
-    The latter is for errors before there is a process group, as refused options. The other ranks
-    wait here: their launcher ends all once one has ended, and the one that prints comes first.
-    Without a launcher each prints such an error, as it may be the only one.
+
+def end_with_torchrun() -> None:
+    """Let Linux send TERM to this rank once its torchrun is gone: nobody else would end it."""
+    if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def claim_error() -> bool:
+    """Whether this rank prints the error that ends it: the first of its group to ask.
+
+    Before there is a group, as for refused options, it is the first of its node. The other ranks
+    wait here, because the launcher ends all ranks once one has ended, and the one that prints must
+    be first. Without a launcher a process prints its error.
     """
-    rank = os.environ.get("LOCAL_RANK" if "TORCHELASTIC_RUN_ID" in os.environ else "SLURM_LOCALID", "0")
-    first, dist = "0", sys.modules.get("torch.distributed")
+    dist = sys.modules.get("torch.distributed")
     if dist is not None and dist.is_initialized():
-        rank = str(dist.get_rank())
-        try:
-            first = dist.group.WORLD.get_group_store().compare_set("reporter", "", rank).decode()
-        except RuntimeError:  # the store is lost: twice is better than never
-            first = rank
-    if first != rank:
+        is_first = _is_first_of_group(dist)
+    else:
+        is_first = not is_launched() or _is_first_of_node()
+    if not is_first:
         time.sleep(LAUNCHER_SECONDS)
-    return first == rank
+    return is_first
+
+
+def _is_first_of_group(dist: Any) -> bool:
+    """Also True if the store does not answer in time: better twice than never."""
+    rank = str(dist.get_rank())
+    answers = [rank]
+
+    def ask() -> None:
+        with suppress(RuntimeError):
+            answers.append(dist.group.WORLD.get_group_store().compare_set("reporter", "", rank).decode())
+
+    thread = threading.Thread(target=ask, daemon=True)  # the process of the store may be frozen
+    thread.start()
+    thread.join(LAUNCHER_SECONDS)
+    return answers[-1] == rank
+
+
+def _is_first_of_node() -> bool:
+    """Whether this rank locks a file in the name of its launcher, until a second after its end."""
+    path = Path(tempfile.gettempdir(), f"hydra-yolov3-spp-{os.getuid()}-{os.getppid()}.lock")
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    except OSError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    atexit.register(path.unlink, missing_ok=True)
+    atexit.register(time.sleep, 1.0)  # before that: ranks that fail alike do so within about a second
+    return True
 
 
 def is_lost_peer(error: BaseException | None) -> bool:
@@ -147,15 +193,13 @@ def is_lost_peer(error: BaseException | None) -> bool:
 def explain_lost_peer(error: BaseException) -> BaseException:
     """A DistributedError for what torch raises if another rank ended or hangs; else ``error``.
 
-    It waits first: a rank that failed said why, and its launcher ends the others.
+    It waits first: if the other rank failed and said why, the launcher ends this one.
     """
     if not is_lost_peer(error):
         return error
     time.sleep(LAUNCHER_SECONDS)
-    return DistributedError(
-        f"lost another rank ({first_line(error)}). fix: look for the first error in the output of all ranks; "
-        "resume=<the run folder> continues from the last checkpoint"
-    )
+    fix = "fix: look for the first error of all ranks; resume=<the run folder> continues from the last checkpoint"
+    return DistributedError(f"lost another rank ({first_line(error)}). {fix}")
 
 
 def shutdown() -> None:

@@ -1,26 +1,25 @@
-"""Options of runs side by side, which of them a resume may change, and how a shell reads them."""
+"""Compare two configurations, list what a resume may change, quote options for a shell."""
 
 import re
 import shlex
 from collections.abc import Mapping
 from typing import Any
 
-# Options, or whole sections, of the machine: a job may be requeued with others, and finds its run.
+# Options, or sections, of the machine: a requeued job with others still finds its run.
 OF_THE_MACHINE = (
     "debug", "devices", "data.root", "data.index_dir", "data.workers", "data.cache", "logger", "train.device",
     "train.timeout_seconds",
 )  # fmt: skip
-# What a resumed run may have otherwise than its checkpoint says.
+# Options, or sections, in which a resumed run may differ from its checkpoint.
 MAY_CHANGE = (
     *OF_THE_MACHINE, "run_dir", "resume", "plugins", "train.epochs", "data.train", "data.val", "evaluate.batch_size",
-    "evaluate.every", "train.save_every_steps", "train.save_every_minutes",
-    "train.max_nonfinite_steps", "train.patience",
+    "evaluate.every", "evaluate.scorer", "train.save_every_steps", "train.save_every_minutes", "train.patience",
 )  # fmt: skip
-OF_THE_RESUME = ("run_dir", "resume")  # never listed as changed: every resume changes them
+OF_THE_RESUME = ("run_dir", "resume")  # changed by every resume, so never listed as changed
 
 
 def changed_values(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
-    """Differences of two configurations by full key, as ``old -> new``, except OF_THE_RESUME."""
+    """The differences of two configurations by full key, as ``old -> new``; not OF_THE_RESUME."""
     old, new = flat(before), flat(now)
     return {
         key: f"{old.get(key)} -> {new.get(key)}"
@@ -30,7 +29,7 @@ def changed_values(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[st
 
 
 def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested dictionaries, joining keys with dots."""
+    """Nested dictionaries as one, with dots between the keys."""
     table: dict[str, Any] = {}
     for key, value in nested.items():
         table |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
@@ -38,19 +37,19 @@ def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def is_covered(key: str, options: tuple[str, ...]) -> bool:
-    """Whether ``options`` name ``key`` or a section that contains it."""
+    """Whether ``options`` contain ``key`` or a section around it."""
     return f"{key}.".startswith(tuple(f"{option}." for option in options))
 
 
-PLAIN = re.compile(r"[\w./+@%:*?-][\w./+@%:*? -]*(?<! )", re.ASCII)  # Hydra reads it as text without quotes
+UNQUOTED = re.compile(r"[\w./+@%:*?-][\w./+@%:*? -]*(?<! )", re.ASCII)  # what Hydra reads as a text
 
 
 def option(key: str, value: object) -> str:
-    """``key=value``, quoted for Hydra and a POSIX shell where needed, e.g. a path with spaces."""
+    """``key=value``, quoted for Hydra and a POSIX shell where needed, as for a path with spaces."""
     text = str(value)
-    return shlex.quote(f"{key}={text if PLAIN.fullmatch(text) else quoted(text)}")
+    return shlex.quote(f"{key}={text if UNQUOTED.fullmatch(text) else quoted(text)}")
 
 
 def quoted(text: str) -> str:
-    """A text that Hydra reads as such, also ``null`` and ``1``."""
+    """A text that Hydra reads as text, even ``null`` and ``1``."""
     return '"' + re.sub(r'(\\*)("|$)', lambda match: match[1] * 2 + ('\\"' if match[2] else ""), text) + '"'

@@ -1,8 +1,8 @@
 """The programs: what each reads, and how a command line or a list in Python becomes a call.
 
-``run`` composes and checks the options first and imports the program only then, so ``--help``, tab
-completion and a refused option need no torch. Every user error leaves as one sentence on one rank
-with exit code 2; anything else is a bug and keeps its traceback.
+``run`` checks the options first and imports the program only then: ``--help``, tab completion and a
+refused option need no torch. A user's error ends in one sentence, on one rank, with exit code 2;
+any other error is a bug and keeps its traceback.
 """
 
 import errno
@@ -13,37 +13,38 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import is_dataclass
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import hydra
 
 from conf import CONF_DIR, REPOSITORY, ConfigError, compose, errors, from_checkpoint, help, launch, schema, suggestions
+from conf.compose import Config
 from conf.options import quoted
 from data.errors import DataError, without_login
 from models.errors import ModelError
 
-Config = TypeVar("Config")
 Result = TypeVar("Result")
 
 USER_ERRORS = ConfigError, DataError, ModelError, errors.CheckpointError, errors.DistributedError, errors.TrainError
-# Another OSError is a bug until some check names it.
+# Places that cannot be used. Any other OSError is a bug until a check names it.
 UNUSABLE = (
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG, errno.ELOOP, errno.EISDIR,
 )  # fmt: skip
 BUG_EXIT_CODE, USAGE_EXIT_CODE = 1, 2
-LONGEST = 2000  # characters of a sentence, which may quote a file of any length
+LONGEST_SENTENCE = 2000  # characters; it may quote a file of any length
 
 
-class Program(NamedTuple):
-    """A program by its options and by the function that gets them."""
+@dataclass(frozen=True)
+class Program:
+    """A program: its options, and the function that takes them."""
 
     schema: type
     function: str  # "module:function", imported once the options are right
-    complete: compose.Complete | None = None  # adds values of a checkpoint or an earlier run
-    splits: tuple[str, ...] = ()  # of the data that it reads
-    bare: str = ""  # the option that a bare word gives; with "..." the list of all of them
+    fill_in: compose.Complete | None = None  # adds values of a checkpoint or an earlier run
+    splits: tuple[str, ...] = ()  # of the data set that it reads
+    bare: str = ""  # the option that a bare word sets; with "..." all of them, as a list
 
     @property
     def command(self) -> str:
@@ -51,8 +52,19 @@ class Program(NamedTuple):
         module = self.function.partition(":")[0]
         return module if "." in module else f"{module}.py"
 
+    def complete(self, options: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
+        """Import the plugins that the composed ``options`` name, then fill in the options."""
+        plugins = options.get("plugins", [])
+        if plugins or "plugins" in sys.modules:  # otherwise there is nothing to do, and this imports torch
+            pkgutil.resolve_name("plugins:import_plugins")(plugins)
+        if self.fill_in is not None:
+            options = self.fill_in(options, named)
+        if "plugins" in options:  # only the name is kept: no file may have another file imported
+            options = {**options, "plugins": [Path(file).name for file in plugins]}
+        return options
 
-PROGRAMS = {  # by the name of their YAML file in conf/
+
+PROGRAMS = {  # the key is the name of the YAML file in conf/
     "train": Program(schema.TrainConfig, "train:train", from_checkpoint.complete_training, ("train", "val")),
     "eval": Program(schema.EvalConfig, "eval:evaluate", from_checkpoint.complete_from_checkpoint, ("val",)),
     "predict": Program(schema.PredictConfig, "predict:predict", from_checkpoint.model_or_checkpoint),
@@ -71,9 +83,10 @@ PROGRAMS = {  # by the name of their YAML file in conf/
 def run(name: str) -> int:
     """Run the program ``name`` of PROGRAMS with the options of the command line.
 
-    Returns 0 after success. Otherwise exits: with code 2 after a user error, 1 after a bug.
+    Returns 0. After an error it exits, with code 2 for a user's error and 1 for a bug.
     """
-    print_any_name()
+    escape_output()
+    launch.end_with_torchrun()
     program = PROGRAMS[name]
     try:
         arguments = prepare_arguments(sys.argv[1:], program)
@@ -91,34 +104,34 @@ def run(name: str) -> int:
                 become_torchrun(count)
             pkgutil.resolve_name(program.function)(config)
     except (Exception, KeyboardInterrupt) as error:
-        sys.exit(report(error, program.schema))
+        sys.exit(print_error(error, program.schema))
     launch.shutdown()
     return 0
 
 
-def print_any_name() -> None:
-    """Escape names of files and classes that are no Unicode, or not in the terminal's encoding."""
+def escape_output() -> None:
+    """Escape characters that stdout cannot encode, as in some names of files and classes."""
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def run_by_hydra(name: str, program: Program, arguments: list[str]) -> None:
-    """Let Hydra answer its own flags: ``--cfg job``, ``-m`` for several jobs, tab completion."""
-    reported: list[tuple[Exception, int]] = []  # with exit codes
+    """Let Hydra handle its own flags: ``--cfg job``, ``-m`` for several jobs, tab completion."""
+    printed: list[tuple[Exception, int]] = []  # errors with their exit codes
 
     @hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name=name)
     def job(cfg: Any) -> None:
         try:
             config: Any = compose.to_plain(cfg, program.schema, program.complete, compose.keys_of(arguments))
             if ranks_to_start(config) > 1:
-                raise ConfigError(f"devices={config.devices} is for one setting. fix: start each without -m")
+                raise ConfigError(f"devices={config.devices} cannot go with -m. fix: start each setting by itself")
             pkgutil.resolve_name(program.function)(config)
         except Exception as error:
-            reported.append((error, report(error, program.schema)))
-            raise  # Hydra goes on with the other jobs, then raises the first of these errors again
+            printed.append((error, print_error(error, program.schema)))
+            raise  # Hydra runs the other jobs, then raises the first of these errors again
 
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # let exceptions out of Hydra
-    # Processes of launchers import this clone's modules by name.
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # so that exceptions leave Hydra
+    # Processes that Hydra's launchers start import this clone's modules by name.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(REPOSITORY)]))
     if {"-m", "--multirun"} & set(arguments):
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: it ends all jobs
@@ -128,25 +141,25 @@ def run_by_hydra(name: str, program: Program, arguments: list[str]) -> None:
     try:
         job()
     except Exception as error:
-        if codes := [code for earlier, code in reported if earlier is error]:
+        if codes := [code for earlier, code in printed if earlier is error]:
             sys.exit(codes[0])
         raise
 
 
 def find_data(config: Any, splits: Sequence[str]) -> None:
-    """Raise DataError for data that are not there, before torch is imported.
+    """Raise DataError for missing data before torch is imported.
 
-    Ranks of a launcher look when they can tell the others that they fail.
+    Ranks of a launcher look later, when they can tell the others that they fail.
     """
     if launch.read_launch().launcher == "none":
-        for split in splits if splits and config.data.format != "shapes" else ():  # those are drawn on first use
+        for split in splits if splits and config.data.format != "shapes" else ():  # shapes are drawn on first use
             config.data.places(split, Path(config.data.root).absolute())
 
 
 def ranks_to_start(config: Any) -> int:
-    """The number of processes that ``devices`` asks for; 1 for this one, or if a launcher chose.
+    """The number of processes that ``devices`` asks for; 1 if a launcher has started them.
 
-    Raises ConfigError for more than there are GPUs, if any.
+    Raises ConfigError for more processes than GPUs, on a machine with GPUs.
     """
     devices = getattr(config, "devices", None)
     if devices in (None, 1) or launch.read_launch().launcher != "none":
@@ -157,15 +170,13 @@ def ranks_to_start(config: Any) -> int:
     gpus = torch.cuda.device_count() if device.value != "cpu" else 0
     count = max(1, gpus) if devices == "auto" else int(devices)
     if 0 < gpus < count:
-        raise ConfigError(
-            f"devices={count} needs {count} GPUs, and torch finds {gpus} here. fix: devices=auto for all, "
-            "or train.device=cpu (eval.py: device=cpu)"
-        )
+        fix = "fix: devices=auto for all of them, or train.device=cpu (eval.py: device=cpu)"
+        raise ConfigError(f"devices={count} needs {count} GPUs, and torch finds {gpus} here. {fix}")
     return count
 
 
 def become_torchrun(count: int) -> None:
-    """Replace this process by a torchrun that starts the same command ``count`` times."""
+    """Replace this process by torchrun, which starts the same command ``count`` times."""
     from data.io import usable_cores  # imports numpy
 
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(usable_cores()) // count)))
@@ -176,11 +187,10 @@ def become_torchrun(count: int) -> None:
 def prepare_arguments(arguments: list[str], program: Program) -> list[str]:
     """The arguments as Hydra composes them.
 
-    ``--config-dir <folder>``, bare words and what follows ``--`` become options; those that
-    launchers add are left out. Raises ConfigError for the spelling of other programs and for a
-    multirun of several ranks.
+    ``--config-dir <folder>``, bare words and what follows ``--`` become options; what launchers add
+    is dropped. Raises ConfigError for options of other programs and a multirun of several ranks.
     """
-    # torch.distributed.launch adds the local rank, which the environment has, too.
+    # torch.distributed.launch adds the local rank, which is in the environment as well.
     arguments = [word for word in arguments if not word.startswith(("--local-rank=", "--local_rank="))]
     if "--" in arguments:
         at = arguments.index("--")
@@ -190,9 +200,7 @@ def prepare_arguments(arguments: list[str], program: Program) -> list[str]:
         folder = Path(arguments[at + 1]).expanduser().absolute()
         arguments = [*arguments[:at], override("hydra.searchpath", [f"file://{folder}"]), *arguments[at + 2 :]]
     if {"-m", "--multirun"} & set(arguments) and launch.read_launch().world_size > 1:
-        raise ConfigError(
-            "-m (multirun) cannot run under a launcher of several processes. fix: start each setting by itself"
-        )
+        raise ConfigError("-m cannot run under a launcher of several processes. fix: start each setting by itself")
     if sentence := suggestions.refusal(arguments, program.schema, bool(program.bare)):
         raise ConfigError(sentence)
     if not program.bare or any(word.startswith("-") for word in arguments):
@@ -205,46 +213,45 @@ def prepare_arguments(arguments: list[str], program: Program) -> list[str]:
     return options
 
 
-def report(error: BaseException, schema: type) -> int:
-    """Print a sentence, or the traceback of a bug, on one rank only; return the exit code.
+def print_error(error: BaseException, schema: type) -> int:
+    """Print a user's error as a sentence, a bug as a traceback, on one rank; return the exit code.
 
-    With ``debug`` there is always a traceback. ``schema`` has the keys that the sentence may name.
+    ``debug`` always prints the traceback. ``schema`` has the keys that the sentence may propose.
     """
     if isinstance(error, KeyboardInterrupt):
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C ends it at once
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C ends the process at once
         sentence, code = "stopped by a signal", 128 + signal.SIGINT
     else:
         error = launch.explain_lost_peer(error)
         reason = in_one_sentence(error, schema)
         sentence, code = f"error: {reason}", USAGE_EXIT_CODE if reason is not None else BUG_EXIT_CODE
-    if launch.claim_report():
+    if launch.claim_error():
         if code == BUG_EXIT_CODE or "debug=true" in sys.argv:
             print(without_login("".join(traceback.format_exception(error))), file=sys.stderr)
         if code != BUG_EXIT_CODE:
-            shown = (
-                sentence if len(sentence) <= LONGEST else f"{sentence[: LONGEST // 2]} ... {sentence[-LONGEST // 2 :]}"
-            )
-            print(without_login(shown), file=sys.stderr, flush=True)
+            if len(sentence) > LONGEST_SENTENCE:
+                sentence = f"{sentence[: LONGEST_SENTENCE // 2]} ... {sentence[-LONGEST_SENTENCE // 2 :]}"
+            print(without_login(sentence), file=sys.stderr, flush=True)
     return code
 
 
 def in_one_sentence(error: BaseException, schema: type) -> str | None:
     """The sentence for a user's error; None for a bug."""
     if isinstance(error, USER_ERRORS):
-        # Without the traceback that torch adds to what a loader's process raised.
+        # torch puts the traceback of a loader's process before its message.
         return str(error).rpartition(f"{type(error).__name__}: ")[2].strip()
     if isinstance(error, suggestions.NOT_COMPOSED):
         return suggestions.explain(error, schema)
     if isinstance(error, OSError) and error.errno in UNUSABLE:
-        path = error.filename2 or error.filename or "a file"  # a write does not know its path
+        path = error.filename2 or error.filename or "a file"  # the error of a write has no path
         return f"{path} cannot be used ({error.strerror}). fix: name another place, or free space"
     return None
 
 
 class Outcome(dict[str, float]):
-    """The metrics of a training or an evaluation by name, such as ``AP``; none off rank 0.
+    """The metrics of a training or an evaluation by name, such as ``AP``; empty except on rank 0.
 
-    ``folder`` is where everything else was written; None if nothing was.
+    ``folder`` holds everything else; None if nothing was written.
     """
 
     def __init__(self, metrics: Mapping[str, float], folder: Path | None) -> None:
@@ -257,8 +264,8 @@ def callable_from_python(
 ) -> Callable[[Callable[[Config], Result]], Callable[[Config | Sequence[str]], Result]]:
     """Let the function of the program ``name`` also take a list of overrides.
 
-    They are as on the command line, such as ``["data=coco", "train.epochs=2"]``. At the end the
-    process leaves its process group.
+    They are as on the command line, such as ``["data=coco", "train.epochs=2"]``. Either way ranks
+    stay in their process group: several calls may follow, and ``run`` ends it.
     """
 
     def decorate(function: Callable[[Config], Result]) -> Callable[[Config | Sequence[str]], Result]:
@@ -266,11 +273,8 @@ def callable_from_python(
         def call(options: Config | Sequence[str]) -> Result:
             if is_dataclass(options):
                 return function(options)
-            print_any_name()
-            try:
-                return function(options_of(name, options))
-            finally:
-                launch.shutdown()
+            escape_output()
+            return function(options_of(name, options))
 
         return call
 
@@ -278,10 +282,9 @@ def callable_from_python(
 
 
 def options_of(name: str, overrides: Any) -> Any:
-    """The checked options of the program ``name`` with ``overrides``, as its dataclass.
+    """The checked options of the program ``name`` with a list of ``overrides``, as its dataclass.
 
-    Raises ConfigError if ``overrides`` is no list, holds flags, which only a command line takes, or
-    does not fit.
+    Raises ConfigError for overrides that do not fit, and for flags of the command line.
     """
     if isinstance(overrides, str):
         raise ConfigError(f"options are a list of key=value here, got {overrides!r}. fix: ['ckpt=best.pt']")
@@ -292,12 +295,12 @@ def options_of(name: str, overrides: Any) -> Any:
             raise ConfigError(f"{word} is for the command line. fix: options of the form key=value alone")
     config: Any = compose.compose(name, program.schema, arguments, program.complete)
     if ranks_to_start(config) > 1:
-        raise ConfigError("devices starts processes on a command line alone. fix: leave it out, or python train.py")
+        raise ConfigError("devices starts processes only on a command line. fix: leave it out, or python train.py")
     return config
 
 
 def override(key: str, value: Any) -> str:
-    """``key=value`` as Hydra reads it, for a text, a path, a number, None or a list of these."""
+    """``key=value`` for Hydra, of a text, a path, a number, a bool, None or a list of these."""
     return f"{key}={_typed(value)}"
 
 

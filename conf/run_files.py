@@ -1,4 +1,4 @@
-"""Where checkpoints are, and atomic writes of files; imports no torch."""
+"""Where runs and their checkpoints are, and files that are written atomically. Imports no torch."""
 
 import os
 import re
@@ -10,64 +10,62 @@ from typing import IO, Any
 from conf import launch
 from conf.errors import CheckpointError
 
-CHECKPOINTS = "checkpoints"  # folder in that of a run
-FIX = "fix: give a run folder or a .pt file of train.py"
+CHECKPOINTS = "checkpoints"  # a folder in the run folder
+NAME_A_RUN = "fix: give a run folder or a .pt file of train.py"
 
 
 def find_checkpoint(path: Path, which: str) -> Path:
     """The checkpoint file ``path``, or that of the run folder ``path``. Raises CheckpointError."""
     if path.suffix in (".onnx", ".pt2"):
-        raise CheckpointError(
-            f"{path} is not a checkpoint: ckpt takes run folders and their .pt files. "
-            "fix: ckpt=<the run folder or .pt file that it was exported from>"
-        )
+        fix = "fix: ckpt=<the run or .pt file that it was exported from>"
+        raise CheckpointError(f"{path} is not a checkpoint: ckpt takes run folders and their .pt files. {fix}")
     if path.is_file():
         return path
     if not path.is_dir():
-        raise CheckpointError(f"there is no checkpoint {path.absolute()}. {FIX}")
+        raise CheckpointError(f"there is no checkpoint {path.absolute()}. {NAME_A_RUN}")
     file = path / CHECKPOINTS / f"{which}.pt"
     if not file.is_file():
-        raise CheckpointError(f"the folder {path.absolute()} has no {CHECKPOINTS}/{which}.pt. {FIX}")
+        raise CheckpointError(f"the folder {path.absolute()} has no {CHECKPOINTS}/{which}.pt. {NAME_A_RUN}")
     return file
 
 
 def has_checkpoint(folder: Path) -> bool:
-    """Whether the run folder holds one: a run that ended before its first starts over."""
+    """Whether a run folder has a checkpoint; a run without one starts again from the beginning."""
     return any((folder / CHECKPOINTS).glob("*.pt"))
 
 
 def newest(runs: Iterable[Path]) -> Path | None:
-    """Of the folders of runs with a checkpoint the one whose options were written last."""
+    """The run with a checkpoint whose options were written last."""
     return max(filter(has_checkpoint, runs), key=lambda run: (run / "config.yaml").stat().st_mtime, default=None)
 
 
 def find_run(name: str, run_dir: str | None, is_same: Callable[[Path], bool]) -> Path | None:
-    """Find the folder that ``resume=auto`` means; None if there is no run.
+    """Find the folder that ``resume=auto`` means; None without any run.
 
-    It is ``run_dir`` if given. Under SLURM or torchrun it is the first folder of this job or run
+    That is ``run_dir`` if given. Under SLURM or torchrun it is the first folder of this job or run
     whose options ``is_same`` accepts, elsewhere the newest of ``runs/<name>`` with a checkpoint.
     """
     if run_dir is not None:
-        own = Path(run_dir).resolve()
-        return own if (own / "config.yaml").is_file() else None
+        folder = Path(run_dir).resolve()
+        return folder if (folder / "config.yaml").is_file() else None
     runs, job = [path.parent for path in Path("runs", name).resolve().glob("*/config.yaml")], launch.job_folder_name()
     if job is None:
         return newest(runs)
-    ours = [run for run in runs if re.fullmatch(rf"{re.escape(job)}(-\d+)?", run.name) and is_same(run)]
-    return min(ours, key=lambda run: (len(run.name), run.name), default=None)
+    of_job = [run for run in runs if re.fullmatch(rf"{re.escape(job)}(-\d+)?", run.name) and is_same(run)]
+    return min(of_job, key=lambda run: (len(run.name), run.name), default=None)
 
 
 def full_name(name: str) -> str:
-    """The newest run with a checkpoint in the folder ``name``, or for ``last`` in ``runs``.
+    """The newest run with a checkpoint in the folder ``name``, or in ``runs`` for ``last``.
 
-    Other names stay as they are. Raises CheckpointError for ``last`` if there is no run.
+    Other names stay as they are. Raises CheckpointError for ``last`` without any run.
     """
     folder = Path("runs") if name == "last" and not Path(name).exists() else Path(name)
     if (folder / CHECKPOINTS).is_dir():
         return name
     run = newest(file.parent for depth in ("*", "*/*") for file in folder.glob(f"{depth}/config.yaml"))
     if run is None and folder != Path(name):
-        raise CheckpointError(f"{name} is the newest run, and {folder.absolute()} holds none with a checkpoint. {FIX}")
+        raise CheckpointError(f"{name} is the newest run with a checkpoint: {folder.absolute()} has none. {NAME_A_RUN}")
     return str(run or name)
 
 
@@ -75,13 +73,14 @@ def full_name(name: str) -> str:
 def whole_file(path: Path, mode: str = "w", previous: Path | None = None) -> Iterator[IO[Any]]:
     """Open a file that takes the name ``path`` once its content is on the disk.
 
-    What had that name gets the name ``previous``, if given. After an error all is unchanged. Raises
-    OSError.
+    An earlier file of that name is renamed to ``previous``, if given. After an error, nothing has
+    changed. Raises OSError.
     """
-    temporary = path.with_name(f"{path.name}.tmp")  # a run has one writer: a leftover is overwritten
+    temporary = path.with_name(f"{path.name}.tmp")
     as_text: dict[str, Any] = {} if "b" in mode else {"newline": "", "encoding": "utf-8", "errors": "backslashreplace"}
+    temporary.unlink(missing_ok=True)  # a run has one writer: this is a leftover
     try:
-        with open(temporary, mode, **as_text) as file:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), mode, **as_text) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -1,8 +1,8 @@
 """Types of the options of all programs.
 
-Fields have no defaults: YAML holds every value once, so a missing key fails by its full name. Each
-package has its own sections (data/config.py, models/config.py, conf/train_options.py); this file
-puts them together. conf/compose.py checks the limits of numbers. None of these imports torch.
+Fields have no defaults: YAML holds every value once, so a missing key fails by its full name. The
+sections stand in data/config.py, models/config.py and conf/train_options.py, and this file puts
+them together. conf/compose.py checks the limits of numbers. None of these imports torch.
 """
 
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ from models.published import PUBLISHED
 def _check_devices(devices: Any) -> None:
     if devices not in (None, "auto") and not (type(devices) is int and 1 <= devices <= 1024):
         raise ValueError(
-            f"devices must be a number of processes up to 1024, or auto for one on each GPU, got {devices}; which "
-            "GPUs, the environment variable CUDA_VISIBLE_DEVICES chooses"
+            f"devices must be a number of processes up to 1024, or auto for one on each GPU, got {devices}; the "
+            "environment variable CUDA_VISIBLE_DEVICES chooses the GPUs"
         )
 
 
@@ -31,14 +31,16 @@ class DetectionSection:
 
     image_size: Count | None  # longest side in pixels; null: as trained, or that of the .cfg
     resize: Resize  # letterbox: keep the aspect ratio and pad; stretch: fill the square, as Darknet does
-    rect: bool  # letterbox each image into its own rectangle; false, or resize=stretch: into a square
+    rect: bool  # letterbox each image into a rectangle of its shape; false, or resize=stretch: into a square
     precision: train_options.EvalPrecision  # of the forward pass; all but float32 round more and are faster on GPUs;
     # auto: train.precision during training, float32 for the final evaluation
     confidence: Share  # drop detections with this score or less
     nms_iou: Share  # a box suppresses those of its class that overlap it by more than this IoU
     merge_nms: bool  # replace each kept box by the mean of itself and those it suppresses, weighted by score
     max_detections: Count  # per image
-    multi_label: bool  # report a box once for each class above confidence
+
+
+Scorer = StrEnum("Scorer", ["auto", "pycocotools", "hotcoco"])
 
 
 @dataclass
@@ -47,7 +49,9 @@ class EvaluateConfig(DetectionSection):
 
     batch_size: Count  # images in one forward pass of one rank; the scores do not depend on it
     clip: bool  # cut boxes at the image edges
+    scorer: Scorer  # computes the same metrics, to the bit; auto: hotcoco, which is faster, in a tested version
     every: Whole  # epochs between evaluations in training; 0: only after the last epoch
+    multi_label = True  # not an option: each class has its own AP, so a box counts for each class above confidence
 
     def is_due(self, epoch: int, epochs: int) -> bool:
         """Whether to evaluate after ``epoch`` (from 1): always after the last of the ``epochs``."""
@@ -55,10 +59,16 @@ class EvaluateConfig(DetectionSection):
 
 
 @dataclass
-class PluggedConfig:
+class ProgramConfig:
+    """The option of all programs."""
+
+    debug: bool  # also show the tracebacks of user errors
+
+
+@dataclass
+class PluggedConfig(ProgramConfig):
     """Options of all programs that plugins can extend."""
 
-    debug: bool  # show tracebacks of user errors, too
     plugins: list[str]  # Python files that add losses, layers, augmentations and more: see docs/develop/extending.md
 
 
@@ -69,7 +79,7 @@ class TrainConfig(PluggedConfig):
     name: str  # folder below runs/
     run_dir: str | None  # null: runs/<name>/<date_time>, under SLURM runs/<name>/slurm-<job id>[-<number>]
     resume: str | None  # run folder, or its last.pt; auto: run_dir, else this job's (SLURM, torchrun), else the newest
-    devices: Any  # start processes, one for each GPU: a number, or auto (all); null: this one alone
+    devices: Any  # number of processes to start, one for each GPU, or auto (all GPUs); null: only this one
     data: DataConfig
     model: ModelConfig
     augment: AugmentConfig
@@ -82,11 +92,11 @@ class TrainConfig(PluggedConfig):
     def __post_init__(self) -> None:
         _check_devices(self.devices)
         if self.resume is not None and self.run_dir is not None:
-            raise ValueError("resume continues in its own folder: leave run_dir out")
+            raise ValueError("resume continues in its own folder. fix: leave run_dir out")
         self.data.check_two_sets()
 
 
-# Sections whose keys depend on a choice: the class of each choice by the `name` in its YAML.
+# Sections whose keys depend on a choice: the class of each choice, by the `name` in its YAML.
 CHOICES: dict[str, dict[str, type]] = {
     "loss": {"auto": AutoLoss, "yolov3": YoloLossConfig, "yolox": YoloxLossConfig, "darknet": LossSection}
 }
@@ -97,12 +107,12 @@ class EvalConfig(PluggedConfig):
     """Everything that eval.py reads; the checkpoint fills in ``data`` and ``model``."""
 
     ckpt: str | None  # a .pt file, a run folder (its best.pt), a folder of runs (the newest), last (of all)
-    detections: str | None  # a COCO results file of any system, scored instead of a network
+    detections: str | None  # a COCO results file of any system, to score instead of a network
     out: str | None  # folder for scores and detections as JSON, and for plots; null: print only, or
     # runs/eval/<date_time> with plots
     plots: bool  # draw precision and recall, confusions and the first images into the folder plots of out
     device: train_options.Device  # auto: CUDA if there is a GPU
-    devices: Any  # as of train.py
+    devices: Any  # as in train.py
     timeout_seconds: train_options.Positive  # as train.timeout_seconds
     data: DataConfig
     model: ModelConfig | None
@@ -113,17 +123,13 @@ class EvalConfig(PluggedConfig):
 
 
 @dataclass
-class DetectConfig(DetectionSection, PluggedConfig):
-    """A detector, ``ckpt`` or ``model`` with its weights and ``names``, and what it reports."""
+class TrainedConfig(PluggedConfig):
+    """A trained network: ``ckpt``, or ``model`` with model.weights and ``names``."""
 
     ckpt: str | None  # a .pt file, a run folder (its best.pt), a folder of runs (the newest), last (of all)
     model: ModelConfig | None
     names: str | None  # class names for Darknet weights: a text file with one per line, or a COCO json;
     # null: COCO's for 80 classes, else numbers
-    classes: Any  # report these alone, by name or number, as in [person,3]; null: all
-    exif: Exif  # apply: turn images upright by their EXIF tag; ignore: read them as stored
-    device: train_options.Device  # auto: CUDA if there is a GPU
-    workers: Count  # threads that read
 
     def __post_init__(self) -> None:
         if self.ckpt is not None and self.names is not None:
@@ -131,8 +137,19 @@ class DetectConfig(DetectionSection, PluggedConfig):
 
 
 @dataclass
+class DetectConfig(DetectionSection, TrainedConfig):
+    """A detector and what it reports."""
+
+    multi_label: bool  # report a box once for each class above confidence
+    classes: Any  # report only these, by name or number, as in [person,3]; null: all
+    exif: Exif  # apply: turn images upright by their EXIF tag; ignore: read them as stored
+    device: train_options.Device  # auto: CUDA if there is a GPU
+    workers: Count  # threads that read images
+
+
+@dataclass
 class PredictConfig(DetectConfig):
-    """Everything that predict.py reads: ``ckpt``, or ``model`` with its weights and ``names``."""
+    """Everything that predict.py reads: ``ckpt``, or ``model`` with weights and ``names``."""
 
     on_error: OnBadFile  # stop at a file that cannot be read, or skip it with a warning
     batch_size: Count | None  # images in one forward pass; results do not depend on it; null: 8 on a GPU, else 1
@@ -148,7 +165,7 @@ class PredictConfig(DetectConfig):
 class DemoConfig(DetectConfig):
     """Everything that scripts/demo.py reads: ``ckpt``, or ``model`` with weights and ``names``."""
 
-    host: str  # the address to listen on; 0.0.0.0: also for other machines, with no password
+    host: str  # the address to listen on; 0.0.0.0: open to other machines, without a password
     port: int | None  # null: the first free one from 7860
 
 
@@ -156,12 +173,9 @@ ExportFormat = StrEnum("ExportFormat", ["onnx", "torch"])
 
 
 @dataclass
-class ExportConfig(PluggedConfig):
-    """Everything that export.py reads: ``ckpt``, or ``model`` with its weights."""
+class ExportConfig(TrainedConfig):
+    """Everything that export.py reads: ``ckpt``, or ``model`` with weights and ``names``."""
 
-    ckpt: str | None  # a .pt file, a run folder (its best.pt), a folder of runs (the newest), last (of all)
-    model: ModelConfig | None  # with model.weights, instead of ckpt
-    names: str | None  # class names for Darknet weights: a text file with one per line; null: as in predict.py
     format: ExportFormat  # onnx, or torch: the network as a .pt2 of torch.export
     out: str | None  # the file to write; null: beside the weights, as <name>.onnx or <name>.pt2
     image_size: Any  # side in pixels or [height, width]; null: as evaluated, or as in the .cfg
@@ -174,8 +188,7 @@ class ExportConfig(PluggedConfig):
     max_detections: Count  # per image, with nms
 
     def __post_init__(self) -> None:
-        if self.ckpt is not None and self.names is not None:
-            raise ValueError("ckpt and names exclude one another: a checkpoint knows its classes. fix: leave one out")
+        super().__post_init__()
         sides = self.image_size if isinstance(self.image_size, list) else [self.image_size] * 2
         are_pixels = len(sides) == 2 and all(type(side) is int and side > 0 for side in sides)
         if self.image_size is not None and not are_pixels:
@@ -199,7 +212,7 @@ class CheckDataConfig(PluggedConfig):
 
 @dataclass
 class ConvertConfig(PluggedConfig):
-    """Everything that scripts/convert_weights.py reads; ``weights`` or ``ckpt`` is the source."""
+    """Everything that scripts/convert_weights.py reads: ``weights`` or ``ckpt`` to convert."""
 
     weights: str | None  # Darknet .weights, or a .pt state dict of another system, for the network of ``model``
     ckpt: str | None  # a .pt file, a run folder (its best.pt), a folder of runs (the newest), last (of all)
@@ -212,17 +225,16 @@ class ConvertConfig(PluggedConfig):
 
 
 @dataclass
-class CompareConfig:
+class CompareConfig(ProgramConfig):
     """Everything that scripts/compare.py reads."""
 
-    runs: list[str]  # run folders, by short names as of ckpt, too; all are compared with the first; one: its report
-    resamples: Annotated[int, ">= 10"]  # of the validation images, by which intervals are found
+    runs: list[str]  # run folders, or short names as for ckpt, to compare with the first; one alone: its report
+    resamples: Annotated[int, ">= 10"]  # draws of the validation images from which the intervals follow
     seed: Seed  # of the resamples
-    debug: bool  # show tracebacks of user errors, too
 
     def __post_init__(self) -> None:
         if not self.runs:
-            raise ValueError("runs is empty. fix: the folders of runs, or of one for its report")
+            raise ValueError("runs is empty. fix: the folders of runs to compare, or of one for its report")
 
 
 @dataclass
@@ -237,25 +249,23 @@ class AnchorsConfig(PluggedConfig):
     model: ModelConfig
 
     def __post_init__(self) -> None:
-        if self.out is not None and not PurePath(self.out).match("model/*.yaml"):  # where model= looks
+        if self.out is not None and not PurePath(self.out).match("model/*.yaml"):  # where model= finds it
             raise ValueError(f"out must be [<folder>/]model/<name>.yaml, got {self.out}")
 
 
 @dataclass
-class GetDataConfig:
+class GetDataConfig(ProgramConfig):
     """Everything that scripts/get_data.py reads."""
 
     name: str  # of a public data set: coco2017, voc2007 or voc2012
-    root: str | None  # folder to unpack into; null: that of the set
-    debug: bool  # show tracebacks of user errors, too
+    root: str | None  # folder to unpack into; null: the set's usual one
 
 
 @dataclass
-class GetWeightsConfig:
+class GetWeightsConfig(ProgramConfig):
     """Everything that scripts/get_weights.py reads."""
 
     name: str  # of published weights, or list
-    debug: bool  # show tracebacks of user errors, too
 
     def __post_init__(self) -> None:
         if self.name not in ("list", *(names := [entry.name for entry in PUBLISHED])):
@@ -263,12 +273,11 @@ class GetWeightsConfig:
 
 
 @dataclass
-class TuneConfig:
+class TuneConfig(ProgramConfig):
     """Everything that scripts/tune.py reads; what follows ``--`` goes to train.py."""
 
     name: str  # of the study: its folder is runs/<name>
-    trials: Count  # number of trials of the whole study, also those of earlier starts
-    prune_after: Whole  # epochs until a trial may be stopped: if its AP is below the median of the earlier ones
+    trials: Count  # number of trials in the study, those of earlier starts included
+    prune_after: Whole  # epochs after which a trial stops if its AP is below the median of the earlier trials
     seed: Seed  # of the search; that of the trainings is train.seed
-    options: list[str]  # of train.py in every trial: what follows --
-    debug: bool  # show tracebacks of user errors, too
+    options: list[str]  # of train.py, in every trial: what follows --

@@ -1,7 +1,7 @@
-"""What a user meant: keys, choices, values and flags, by other programs' names or by letters.
+"""What a user meant by a key, choice, value or flag that does not exist here.
 
-``names.yaml`` holds the names of YOLO programs and Darknet. Those that differ from ours by a few
-letters only are found without it.
+``names.yaml`` holds the names that other YOLO programs and Darknet use. Misspelt names are found by
+their letters.
 """
 
 import os
@@ -20,9 +20,9 @@ from omegaconf.errors import OmegaConfBaseException
 from conf import CONF_DIR
 from conf.options import option
 from conf.schema import CHOICES
-from data.layouts import KINDS
+from data.layouts import SET_KINDS
 
-NOT_COMPOSED = HydraException, OmegaConfBaseException, yaml.YAMLError  # what explain() explains
+NOT_COMPOSED = HydraException, OmegaConfBaseException, yaml.YAMLError  # the errors for explain()
 
 VALUED_FLAGS = frozenset(
     "--cfg -c --package -p --config-path -cp --config-name -cn --config-dir -cd --experimental-rerun --info -i".split()
@@ -31,18 +31,18 @@ HYDRA_FLAGS = VALUED_FLAGS | set(
     "--help -h --hydra-help --version --resolve --run -r --multirun -m --shell-completion -sc".split()
 )
 
-NAMES: dict[str, str] = yaml.safe_load((CONF_DIR / "names.yaml").read_text(encoding="utf-8"))
-KEYS = {
-    name: [keys] if keys.startswith("(") else keys.split() for names, keys in NAMES.items() for name in names.split()
+FOREIGN_NAMES: dict[str, str] = yaml.safe_load((CONF_DIR / "names.yaml").read_text(encoding="utf-8"))
+KEYS_OF_NAME = {
+    name: [keys] if keys[0] == "(" else keys.split() for names, keys in FOREIGN_NAMES.items() for name in names.split()
 }
 FLAG = re.compile(r"--?[A-Za-z]")
 VALUE = re.compile(rf"(?!{FLAG.pattern}|[+~]?[\w.-]+=)")  # also -1
 GPUS = re.compile(r"\[?(?:cuda:)?(\d+(?:,\d+)*)\]?")
-# A key and the spaces beside its = in words that are joined by zeros.
+# A key and the spaces around its = in arguments that zeros join.
 SPACED = re.compile(r"((?:^|(?<=\0))[\w.]+)(?:[ \0]+=[ \0]*|=\0(?=[^\0=-][^\0=]*(?:\0|$)))")
 
-# Values of other programs as regular expressions, by the last word of the key.
-VALUES = {
+# Values of other programs as regular expressions, with ours for them, by the last word of the key.
+FOREIGN_VALUES = {
     "optim": {"adamw?": "adamw", "sgd": "sgd"},
     "device": {"-1": "auto", r"gpu|\[?(cuda:)?\d+(,\d+)*\]?": "cuda"},
     "precision": {"true": "auto", "false|fp32|32": "float32", "half|fp16|16": "float16", "bf16": "bfloat16"},
@@ -50,8 +50,8 @@ VALUES = {
     "resume": {"true": "auto"},
 }
 
-# What takes a file, by its suffix: the first key that a program has.
-FILES = {
+# The keys that take a file, by its suffix; the first one that a program has is meant.
+KEYS_OF_SUFFIX = {
     ".cfg": ("model.cfg",),
     ".weights": ("weights", "model.weights"),
     ".pt": ("ckpt", "model.weights"),
@@ -61,7 +61,7 @@ FILES = {
 
 
 def explain(error: Exception, schema: Any) -> str:
-    """One sentence for what Hydra or OmegaConf found wrong."""
+    """The error of Hydra or OmegaConf in one sentence."""
     text = str(error)
     if isinstance(error, OverrideParseException):
         return (
@@ -73,7 +73,7 @@ def explain(error: Exception, schema: Any) -> str:
         return _answer([(key, key, None)], kinds_of(schema))
     if choice := re.search(r"Could not (?:find|load) '((?:hydra/)?[^/]+)/(.+)'\.?$", text, flags=re.MULTILINE):
         group, name = choice.groups()
-        listed = re.findall(r"^\t(?!base$)(\S+)$", text, flags=re.MULTILINE)  # unless it is one of several
+        listed = re.findall(r"^\t(?!base$)(\S+)$", text, flags=re.MULTILINE)  # not if the choice is one of several
         return _explain_choice(group, name, listed or choices_of(group), schema)
     details = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
     full_key = getattr(details, "full_key", None)
@@ -88,11 +88,11 @@ def explain(error: Exception, schema: Any) -> str:
 
 
 def _explain_choice(group: str, name: str, choices: Sequence[str], schema: Any) -> str:
-    """The sentence for a choice that a group lacks: it may be a file, or misspelt."""
+    """The sentence for a choice that a group lacks: a file, or a misspelt name."""
     if options := _options_of_file(group, name, kinds_of(schema)):
         return f"{group}={name} is a file, and {group}= takes names. fix: {options}"
     if group in ("data", "experiment") and is_path(name):
-        kinds = KINDS if group == "data" else "a YAML file"
+        kinds = SET_KINDS if group == "data" else "a YAML file"
         return f"{group}={name}: there is no {os.path.expanduser(name)}. fix: one of the names, or the path of {kinds}"
     near = get_close_matches(os.path.splitext(name)[0].lower().replace("_", "-"), choices, n=1)
     hint = f"did you mean {group}={near[0]}? " if near else ""
@@ -100,34 +100,31 @@ def _explain_choice(group: str, name: str, choices: Sequence[str], schema: Any) 
 
 
 def choices_of(group: str) -> list[str]:
-    """The choices of a group of conf/; none if it is no group."""
+    """The choices of a group; empty unless conf/ has the group."""
     return sorted(file.stem for file in (CONF_DIR / group).glob("*.yaml") if file.stem != "base")
 
 
 def is_path(word: str) -> bool:
-    """Whether a choice reads like a path."""
+    """Whether a choice looks like a path."""
     return "/" in word or bool(os.path.splitext(word)[1])
 
 
 def refusal(arguments: Sequence[str], schema: Any, takes_words: bool = False) -> str | None:
-    """The sentence for all words of a command line that are no options; None without such.
+    """One sentence for all words of a command line that are not options; None if all are.
 
-    With ``takes_words`` those without ``=`` are right.
+    With ``takes_words`` a word without ``=`` is right.
     """
     kinds = kinds_of(schema)
     completes = {"-sc", "--shell-completion"} & set(arguments)
     wrong = [] if completes else list(_wrong_words(arguments, kinds, takes_words))
-    form = " here" if all(re.match(r"[+\w.-]*\w=", shown) for shown, _, _ in wrong) else ": options are key=value here"
+    form = " here" if all(re.match(r"[+\w.-]*\w=", typed) for typed, _, _ in wrong) else ": options are key=value here"
     return _answer(wrong, kinds, form) if wrong else None
 
 
 def _wrong_words(
     arguments: Sequence[str], kinds: Mapping[str, Any], takes_words: bool
 ) -> Iterator[tuple[str, str, str | None]]:
-    """Each mistake as typed, the name of the option that it seems to be, and its value.
-
-    For a path alone, the name is empty.
-    """
+    """Each mistake as typed, with the name and value that it seems to mean; no name for a path."""
     words = SPACED.sub(r"\1=", "\0".join(arguments)).split("\0")
     while words:
         word = words.pop(0)
@@ -135,7 +132,7 @@ def _wrong_words(
         if FLAG.match(name):
             values = [value] if equals else list(takewhile(VALUE.match, words))
             values = values if all(map(str.isdigit, values)) else values[:1]
-            # YOLOv5's --cfg and YOLOX's -c take a file
+            # YOLOv5's --cfg and YOLOX's -c take a file.
             if name in HYDRA_FLAGS and (name not in ("--cfg", "-c") or values[:1] in (["job"], ["hydra"], ["all"])):
                 del words[: name in VALUED_FLAGS and not equals]
             else:
@@ -156,29 +153,29 @@ def _wrong_words(
 
 
 def _may_be(key: str, value: str, kinds: Mapping[str, Any]) -> bool:
-    """Whether Hydra has to say if ``key=value`` is right."""
+    """Whether Hydra is to judge ``key=value``."""
     if key in kinds:
         return section_of(kinds[key]) is not None or _our_value(key, value) == value
-    parent = key.rpartition(".")[0]  # a list has its positions as keys
+    parent = key.rpartition(".")[0]  # the keys of a list are positions
     return key == "experiment" or key.startswith("hydra.") or (parent in kinds and not section_of(kinds[parent]))
 
 
 def section_of(kind: Any) -> type | None:
-    """The dataclass in a type hint, such as that of ``DataConfig | None``; None of an option."""
+    """The dataclass in a type hint such as ``DataConfig | None``; None for that of an option."""
     return next((part for part in (kind, *get_args(kind)) if isinstance(part, type) and is_dataclass(part)), None)
 
 
 def _answer(wrong: Sequence[tuple[str, str, str | None]], kinds: Mapping[str, Any], form: str = " here") -> str:
-    """The sentence for what ``_wrong_words`` yields, with the options to type."""
+    """The sentence for the mistakes of ``_wrong_words``, with the options to type instead."""
     options, unknown = list[str](), list[str]()
-    notes: dict[str, list[str]] = {}  # and the mistakes that each is about
-    for shown, name, value in wrong:
-        keys = near_keys(name, value, kinds) if name else _keys_of_path(shown, kinds)
+    notes: dict[str, list[str]] = {}  # with the mistakes that each is about
+    for typed, name, value in wrong:
+        keys = near_keys(name, value, kinds) if name else _keys_of_path(typed, kinds)
         gpus = GPUS.fullmatch(value or "")
         if not keys:
-            unknown.append(shown)
+            unknown.append(typed)
         elif keys[0].startswith("("):
-            notes.setdefault(keys[0].strip("()"), []).append(shown)
+            notes.setdefault(keys[0].strip("()"), []).append(typed)
         elif gpus and keys[0].rpartition(".")[2] == "device":
             count = gpus[1].count(",") + 1
             options.append(f"devices={count}" if count > 1 and "devices" in kinds else f"{keys[0]}=cuda")
@@ -192,12 +189,12 @@ def _answer(wrong: Sequence[tuple[str, str, str | None]], kinds: Mapping[str, An
     )
     fix = " ".join(dict.fromkeys(options))
     fix = f"{fix} ({explained})" if fix and explained else fix or explained or "--help lists all options"
-    names = ", ".join(dict.fromkeys(shown for shown, _, _ in wrong))
-    return f"{names} {'is no option' if len(wrong) == 1 else 'are no options'}{form}. fix: {fix}"
+    names = ", ".join(dict.fromkeys(typed for typed, _, _ in wrong))
+    return f"{names} {'is not an option' if len(wrong) == 1 else 'are not options'}{form}. fix: {fix}"
 
 
 def kinds_of(schema: Any, prefix: str = "") -> dict[str, Any]:
-    """The type of every key as typed on a command line, with the keys of all choices."""
+    """The type of every key of a command line, with the keys of all choices."""
     kinds: dict[str, Any] = {}
     for name, kind in get_type_hints(schema).items():
         kinds.setdefault(prefix + name, kind)
@@ -207,11 +204,11 @@ def kinds_of(schema: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def near_keys(name: str, value: str | None, kinds: Mapping[str, Any]) -> list[str]:
-    """The keys that ``name`` may mean, the likeliest first; ``key=value`` for a fixed value.
+    """The keys that ``name`` may mean, the likeliest first; ``key=value`` if the value is fixed.
 
-    Their last word, or the name of another program for them, is that of ``name`` or a misspelling
-    of it. Those in the section of ``name`` are preferred, then those in the fewest sections. A text
-    in parentheses says what to do about a name that no key has.
+    The last word of ``name`` is that of the key, another program's name for it, or a misspelling.
+    Keys in the section of ``name`` win, then those in the fewest sections. A text in parentheses
+    says what to do about a name without a key.
     """
     options = {key for key, kind in kinds.items() if not section_of(kind) or (CONF_DIR / key).is_dir()}
     if name in options:
@@ -221,24 +218,23 @@ def near_keys(name: str, value: str | None, kinds: Mapping[str, Any]) -> list[st
     by_word: dict[str, list[str]] = {}
     for key in sorted(options, key=lambda key: key.count(".")):
         by_word.setdefault(key.rpartition(".")[2], []).append(key)
-    for other, keys in KEYS.items():
-        fits = typed in ("true", "1") or "=" in other  # a fixed value
+    for other, keys in KEYS_OF_NAME.items():
+        fits = typed in ("true", "1") or "=" in other  # whether a fixed value may be meant
         here = [key for key in keys if key[0] == "(" or ((fits or "=" not in key) and key.partition("=")[0] in options)]
         if here or other == word:
             by_word[other] = here
-    # Short words are seldom misspelt.
-    spelt = get_close_matches(word, by_word, n=1, cutoff=0.8) if len(word) > 3 else [word]
-    near = f"{word}={typed}" if f"{word}={typed}" in KEYS else next(iter(spelt), word)
+    spelt = get_close_matches(word, by_word, n=1, cutoff=0.8) if len(word) > 3 else []  # short: seldom misspelt
+    near = f"{word}={typed}" if f"{word}={typed}" in KEYS_OF_NAME else next(iter(spelt), word)
     keys = by_word.get(near, [])
     inside = [key for key in keys if key.rpartition(".")[0] == section and section]
     outermost = [key for key in keys if key.count(".") == keys[0].count(".")]
-    return inside or (keys[:1] if near in KEYS else outermost)
+    return inside or (keys[:1] if near in KEYS_OF_NAME else outermost)
 
 
 def _format_option(key: str, value: str | None, kinds: Mapping[str, Any]) -> str:
     """``key=value`` for shell and Hydra, with our word for the value.
 
-    A file goes to the key that takes such files. Without a value it is ``true``, or left open.
+    A file goes to the key that takes it. Without a value, switches get ``true``, others ``...``.
     """
     if "=" in key:
         return key
@@ -251,20 +247,20 @@ def _format_option(key: str, value: str | None, kinds: Mapping[str, Any]) -> str
 
 
 def _options_of_file(key: str, value: str, kinds: Mapping[str, Any]) -> str | None:
-    """The options that take the file of ``key=value`` by its suffix; None if ``key`` is right."""
+    """The options that take the file ``value`` by its suffix; None if ``key`` is right."""
     suffix = os.path.splitext(value)[1].lower()
-    fitting = [name for name in FILES.get(suffix, ()) if name in kinds]
+    fitting = [name for name in KEYS_OF_SUFFIX.get(suffix, ()) if name in kinds]
     if not fitting or key not in ("model", "ckpt"):
         return None
-    if suffix == ".weights" and "ckpt" in kinds:  # no network is chosen there otherwise
+    if suffix == ".weights" and "ckpt" in kinds:  # such programs choose no network by default
         return darknet_options(value, fitting[0])
     return option(fitting[0], os.path.expanduser(value))
 
 
 def _keys_of_path(path: str, kinds: Mapping[str, Any]) -> list[str]:
-    """The key that may take a path alone, by its suffix."""
+    """The key that takes a path typed without one, by the path's suffix."""
     suffix = os.path.splitext(path)[1].lower()
-    fitting = FILES.get(suffix) or {".yaml": ("data",), ".data": ("data",)}.get(suffix, ("source",))
+    fitting = KEYS_OF_SUFFIX.get(suffix) or {".yaml": ("data",), ".data": ("data",)}.get(suffix, ("source",))
     if not suffix:
         is_run = os.path.exists(os.path.join(path, "config.yaml"))
         fitting = ("ckpt", "resume") if is_run else ("source", "ckpt", "data")
@@ -272,7 +268,7 @@ def _keys_of_path(path: str, kinds: Mapping[str, Any]) -> list[str]:
 
 
 def darknet_options(path: str, key: str = "model.weights") -> str:
-    """Both files of a Darknet network by the name of one; the .cfg by its name in the zoo."""
+    """The options for both files of a Darknet network, given one; a .cfg of the zoo by its name."""
     stem = os.path.splitext(os.path.expanduser(path))[0]
     zoo = os.path.basename(stem)
     in_zoo = (CONF_DIR / "model" / f"{zoo}.yaml").exists()
@@ -280,6 +276,6 @@ def darknet_options(path: str, key: str = "model.weights") -> str:
 
 
 def _our_value(key: str, value: str) -> str:
-    """Our word for a value of other programs; ``value`` if it is none."""
-    words = VALUES.get(key.rpartition(".")[2], {})
-    return next((ours for theirs, ours in words.items() if re.fullmatch(theirs, value.lower())), value)
+    """Our word for a value of another program; others stay."""
+    words = FOREIGN_VALUES.get(key.rpartition(".")[2], {})
+    return next((word for pattern, word in words.items() if re.fullmatch(pattern, value.lower())), value)

@@ -17,14 +17,14 @@ AUTO = "auto"  # of optim.flat_fraction
 SHORT_TRAINING = 2000  # steps (docs/develop/decisions.md)
 
 Device = StrEnum("Device", ["auto", "cpu", "cuda"])  # auto: CUDA if there is a GPU
-# Of the forward pass in training; weights, loss and evaluation are float32, and float64 with it.
+# Of the forward pass in training; weights, loss and evaluation: float32, or float64 with float64.
 Precision = StrEnum("Precision", ["auto", "float32", "tf32", "float64", "bfloat16", "float16"])
 EvalPrecision = StrEnum("EvalPrecision", ["auto", "float32", "tf32", "bfloat16", "float16"])
 Compile = StrEnum("Compile", ["auto", "off", "default", "reduce-overhead", "max-autotune-no-cudagraphs"])
-# SGD with Nesterov momentum, whose biases start at ten times the rate; the same without this; AdamW
-# (Loshchilov and Hutter 2019).
+# sgd: Nesterov momentum, biases start at ten times the rate; darknet: the same without this; adamw:
+# Loshchilov and Hutter 2019.
 Optimizer = StrEnum("Optimizer", ["sgd", "darknet", "adamw"])
-OPTIMISERS: dict[str, Callable[..., Any]] = {}  # of plugins by name: groups and rate -> a torch optimiser
+OPTIMISERS: dict[str, Callable[..., Any]] = {}  # of plugins, by name: (parameter groups, rate) -> torch optimiser
 Decay = StrEnum("Decay", ["cosine", "linear", "constant"])
 
 # Limits that conf/compose.py checks, as it prints them.
@@ -41,9 +41,9 @@ class TrainSection:
     micro_batch_size: Count | None  # images in one forward pass, over all ranks; gradient accumulation completes the
     # batch. It must divide batch_size and be a multiple of the ranks. null: the whole batch
     image_size: Count  # side of the square training images, in pixels
-    multi_scale: list[float]  # [low, high]: range of image_size multiples from which each step draws its size; the
+    multi_scale: list[float]  # [low, high]: each step draws its image size from low to high times image_size; the
     # first step has the largest
-    rect: bool  # group images of like aspect ratio and fill a rectangle instead of a square
+    rect: bool  # group images of similar aspect ratio and fill a rectangle instead of a square
     repeat_threshold: Share  # repeat images of classes that fewer than this share of the images show; 0: none
     seed: Seed  # of the initial weights, the order of the images and their augmentation
     device: Device  # auto: CUDA if there is a GPU
@@ -53,13 +53,11 @@ class TrainSection:
     # images have one size; reduce-overhead: into CUDA graphs, for small networks on one GPU;
     # max-autotune-no-cudagraphs tries more kernels, for minutes a size
     sync_bn: bool  # batch-norm statistics over all ranks
-    deterministic: bool  # same bits in every run on as many ranks, by torch's deterministic algorithms
+    deterministic: bool  # same bits in every run on the same number of ranks, by torch's deterministic algorithms
     save_every_steps: Whole  # also write last.pt within an epoch, after this many steps; 0: not by steps
     save_every_minutes: NotNegative  # also write last.pt within an epoch, after this many minutes; 0: not by time
-    max_nonfinite_steps: Whole  # steps in a row that may be skipped because loss or gradient is not finite; one more
-    # ends the training
     patience: Whole  # stop after this many epochs without a better AP; 0: never
-    timeout_seconds: Positive  # the longest that a rank waits for the others in an exchange, and for a batch
+    timeout_seconds: Positive  # how long a rank waits for the others in an exchange, and for a batch
 
     def __post_init__(self) -> None:
         if len(self.multi_scale) != 2 or not 0 < self.multi_scale[0] <= self.multi_scale[1]:
@@ -74,24 +72,24 @@ class OptimConfig:
     lr: Positive  # learning rate after warm-up, for a loss averaged over the global batch
     final_lr_ratio: Share  # learning rate of the last step / lr
     decay: Decay  # how the learning rate falls after warm-up
-    flat_fraction: Any  # share of the training after which it begins to fall; auto: 0.5 in short ones, to 2000 steps
-    momentum: Share  # of SGD with Nesterov momentum; beta1 of AdamW
-    weight_decay: NotNegative  # on convolution weights only; each step of AdamW takes lr times this share of them away
+    flat_fraction: Any  # share of the training after which it begins to fall; auto: 0.5 up to 2000 steps, else 0
+    momentum: Share  # of SGD (Nesterov); beta1 of AdamW
+    weight_decay: NotNegative  # on convolution weights only; AdamW shrinks them by lr times this share in each step
     warmup_epochs: NotNegative  # length of the warm-up in epochs, at least 500 steps and at most a tenth of the
     # training; 0: none
     clip_norm: Positive | None  # largest gradient norm; null: no clipping
-    ema_decay: Share  # largest decay of the weight average in a step; 0: no average
-    ema_window: Positive  # the average covers about this share of the steps made, until ema_decay limits it
+    ema_decay: Share  # largest decay of the weight average in a step; 0: no average. Before it limits the average,
+    # that covers about 8 % of the steps made
 
     def flat_share(self, steps: int) -> float:
-        """``flat_fraction`` as a number, in a training of so many steps."""
+        """``flat_fraction`` as a number, for a training of ``steps``."""
         if self.flat_fraction == AUTO:
             return 0.5 if steps <= SHORT_TRAINING else 0.0
         return float(self.flat_fraction)
 
     def __post_init__(self) -> None:
         if self.name not in (names := (*Optimizer, *OPTIMISERS)):
-            raise ValueError(f"optim.name must be {' or '.join(names)}, or that of one of plugins=, got {self.name}")
+            raise ValueError(f"optim.name must be {', '.join(names)}, or one that plugins= add, got {self.name}")
         flat = self.flat_fraction
         if flat != AUTO and not (type(flat) in (int, float) and 0 <= flat < 1):
             raise ValueError(f"optim.flat_fraction must be {AUTO} or lie in 0..1, below 1, got {flat}")
@@ -99,10 +97,10 @@ class OptimConfig:
 
 @dataclass
 class LoggerConfig:
-    """What a run shows, draws and logs, and to which services (keys ``logger.*``)."""
+    """What a run draws and logs, and to which services (keys ``logger.*``)."""
 
     pictures: bool  # draw the first training batch, the curves and detections into the run folder
-    every_steps: Whole  # steps between two rows of steps.csv, and points of the services; 0: none
+    every_steps: Whole  # steps between two rows of steps.csv and two points of the services; 0: none
     tensorboard: bool  # write event files into tensorboard/ of the run folder
     wandb: bool  # log to Weights & Biases, in the project that has the run's name
 
@@ -113,11 +111,11 @@ class LoggerConfig:
 
     @property
     def services(self) -> list[str]:
-        """The chosen loggers besides CSV: names of modules, and of the extras that install them."""
+        """The chosen loggers besides CSV, by the names of their modules and extras."""
         return [name for name in ("tensorboard", "wandb") if getattr(self, name)]
 
 
 def is_installed(module: str) -> bool:
-    """Whether a module can be imported; a folder ``wandb/`` that a run left here is none."""
+    """Whether a module can be imported; a folder such as wandb/ that a run left does not count."""
     spec = importlib.util.find_spec(module)
     return spec is not None and spec.origin is not None

@@ -15,7 +15,6 @@ from .dataset import TrainDataset as TrainDataset
 from .errors import DataError as DataError
 from .geometry import Letterbox as Letterbox
 from .geometry import cut_at_edges as cut_at_edges
-from .geometry import letterbox as letterbox
 from .images import ImageSource as ImageSource
 from .images import build_image_cache as build_image_cache
 from .images import image_cache_name as image_cache_name
@@ -36,6 +35,7 @@ from .media import find_media as find_media
 from .plan import Request as Request
 from .samplers import MultiScale as MultiScale
 from .samplers import TrainBatchSampler as TrainBatchSampler
+from .samplers import TrainSampler as TrainSampler
 from .samplers import eval_batches as eval_batches
 from .samplers import repeat_factors as repeat_factors
 from .shapes import ensure_shapes as ensure_shapes

@@ -1,4 +1,4 @@
-"""Figures of a data set from its index alone, and anchors that fit its boxes.
+"""Statistics of a data set from its index alone, and anchors that fit its boxes.
 
 Sizes are (width, height) in pixels of images letterboxed to the training size.
 """
@@ -6,54 +6,50 @@ Sizes are (width, height) in pixels of images letterboxed to the training size.
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from data.index import Annotations
-from data.io import counted
+from data.progress import counted, tracked
 
-Sizes = np.typing.NDArray[np.float64]  # (n, 2) width, height
+Sizes = NDArray[np.float64]  # (n, 2) width, height
 
-CHUNK = 65536  # boxes compared at once, which bounds memory
+BOXES_AT_ONCE = 65536  # compared with the anchors, which bounds memory
 KMEANS_ROUNDS = 300
 MUTATED_SHARE = 0.9  # of the values of a candidate, at random
 MUTATION = 0.1  # standard deviation of the factor's logarithm
 SAMPLED_BOXES = 200_000  # with nine anchors their overlaps take 0.1 s
 LOW_RECALL = 0.98
-FIT_RECALL = 0.7  # below it, fitted anchors score better, and worse from there on (docs/results/notebook.md)
-
-MOST_BOXES = 10_000  # to fit to; with nine anchors that takes seconds
+FIT_RECALL = 0.7  # below it fitted anchors score better, above it worse (docs/results/notebook.md)
+FITTED_BOXES = 10_000  # with nine anchors, fitting to these takes seconds
 SEED = 0
-ROUNDS = 300  # of refinement
-GAIN = 0.03  # of the mean best IoU; for less, the anchors of the .cfg stay
-NEAR = 0.2  # overlap that serves a loss without a limit of its own; that of loss=yolov3
-LEAST_SIDE = 1.0  # pixels
+REFINEMENT_ROUNDS = 300
+MIN_GAIN = 0.03  # in the mean best IoU; for less, the anchors of the .cfg stay
+DEFAULT_MIN_IOU = 0.2  # for a loss without such a limit; that of loss=yolov3
+MIN_ANCHOR_SIDE = 1.0  # of an anchor, in pixels
 
 
-def network_sizes(annotations: Annotations, image_size: int, most: int | None = None) -> Sizes:
-    """Return sizes of all boxes but crowds, in images letterboxed to ``image_size`` pixels.
+def network_sizes(annotations: Annotations, image_size: int, max_boxes: int | None = None) -> Sizes:
+    """Return the sizes of all boxes but crowds, in images letterboxed to ``image_size`` pixels.
 
-    Of more than ``most`` boxes, that many are looked at, spread evenly over the set.
+    Of more than ``max_boxes``, a sample spread evenly over the set is used.
     """
     count = len(annotations.classes)
-    rows = np.linspace(0, count - 1, min(count, most or count)).astype(np.int64)
+    rows = np.linspace(0, count - 1, min(count, max_boxes or count)).astype(np.int64)
     rows = rows[~annotations.crowd[rows] & (annotations.boxes_xywh[rows, 2:] > 0).all(axis=1)]
     images = np.searchsorted(annotations.offsets, rows, side="right") - 1
-    sizes: Sizes = annotations.boxes_xywh[rows, 2:] * (image_size / annotations.sizes[images].max(axis=1))[:, None]
-    return sizes
+    return np.asarray(annotations.boxes_xywh[rows, 2:] * (image_size / annotations.sizes[images].max(axis=1))[:, None])
 
 
-def match_anchors(sizes: Sizes, anchors: Sizes) -> tuple[np.typing.NDArray[np.float64], np.typing.NDArray[np.int64]]:
-    """For each size (n, 2) the largest IoU (n,) with concentric anchors (k, 2), and the index (n,).
-
-    Of equals the first counts.
-    """
+def match_anchors(sizes: Sizes, anchors: Sizes) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Best IoU (n,) of sizes (n, 2) with concentric anchors (k, 2), and the first index with it."""
     areas = anchors.prod(axis=1)
     overlaps, nearest = np.zeros(len(sizes)), np.zeros(len(sizes), dtype=np.int64)
-    for start in range(0, len(sizes), CHUNK):
-        part = sizes[start : start + CHUNK]
-        shared = np.minimum(part[:, None], anchors[None]).prod(axis=2)
-        ious = shared / (part.prod(axis=1)[:, None] + areas - shared)
-        overlaps[start : start + CHUNK] = ious.max(axis=1)
-        nearest[start : start + CHUNK] = ious.argmax(axis=1)
+    for start in range(0, len(sizes), BOXES_AT_ONCE):
+        chunk = sizes[start : start + BOXES_AT_ONCE]
+        shared = np.minimum(chunk[:, None], anchors[None]).prod(axis=2)
+        ious = shared / (chunk.prod(axis=1)[:, None] + areas - shared)
+        overlaps[start : start + BOXES_AT_ONCE] = ious.max(axis=1)
+        nearest[start : start + BOXES_AT_ONCE] = ious.argmax(axis=1)
     return overlaps, nearest
 
 
@@ -65,12 +61,12 @@ def recall(sizes: Sizes, anchors: Sizes, min_iou: float) -> float:
 def kmeans_anchors(sizes: Sizes, count: int, generator: np.random.Generator) -> Sizes:
     """``count`` anchors by k-means, smallest area first.
 
-    The distance is 1 - IoU (Redmon and Farhadi 2017, section 2). The start is spread over the range
-    of areas, so that rare large boxes count. A centre that loses all its sizes moves to the size
-    that fits worst. Raises ``ValueError`` for fewer distinct sizes than anchors.
+    The distance is 1 - IoU (Redmon and Farhadi 2017, section 2). The first centres are spread over
+    the range of areas, so that rare large boxes count. A centre that loses all its sizes moves to
+    the size that fits worst. Raises ``ValueError`` for fewer distinct sizes than anchors.
     """
     if len(np.unique(sizes, axis=0)) < count:
-        raise ValueError(f"there are fewer different box sizes than the {count} anchors asked for")
+        raise ValueError(f"there are fewer distinct box sizes than the {count} anchors asked for")
     by_area = sizes[np.argsort(sizes.prod(axis=1))]
     anchors = by_area[np.linspace(0, len(by_area) - 1, 2 * count + 1).round().astype(int)[1::2]]
     anchors = anchors * generator.uniform(0.99, 1.01, anchors.shape)  # no two alike
@@ -80,20 +76,20 @@ def kmeans_anchors(sizes: Sizes, count: int, generator: np.random.Generator) -> 
         if (nearest == previous).all():
             break
         for number in range(count):
-            own = sizes[nearest == number]
-            anchors[number] = own.mean(axis=0) if len(own) else sizes[match_anchors(sizes, anchors)[0].argmin()]
+            members = sizes[nearest == number]
+            anchors[number] = members.mean(axis=0) if len(members) else sizes[match_anchors(sizes, anchors)[0].argmin()]
     return sorted_by_area(anchors)
 
 
 def refine_anchors(sizes: Sizes, anchors: Sizes, rounds: int, generator: np.random.Generator) -> Sizes:
     """Improve the mean best overlap of ``anchors`` with the sizes; smallest area first.
 
-    A genetic search with one parent: each of ``rounds`` multiplies some values by random factors
-    around 1 and keeps the better set.
+    A genetic search with one parent: each round multiplies some values by random factors around 1
+    and keeps the better set.
     """
     best = anchors
     fitness = float(match_anchors(sizes, best)[0].mean())
-    for _ in counted(range(rounds), "refining anchors", rounds):
+    for _ in tracked(range(rounds), rounds, "refining anchors", "round"):
         factors = np.exp(generator.normal(0, MUTATION, best.shape))
         factors[generator.random(best.shape) > MUTATED_SHARE * generator.random()] = 1
         candidate = np.maximum(best * factors, 1.0)
@@ -105,31 +101,28 @@ def refine_anchors(sizes: Sizes, anchors: Sizes, rounds: int, generator: np.rand
 
 def sorted_by_area(anchors: Sizes) -> Sizes:
     """The anchors in ascending order of area, as .cfg files list them."""
-    ordered: Sizes = anchors[np.argsort(anchors.prod(axis=1), kind="stable")]
-    return ordered
+    return np.asarray(anchors[np.argsort(anchors.prod(axis=1), kind="stable")])
 
 
 def fix_of_anchors(recall: float, min_iou: float) -> str:
     """The option to change if only a share ``recall`` of the boxes overlaps an anchor enough."""
     looser = f"loss.anchor_iou={min_iou / 2:g}"
-    # Heads that are kept go with their own anchors.
+    # Pretrained heads need the anchors they were trained with.
     return f"model.anchors=auto; with the heads of pretrained weights, {looser}" if recall < FIT_RECALL else looser
 
 
 def describe_set(
     annotations: Annotations, image_size: int, anchors: Sizes, min_iou: float | None
 ) -> tuple[str, str | None]:
-    """A set's metrics in one line, and a warning if other anchors (k, 2) pay at ``image_size``.
+    """Describe a set in one line, and warn if the anchors (k, 2) do not suit it at ``image_size``.
 
-    The recall is the share of the boxes that overlap an anchor by more than ``min_iou``. It is None
-    for a loss that gives each box its best anchor; then the line has the mean IoU with that. In
-    large sets, an evenly spread sample of the boxes is measured.
+    The recall is the share of the boxes that overlap an anchor by more than ``min_iou``; None: the
+    loss gives each box its best anchor, so the line has the mean IoU with that. In large sets, an
+    evenly spread sample of the boxes is measured.
     """
     empty = int((objects_per_image(annotations) == 0).sum())
-    without = f" ({empty:,} without boxes)" if empty else ""
-    images, boxes, classes = len(annotations), len(annotations.classes), len(annotations.names)
-    counts = f"{images:,} image{'s' * (images != 1)}{without}, {boxes:,} box{'es' * (boxes != 1)}"
-    line = f"{counts}, {classes} class{'es' * (classes != 1)}"
+    images = counted(len(annotations), "image") + (f" ({empty:,} without boxes)" if empty else "")
+    line = f"{images}, {counted(len(annotations.classes), 'box')}, {counted(len(annotations.names), 'class')}"
     overlaps, _ = match_anchors(network_sizes(annotations, image_size, SAMPLED_BOXES), anchors)
     if not len(overlaps):
         return line, None
@@ -137,57 +130,56 @@ def describe_set(
         return f"{line}, mean IoU with the best anchor {overlaps.mean():.3f}", None
     reached = float((overlaps > min_iou).mean())
     warning = (
-        f"warning: {1 - reached:.1%} of the boxes overlap no anchor by more than {min_iou:g} and are learnt as "
-        f"background only. fix: {fix_of_anchors(reached, min_iou)}"
+        f"warning: {1 - reached:.1%} of the boxes overlap no anchor by more than {min_iou:g} and are learnt only as "
+        f"background. fix: {fix_of_anchors(reached, min_iou)}"
     )
     return f"{line}, recall of the anchors {reached:.4f} at IoU {min_iou:g}", warning if reached < LOW_RECALL else None
 
 
-def objects_per_image(annotations: Annotations) -> np.typing.NDArray[np.int64]:
+def objects_per_image(annotations: Annotations) -> NDArray[np.int64]:
     """The number of boxes (N,) of each image, without crowds."""
     before = np.concatenate([[0], np.cumsum(~annotations.crowd)])
-    counts: np.typing.NDArray[np.int64] = np.diff(before[annotations.offsets])
-    return counts
+    return np.asarray(np.diff(before[annotations.offsets]))
 
 
 def choose_anchors(
     annotations: Annotations, image_size: int, current: Sizes, slots: Sequence[int], min_iou: float | None
 ) -> tuple[Sizes | None, str]:
-    """Anchors (k, 2) in place of ``current``, or None if these serve; and a sentence for the log.
+    """Return anchors (k, 2) to replace ``current``, or None to keep it; and a sentence for the log.
 
-    ``min_iou`` is the overlap with an anchor that a box needs to be learnt; None, where each box
-    gets its best anchor, stands for NEAR. Where ``current`` gives FIT_RECALL of the boxes that, a
-    closer fit is no gain: it cost up to half of the AP and more (docs/results/notebook.md).
-    ``slots`` are the rows of ``current`` that the heads use, in the order in which they shall hold
-    larger and larger anchors; the other rows stay. The same data give the same anchors.
+    A box is learnt if it overlaps an anchor by ``min_iou``; None, where each box gets its best
+    anchor, stands for DEFAULT_MIN_IOU. Anchors that serve FIT_RECALL of the boxes stay: a closer
+    fit cost up to half of the AP and more (docs/results/notebook.md). ``slots`` are the rows of
+    ``current`` that the heads use, in ascending order of the anchors to put there; the other rows
+    stay. The same data give the same anchors.
     """
-    sizes, slots = network_sizes(annotations, image_size, MOST_BOXES), list(slots)
+    sizes, slots = network_sizes(annotations, image_size, FITTED_BOXES), list(slots)
     if not len(sizes):
         return None, "there are no boxes to fit to, so the anchors of the .cfg stay"
-    least = NEAR if min_iou is None else min_iou
-    if (reached := recall(sizes, current[slots], least)) >= FIT_RECALL:
+    min_iou = DEFAULT_MIN_IOU if min_iou is None else min_iou
+    if (reached := recall(sizes, current[slots], min_iou)) >= FIT_RECALL:
         return None, (
-            f"the anchors of the .cfg stay: {reached:.1%} of the boxes overlap one by more than {least:g}, and a "
+            f"the anchors of the .cfg stay: {reached:.1%} of the boxes overlap one by more than {min_iou:g}, and a "
             "closer fit can cost AP"
         )
     chosen = current.copy()
-    chosen[slots] = np.maximum(_fit(sizes, len(slots)), LEAST_SIDE).round(1)
+    chosen[slots] = np.maximum(_fit(sizes, len(slots)), MIN_ANCHOR_SIDE).round(1)
     before, after = (float(match_anchors(sizes, anchors[slots])[0].mean()) for anchors in (current, chosen))
     measured = f"recall at IoU 0.5 is {recall(sizes, current[slots], 0.5):.3f}"
     fit = f"{recall(sizes, chosen[slots], 0.5):.3f} with anchors fitted to the boxes at {image_size} pixels"
     overlap = f"mean best IoU {before:.3f}, then {after:.3f}"
-    if after <= before + GAIN:
-        return None, f"the anchors of the .cfg stay: {measured}, {fit} ({overlap}, not {GAIN:g} more)"
+    if after <= before + MIN_GAIN:
+        return None, f"the anchors of the .cfg stay: {measured}, {fit} ({overlap}, not {MIN_GAIN:g} more)"
     listed = "  ".join(f"{width:g},{height:g}" for width, height in chosen)
     return chosen, f"{measured} with the anchors of the .cfg, {fit}, which replace them ({overlap}): {listed}"
 
 
 def _fit(sizes: Sizes, count: int) -> Sizes:
-    """``count`` anchors, smallest area first; of fewer sizes each one, then neighbours of them."""
+    """``count`` anchors, smallest area first; for fewer sizes, all of them scaled up and down."""
     distinct = np.unique(sizes, axis=0)
     if len(distinct) >= count:
         generator = np.random.default_rng(SEED)
-        return refine_anchors(sizes, kmeans_anchors(sizes, count, generator), ROUNDS, generator)
+        return refine_anchors(sizes, kmeans_anchors(sizes, count, generator), REFINEMENT_ROUNDS, generator)
     steps = np.arange(count)
-    factors = 1.25 ** np.where(steps % 2, -(steps + 1) // 2, steps // 2)  # 1, then ever smaller and larger ones
+    factors = 1.25 ** np.where(steps % 2, -(steps + 1) // 2, steps // 2)  # 1, then smaller and larger in turn
     return sorted_by_area((factors[:, None, None] * distinct).reshape(-1, 2)[:count])

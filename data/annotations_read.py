@@ -20,13 +20,13 @@ REPORTED_FINDINGS = 20
 
 @dataclass
 class Findings:
-    """Entries of a data set that are bad or were changed, by kind, with the first sentences."""
+    """Bad or changed entries of a data set, counted by kind, with a sentence on the first ones."""
 
     counts: dict[str, int] = field(default_factory=dict)
     examples: dict[str, list[str]] = field(default_factory=dict)
 
     def add(self, kind: str, sentences: Sequence[str], count: int | None = None) -> None:
-        """Record ``count`` findings, or one per sentence; ``kind`` is their name in the plural."""
+        """Record ``count`` findings, or one per sentence; ``kind`` names them in the plural."""
         if sentences:
             self.counts[kind] = self.counts.get(kind, 0) + (len(sentences) if count is None else count)
             first = self.examples.setdefault(kind, [])
@@ -41,7 +41,7 @@ class Findings:
         return [sentence for examples in self.examples.values() for sentence in examples][:REPORTED_FINDINGS]
 
     def stop(self) -> None:
-        """Raise the first finding with the number of all as a ``DataError``, if there is one."""
+        """Raise ``DataError`` with the first finding and the number of all, if there are any."""
         if self.counts:
             total = sum(self.counts.values())
             more = "" if total == 1 else f" ({total} bad entries in all: {self.summary()})"
@@ -67,11 +67,12 @@ class Source:
     box_name: Callable[[int], str]  # the box at a position in messages, such as "annotation 17"
     findings: Findings  # entries the reader could not use
     notes: Findings = field(default_factory=Findings)  # entries that were used but changed
+    missing_files: list[str] = field(default_factory=list)  # images that are not there now, and may be later
 
 
 @dataclass
-class Files:
-    """The files of a split, found but not read. A changed file means a new index."""
+class LocatedSplit:
+    """The files of a split, not read yet. If one changes, a new index is built."""
 
     stamps: list[str]  # digests of names, sizes and times
     image_root: Path
@@ -79,37 +80,34 @@ class Files:
 
 
 def relative_name(path: str, root: Path) -> str:
-    """An absolute path relative to ``root``; unchanged where it lies elsewhere."""
+    """An absolute path relative to ``root``; unchanged if it lies elsewhere."""
     return path.removeprefix(f"{str(root).rstrip('/')}/")
 
 
 def is_for_validation(file_names: Sequence[str], share: float) -> NDArray[np.bool_]:
     """Which images (N,) are for validation: about ``share``, by a hash of the name.
 
-    Names count without folder and suffix. So an image stays in its split when others come, go or
-    move, and in any order or format of the list.
+    Folder and suffix do not count, so an image stays in its split when others come, go or move, and
+    in any order or format of the list.
     """
     stems = (os.path.splitext(os.path.basename(name))[0] for name in file_names)
-    # macOS composes accents differently.
+    # macOS writes accents as separate characters.
     texts = (f"0 {unicodedata.normalize('NFC', stem)}".encode("utf-8", "surrogateescape") for stem in stems)
     hashes = [int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) for text in texts]
     return np.array([value < share * 2**64 for value in hashes], dtype=bool)
 
 
-def part_of(source: Source, split: str, share: float) -> Source:
-    """The ``train`` or ``val`` part of a source.
-
-    Raises ``DataError`` where a part would be empty.
-    """
+def select_split(source: Source, split: str, share: float) -> Source:
+    """The ``train`` or ``val`` part of a source. Raises ``DataError`` if a part would be empty."""
     for_val = is_for_validation(source.file_names, share)
     total, count = len(for_val), int(for_val.sum())
     if total and count in (0, total):
         raise DataError(
-            f"data.split={share:g} takes {count} of the {total} images of {source.path}"
-            " for validation. fix: another share, or give files of different names (folders do not count)"
+            f"data.split={share:g} takes {count} of the {total} images of {source.path} for validation. "
+            "fix: another share, or files of different names (folders do not count)"
         )
     images = np.flatnonzero(for_val if split == "val" else ~for_val)
-    # Boxes of unknown images stay in both parts, for the checks to report.
+    # Boxes of unknown images stay in both parts: the checks report them.
     of_the_other = np.isin(source.box_image_ids, np.delete(source.image_ids, images))
     boxes = np.flatnonzero(~of_the_other | np.isin(source.box_image_ids, source.image_ids[images]))
     return replace(
@@ -120,14 +118,14 @@ def part_of(source: Source, split: str, share: float) -> Source:
     )
 
 
-def of_classes(source: Source, chosen: Any) -> Source:
-    """A source without the boxes of other classes than those of ``data.classes``; images stay.
+def select_classes(source: Source, chosen: Any) -> Source:
+    """Keep the boxes of ``data.classes`` only, and all images.
 
-    Raises ``DataError`` where a class is none of the set.
+    Raises ``DataError`` if the set lacks a class.
     """
     by_id = list(source.categories.items())
     kept = dict(by_id[number] for number in class_numbers(chosen, [name for _, name in by_id], "data.classes"))
-    # An unknown id stays, for the checks to report.
+    # Boxes with an unknown id stay: the checks report them.
     is_other = np.isin(source.box_category_ids, list(source.categories.keys() - kept))
     counts = Counter(source.box_category_ids[is_other].tolist()).most_common(5)
     most = ", ".join(f"{source.categories[number]} {count}" for number, count in counts)
@@ -136,7 +134,7 @@ def of_classes(source: Source, chosen: Any) -> Source:
 
 
 def _with_boxes(source: Source, boxes: NDArray[np.int64]) -> Source:
-    """A source with the boxes of these rows alone."""
+    """A source with only the boxes of these rows."""
     name_of = source.box_name
     return replace(
         source,

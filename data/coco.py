@@ -1,8 +1,8 @@
-"""Reads COCO instance annotations (json) into flat columns.
+"""Read COCO instance annotations (json) into flat columns.
 
-The format: https://cocodataset.org/#format-data. Boxes are [left, top, width, height] in pixels.
-Their numbers stay unchanged, so that an evaluation equals pycocotools on the file. msgspec checks
-the types and skips what is not needed, such as polygons.
+The format: https://cocodataset.org/#format-data. Boxes are [left, top, width, height] in pixels and
+stay unchanged, so that an evaluation equals pycocotools on the file. msgspec checks the types and
+skips what is not needed, such as polygons.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ class _Image(msgspec.Struct, gc=False):
 class _Annotation(msgspec.Struct, gc=False):
     image_id: Integer
     category_id: Integer
-    id: Any = None  # in messages only
+    id: Any = None  # only in messages
     bbox: tuple[float, ...] | None = None
     area: float | None = None
     iscrowd: int | bool = 0
@@ -53,9 +53,9 @@ def read_coco(
 ) -> Source:
     """Read the json file ``path`` whose ``file_name`` entries are relative to ``image_root``.
 
-    ``names`` chooses and orders the classes; ``None`` takes all categories, sorted by id. ``area``
-    defaults to width times height and ``iscrowd`` to 0. Annotation ids appear in messages only. A
-    plugin gives the ``content`` itself, as a dictionary. Raises ``DataError`` where it is no COCO
+    ``names`` selects and orders the classes; ``None`` takes all categories, sorted by id. ``area``
+    defaults to width times height and ``iscrowd`` to 0. Annotation ids appear only in messages. A
+    plugin passes the ``content`` itself, as a dictionary. Raises ``DataError`` if it is not a COCO
     instances file.
     """
     try:
@@ -70,12 +70,12 @@ def read_coco(
         ) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DataError(f"{path} is not valid JSON ({error}). fix: get the file again, or correct it") from error
-    findings = Findings()
-    numbered = list(enumerate(instances.annotations))
-    usable = [(number, entry) for number, entry in numbered if _problem(entry) is None]
-    if len(usable) < len(numbered):
-        problems = ((_name(number, entry), _problem(entry)) for number, entry in numbered)
-        findings.add("incomplete annotations", [f"{path}: {name} {why}" for name, why in problems if why is not None])
+    findings, usable = Findings(), list[tuple[int, _Annotation]]()
+    for number, entry in enumerate(instances.annotations):
+        if problem := _problem(entry):
+            findings.add("incomplete annotations", [f"{path}: {_name(number, entry)} {problem}"])
+        else:
+            usable.append((number, entry))
     entries = [entry for _, entry in usable]
     boxes_xywh = np.array([entry.bbox for entry in entries], dtype=np.float64).reshape(-1, 4)
     areas = np.array([np.nan if entry.area is None else entry.area for entry in entries], dtype=np.float64)

@@ -9,16 +9,14 @@ from typing import Annotated, Any
 from data.errors import DataError
 from data.layouts import class_names, find_set_file, read_names
 
-AUTO = "auto"  # of data.workers
 # What scripts/get_data.py fetches into these folders, the roots of data=coco and data=voc.
 FETCHED = {"datasets/coco": "coco2017 (19 GB)", "datasets/VOCdevkit": "voc2007 and then voc2012 (3 GB)"}
 
-
 DataFormat = StrEnum("DataFormat", ["coco", "voc", "yolo", "shapes"])  # shapes: a COCO set drawn on first use
-# Of plugins, by name: called with the annotations and the folder of the images, they return a COCO
-# dictionary with "images", "annotations" and "categories".
+# Readers of plugins, by name: called with the annotations and the folder of the images, they return
+# a COCO dictionary with "images", "annotations" and "categories".
 FORMATS: dict[str, Callable[[Path, Path], Mapping[str, Any]]] = {}
-# clip and skip score validation boxes as annotated, as pycocotools does; stop refuses those without
+# clip and skip score validation boxes as annotated, as pycocotools does; stop refuses boxes without
 # area or outside their image.
 OnError = StrEnum("OnError", ["clip", "stop", "skip"])
 OnBadFile = StrEnum("OnBadFile", ["stop", "skip"])  # of predict.py
@@ -27,7 +25,7 @@ Resize = StrEnum("Resize", ["letterbox", "stretch"])
 ImageCache = StrEnum("ImageCache", ["none", "ram", "disk"])
 Colour = StrEnum("Colour", ["auto", "cpu", "device"])
 
-# Limits that conf/compose.py checks, as it prints them.
+# Limits that conf/compose.py checks, in the words in which it reports them.
 Share = Annotated[float, ">= 0 and <= 1"]
 Below1 = Annotated[float, ">= 0 and < 1"]
 Count = Annotated[int, ">= 1"]
@@ -85,7 +83,7 @@ class DataConfig:
     # of data.val, by a hash of their file names; null: use data.val
     names: Any  # class names in order, or a file that lists them; null: all classes of the json
     # (by id) or of the data.yaml
-    classes: Any  # train and score these alone, by name or number of the set, as in [person,3]; null: all
+    classes: Any  # train and score only these, by name or by number in the set, as in [person,3]; null: all
     shapes: ShapesConfig | None
     single_class: bool  # treat every object as the one class "object"
     exif: Exif  # apply: turn images upright by their EXIF tag, unless their annotated sizes are
@@ -101,24 +99,24 @@ class DataConfig:
     index_dir: str  # folder of the indices built from annotations, and of data.cache=disk
 
     def __post_init__(self) -> None:
-        if "/" in self.name or self.name in ("", ".", ".."):  # a folder below runs/ has it
+        if "/" in self.name or self.name in ("", ".", ".."):  # it names a folder below runs/
             raise ValueError(f"data.name must be a name without /, got {self.name!r}. fix: another data.name")
         if self.format in DataFormat.__members__:
             self.format = DataFormat(self.format)
         elif self.format not in FORMATS:
             choices = ", ".join((*DataFormat, *FORMATS))
             raise ValueError(f"data.format must be {choices}, or that of one of plugins=, got {self.format}")
-        if self.workers != AUTO and not (type(self.workers) is int and 0 <= self.workers <= 1024):
-            raise ValueError(f"data.workers must be >= 0 and <= 1024, or {AUTO}, got {self.workers}")
+        if self.workers != "auto" and not (type(self.workers) is int and 0 <= self.workers <= 1024):
+            raise ValueError(f"data.workers must be >= 0 and <= 1024, or auto, got {self.workers}")
         if self.format == DataFormat.shapes and self.shapes is None:
             raise ValueError(f"data.format={self.format} needs data.shapes: the number of images and their size")
         if self.format == DataFormat.voc and self.names is None:
             raise ValueError("data.format=voc needs data.names: VOC files do not list the classes")
         for split in ("train", "val") if self.split is None else ("train",):
-            part: SplitConfig = getattr(self, split)
-            if part.annotations is None and self.format == DataFormat.yolo:
+            paths: SplitConfig = getattr(self, split)
+            if paths.annotations is None and self.format == DataFormat.yolo:
                 continue
-            count = len(part.pairs(f"data.{split}"))
+            count = len(paths.pairs(f"data.{split}"))
             if count > 1 and self.format not in (DataFormat.voc, DataFormat.yolo):
                 raise ValueError(
                     f"data.{split}.annotations lists {count} files: format={self.format} reads one. fix: merge them"
@@ -131,14 +129,14 @@ class DataConfig:
             self.names = class_names(self.names, "data.names")
 
     def places(self, split: str, root: Path) -> tuple[str, list[tuple[Path, Path]]]:
-        """Annotations and the folders of their images, found below ``root`` but not read.
+        """Find annotations and the folders of their images below ``root``.
 
-        ``split`` is ``train`` or ``val``; returned is the one that is read, as ``data.split`` takes
-        both from ``train``. Raises DataError if a place is missing.
+        ``split`` is ``train`` or ``val``. Returned with it is the split to read, since
+        ``data.split`` takes both from ``train``. Raises DataError if a place is missing.
         """
         split = "train" if self.split is not None else split
-        part: SplitConfig = getattr(self, split)
-        if part.annotations is None:  # format=yolo, by __post_init__
+        paths: SplitConfig = getattr(self, split)
+        if paths.annotations is None:  # format=yolo, by __post_init__
             set_file, folder = (root, root.parent) if root.is_file() else (find_set_file(root), root)
             if set_file is None:
                 raise DataError(
@@ -147,7 +145,7 @@ class DataConfig:
                 )
             return split, [(set_file, folder)]
         root = root.parent if root.is_file() else root
-        pairs = [(root / annotations, root / images) for annotations, images in part.pairs(f"data.{split}")]
+        pairs = [(root / annotations, root / images) for annotations, images in paths.pairs(f"data.{split}")]
         for path, images in pairs:
             for place, key in ((path, f"data.{split}.annotations"), (images, f"data.{split}.images")):
                 if not place.exists():
@@ -165,7 +163,7 @@ class DataConfig:
         return f"set data.root to the folder of the data set, or {key}{more}"
 
     def line(self) -> str:
-        """What is read, in a few words for a log."""
+        """Name the data in a line for the log."""
         split = f", data.split={self.split:g}" if self.split is not None else ""
         classes = f", data.classes={self.classes}" if self.classes is not None else ""
         return f"data: {self.name}, {self.format} of {self.root}{split}{classes}"
@@ -198,7 +196,7 @@ class AugmentConfig:
     hsv_saturation: Share  # gain on the saturation, drawn from 1 - hsv_saturation..1 + hsv_saturation
     hsv_value: Share  # gain on the value (brightness), drawn from 1 - hsv_value..1 + hsv_value
     colour: Colour  # where the HSV gains are applied: per sample on the cpu, or per batch on the
-    # device; auto: on the device if it is a GPU; a resumed run stays with what it had
+    # device; auto: on the device if it is a GPU; a resumed run keeps its choice
 
     def plain_epochs(self, epochs: int) -> int:
         """Return how many final epochs, out of ``epochs``, go without mosaics and mixup."""

@@ -1,16 +1,18 @@
 """Make batches of network input from annotations and images.
 
-A training sample depends only on the run's seed and its request, not on the worker, the rank or
-earlier samples. First comes its plan (data/plan.py), then its pixels and boxes, here.
+A training sample depends only on the run's seed and its request, not on worker, rank or earlier
+samples. data/plan.py draws its plan; this file draws its pixels and moves its boxes.
 """
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import NamedTuple
 
 import cv2
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from data.colour import change_colour
 from data.config import AugmentConfig, Colour, Resize
@@ -22,19 +24,19 @@ from data.loader import Batch, empty_images
 from data.plan import Plan, Request, draw_plan
 from data.tiles import UprightTile, WarpedTile, tile_of
 
-Targets = np.typing.NDArray[np.float32]  # (T, 6) sample, class, cx, cy, w, h
+Targets = NDArray[np.float32]  # (T, 6) sample, class, cx, cy, w, h
 
 
 class Sample(NamedTuple):
     """A sample before it becomes network input."""
 
     image: Image  # uint8 (H, W, 3) RGB; may be changed in place
-    boxes_xyxy: Boxes  # (n, 4) in its pixels
-    classes: np.typing.NDArray[np.int32]  # (n,)
+    boxes_xyxy: Boxes  # (n, 4) in pixels of the image
+    classes: NDArray[np.int32]  # (n,)
 
 
 Change = Callable[[Sample, np.random.Generator], Sample]
-AUGMENTATIONS: dict[str, Change] = {}  # of the plugins in use, by name
+AUGMENTATIONS: dict[str, Change] = {}  # of plugins, by name
 
 
 class Tile(NamedTuple):
@@ -46,41 +48,29 @@ class Tile(NamedTuple):
 
 
 class TrainDataset(torch.utils.data.Dataset[Batch]):
-    """Augmented training samples; the last epochs go without mosaic and mixup.
+    """Augmented training samples; the last epochs do without mosaic and mixup.
 
-    ``changes`` change each sample further, one after the other.
+    Each of ``changes`` then changes the sample further.
     """
 
     def __init__(
         self,
         annotations: Annotations,
+        images: ImageSource,
         augment: AugmentConfig,
+        *,
         seed: int,
         epochs: int,
-        images: ImageSource,
         changes: Mapping[str, Change] | None = None,
     ) -> None:
-        self.annotations = annotations
-        self.augment = augment
-        self.seed = seed
-        self.epochs = epochs
+        self.annotations, self.images = annotations, images
+        self.augment, self.plain = augment, replace(augment, mosaic=0, mixup=0)
         self.first_plain_epoch = epochs - augment.plain_epochs(epochs)
-        self.images = images
+        self.seed = seed
         self.changes = dict(changes or {})
-        # Plain views: indexing a memory map is slow.
-        self._sizes = np.asarray(annotations.sizes)
-        self._offsets = np.asarray(annotations.offsets)
-        self._boxes_xywh = np.asarray(annotations.boxes_xywh)
-        self._classes = np.asarray(annotations.classes)
-        self._crowd = np.asarray(annotations.crowd)
 
     def __len__(self) -> int:
         return len(self.annotations)
-
-    def __reduce__(self) -> tuple[Callable[..., "TrainDataset"], tuple[Any, ...]]:
-        # Spawned workers rebuild what derives from the annotations.
-        made_of = (self.annotations, self.augment, self.seed, self.epochs, self.images, self.changes)
-        return type(self), made_of
 
     def __getitem__(self, request: Request) -> Batch:
         return self.__getitems__([request])
@@ -88,7 +78,7 @@ class TrainDataset(torch.utils.data.Dataset[Batch]):
     def __getitems__(self, requests: Sequence[Request]) -> Batch:
         """Return the batch of requests of one size; torch's loader calls this once per batch.
 
-        An image that is visible in more than one sample is decoded once.
+        An image that several samples show is decoded once.
         """
         buffer = empty_images(requests)
         plans = [self.plan(request) for request in requests]
@@ -113,10 +103,11 @@ class TrainDataset(torch.utils.data.Dataset[Batch]):
 
     def plan(self, request: Request) -> Plan:
         """The plan of one sample."""
-        return draw_plan(request, self._sizes, self.augment, self.seed, request.epoch < self.first_plain_epoch)
+        augment = self.augment if request.epoch < self.first_plain_epoch else self.plain
+        return draw_plan(request, self.annotations.sizes, augment, self.seed)
 
     def _draw(self, canvas: Image, plan: Plan, pictures: list[list[Tile]], images: "_BatchImages") -> list[Tile]:
-        """Draw one sample onto the canvas (H, W, 3); return the tiles of readable images."""
+        """Draw one sample onto the canvas (H, W, 3); return the tiles whose images are readable."""
         tiles = _draw_picture(canvas, pictures[0], images)
         if len(plan.pictures) == 2:
             other = np.empty_like(canvas)
@@ -129,36 +120,37 @@ class TrainDataset(torch.utils.data.Dataset[Batch]):
     def _targets(self, drawn: list[list[Tile]], size: Size) -> Targets:
         """Return the targets of all samples.
 
-        The boxes are clipped to their images, then mapped, for all tiles of the batch at once:
-        that takes hardly longer than one. Crowds are regions, not objects, and are left out.
+        Boxes are clipped to their images, then mapped, for all tiles of the batch at once: that
+        takes hardly longer than for one. Crowds are left out: they are regions, not objects.
         """
         tiles = [tile for sample in drawn for tile in sample]
         matrices = np.array([tile.matrix for tile in tiles], dtype=np.float64).reshape(-1, 3, 3)
         images = np.array([tile.position for tile in tiles], dtype=np.int64)
-        starts, counts = self._offsets[images], self._offsets[images + 1] - self._offsets[images]
+        listed = self.annotations
+        starts, counts = listed.offsets[images], listed.offsets[images + 1] - listed.offsets[images]
         of_tile = np.repeat(np.arange(len(tiles)), counts)
         rows = np.arange(len(of_tile)) + np.repeat(starts - np.cumsum(counts) + counts, counts)
-        objects = ~self._crowd[rows]
+        objects = ~listed.crowd[rows]
         of_tile, rows = of_tile[objects], rows[objects]
-        boxes = self._boxes_xywh[rows]
+        boxes = listed.boxes_xywh[rows]
         boxes[:, 2:] += boxes[:, :2]
-        limits = self._sizes[images][:, [1, 0, 1, 0]][of_tile]
+        limits = listed.sizes[images][:, [1, 0, 1, 0]][of_tile]
         moved = move_boxes(np.clip(boxes, 0, limits).astype(np.float32), matrices[of_tile])
         clipped, usable = visible_boxes(moved, size)
         samples = np.repeat(np.arange(len(drawn)), [len(sample) for sample in drawn])[of_tile]
-        return target_rows(samples[usable], self._classes[rows][usable], clipped[usable])
+        return target_rows(samples[usable], listed.classes[rows][usable], clipped[usable])
 
     def _changed(self, images: np.ndarray, targets: Targets, requests: Sequence[Request]) -> Targets:
         """Change the images (B, H, W, 3) in place, and return the changed targets.
 
-        Each change gets a generator that depends on its name, the run's seed and the request only.
+        The generator of a change depends only on its name, the run's seed and the request.
         """
         changed = []
         for number, (image, request) in enumerate(zip(images, requests, strict=True)):
-            own = targets[targets[:, 0] == number]
-            centres, halves = own[:, 2:4], own[:, 4:6] / 2
+            rows = targets[targets[:, 0] == number]
+            centres, halves = rows[:, 2:4], rows[:, 4:6] / 2
             boxes = np.concatenate((centres - halves, centres + halves), axis=1)
-            sample = Sample(image, boxes, own[:, 1].astype(np.int32))
+            sample = Sample(image, boxes, rows[:, 1].astype(np.int32))
             for name, change in self.changes.items():
                 seeds = [self.seed, request.epoch, request.index, request.repeat, zlib.crc32(name.encode())]
                 sample = change(sample, np.random.default_rng(seeds))
@@ -215,7 +207,7 @@ class _BatchImages:
         self._decoded: dict[int, Image | None] = {}
 
     def take(self, index: int) -> Image | None:
-        """Return an image down to its last visible row; ``None``: unreadable and skipped."""
+        """Return an image down to its last visible row; ``None`` if it is skipped as unreadable."""
         if index not in self._decoded:
             self._decoded[index] = self._source.read(index, self._rows[index])
         self._uses[index] -= 1
@@ -223,7 +215,7 @@ class _BatchImages:
 
 
 def target_rows(samples: np.ndarray, classes: np.ndarray, boxes_xyxy: Boxes) -> Targets:
-    """Targets of boxes (T, 4), each with its sample and class (T,)."""
+    """Targets of boxes (T, 4) with the sample and class (T,) of each."""
     low, high = boxes_xyxy[:, :2], boxes_xyxy[:, 2:]
     columns = (samples[:, None], classes[:, None], (low + high) / 2, high - low)
     return np.concatenate(columns, axis=1, dtype=np.float32)
@@ -233,9 +225,7 @@ class EvalDataset(torch.utils.data.Dataset[Batch]):
     """Images resized as ``resize`` says."""
 
     def __init__(self, annotations: Annotations, images: ImageSource, resize: Resize = Resize.letterbox) -> None:
-        self.annotations = annotations
-        self.images = images
-        self.resize = resize
+        self.annotations, self.images, self.resize = annotations, images, resize
 
     def __len__(self) -> int:
         return len(self.annotations)
@@ -251,7 +241,7 @@ class EvalDataset(torch.utils.data.Dataset[Batch]):
             index = request.index
             image = self.images.read(index)
             num_readable += image is not None
-            if image is None:  # skipped: a grey image, whose objects count as missed
+            if image is None:  # skipped: a grey image, so its objects count as missed
                 image = np.full((*self.annotations.sizes[index], 3), PAD_VALUE, dtype=np.uint8)
             box = resize_into(canvas, image, self.resize)
             classes, boxes = self.annotations.training_boxes(index)

@@ -3,8 +3,8 @@
 import re
 import reprlib
 
-# After :// an @ before any of / ? #, or a colon without a port. A password may hold what should be
-# quoted: the login goes up to the last @ before a query, else up to the last one.
+# After ://, an @ before any of / ? #, or a colon without a port. A password may contain what should
+# be quoted, so the login ends at the last @ before a query, else at the last one.
 _LOGIN = re.compile(r"://(?=[^/?#\s]*@|[^/?#\s:]*:(?!\d*([/?#\s]|$)))([^?#\s]*@|\S*@)")
 _shortened = reprlib.Repr()
 _shortened.maxstring = _shortened.maxother = 60
@@ -18,15 +18,15 @@ class DataError(ValueError):
 
 
 def printable(text: str) -> str:
-    """Escape file names that are not UTF-8, which cannot be printed or logged otherwise."""
+    """Escape what is not Unicode, as in file names of other encodings; it cannot be printed."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def without_login(text: str) -> str:
-    """Replace the user names and passwords of addresses in a text by ``***``."""
+    """Replace user names and passwords in addresses by ``***``."""
     return _LOGIN.sub("://***@", text)
 
 
 def shown(value: object) -> str:
-    """Return a short form of a file's value for a message, however long or deep it is."""
+    """Shorten a value from a file, however long or deep, for a message."""
     return _shortened.repr(value)

@@ -1,7 +1,7 @@
 """Matrices that map one picture to another, and the boxes they move.
 
-Coordinates are continuous: pixel i of a row covers i..i + 1, so an image w pixels wide spans 0..w.
-Scaling an image thus scales its boxes by the same factor.
+Coordinates are continuous: pixel i of a row covers i..i + 1, so scaling an image scales its boxes
+by the same factor.
 """
 
 import math
@@ -19,8 +19,8 @@ Matrix = NDArray[np.float64]  # (3, 3) maps (x, y, 1) of one picture to another;
 Size = tuple[int, int]  # height, width in pixels
 Point = tuple[int, int]  # x, y in pixels
 
-MIN_SIDE = 2.0  # pixels: smaller boxes are no usable targets
-MIN_VISIBLE = 0.2  # share of the area: boxes of which less is left are no usable targets
+MIN_SIDE = 2.0  # pixels; smaller boxes are not usable as targets
+MIN_VISIBLE = 0.2  # share of a box's area that must be left after clipping
 MAX_ASPECT = 20.0  # longer boxes are slivers of objects cut at an edge
 PAD_VALUE = 114  # grey of the letterbox, as in all YOLO systems
 
@@ -54,8 +54,7 @@ def is_upright(matrix: Matrix) -> bool:
 def snapped(matrix: Matrix, low: Point, high: Point) -> Matrix:
     """Move and stretch an upright matrix by less than a pixel, so that two points land on pixels.
 
-    A plain resize can draw tiles that start there, with exactly the pixels of a warp. Other
-    matrices are returned unchanged.
+    A plain resize then draws a tile with exactly the pixels of a warp. Other matrices stay.
     """
     if not is_upright(matrix):
         return matrix
@@ -71,7 +70,7 @@ def snapped(matrix: Matrix, low: Point, high: Point) -> Matrix:
 
 
 def move_boxes(boxes_xyxy: Boxes, matrix: Matrix) -> Boxes:
-    """Return upright boxes (n, 4) around boxes mapped by one matrix, or one each (n, 3, 3)."""
+    """Return upright boxes (n, 4) around boxes mapped by one matrix, or by one each (n, 3, 3)."""
     corners = boxes_xyxy[:, [0, 1, 2, 1, 2, 3, 0, 3]].reshape(-1, 4, 2)
     points = corners @ matrix[..., :2, :2].swapaxes(-1, -2) + matrix[..., None, :2, 2]
     return np.concatenate([points.min(axis=1), points.max(axis=1)], axis=1).astype(np.float32)
@@ -79,8 +78,7 @@ def move_boxes(boxes_xyxy: Boxes, matrix: Matrix) -> Boxes:
 
 def project(points: NDArray[np.floating[Any]], matrix: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
     """Map points (..., 2) of x, y by ``matrix``."""
-    moved: NDArray[np.float64] = points @ matrix[:2, :2].T + matrix[:2, 2]
-    return moved
+    return np.asarray(points @ matrix[:2, :2].T + matrix[:2, 2])
 
 
 def scaled_size(image_size: Size, target: Size) -> Size:
@@ -124,22 +122,20 @@ class Letterbox(NamedTuple):
     def to_network(self, boxes_xyxy: Boxes) -> Boxes:
         """Map boxes from pixels of the original image to pixels of the network input."""
         scale, shift = (self.ratio_x, self.ratio_y) * 2, (self.pad_x, self.pad_y) * 2
-        moved: Boxes = (boxes_xyxy * np.array(scale) + np.array(shift)).astype(np.float32)
-        return moved
+        return np.asarray(boxes_xyxy * np.array(scale) + np.array(shift), dtype=np.float32)
 
     def to_original(self, boxes_xyxy: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
         """Map boxes back to pixels of the original image, without clipping them."""
         scale, shift = (self.ratio_x, self.ratio_y) * 2, (self.pad_x, self.pad_y) * 2
-        moved: NDArray[np.float64] = (boxes_xyxy - np.array(shift, dtype=np.float64)) / np.array(scale)
-        return moved
+        return np.asarray((boxes_xyxy - np.array(shift, dtype=np.float64)) / np.array(scale))
 
 
 def resize_into(canvas: Image, image: Image, resize: Resize) -> Letterbox:
     """Resize an image into the canvas.
 
     A letterbox scales it to fit, by area average if it shrinks and linearly if it grows, centres it
-    and fills the rest with grey. Stretching is linear, as Darknet and OpenCV feed networks. The
-    returned ratios are those of the rounded size, so ``to_original`` is the exact inverse.
+    and fills the rest with grey. Stretching is linear, as in Darknet and OpenCV. The returned
+    ratios are those of the rounded size, so ``to_original`` is the exact inverse.
     """
     (height, width), (canvas_height, canvas_width) = image.shape[:2], canvas.shape[:2]
     if resize == Resize.stretch:
@@ -156,12 +152,6 @@ def resize_into(canvas: Image, image: Image, resize: Resize) -> Letterbox:
         interpolation = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
         cv2.resize(image, (new_width, new_height), dst=inner, interpolation=interpolation)
     return Letterbox(new_width / width, new_height / height, pad_x, pad_y)
-
-
-def letterbox(image: Image, size: Size) -> tuple[Image, Letterbox]:
-    """Letterbox an image into a new array of ``size`` (height, width)."""
-    canvas = np.empty((*size, 3), dtype=np.uint8)
-    return canvas, resize_into(canvas, image, Resize.letterbox)
 
 
 def cut_at_edges(boxes_xyxy: NDArray[np.float64], size: Size) -> NDArray[np.float64]:

@@ -1,8 +1,8 @@
 """Type, size and orientation of images from their headers, and which EXIF tags turn them upright.
 
-An image is turned unless its annotated size fits only the stored pixels. Tags 2 to 4 and squares
-keep their size, so it cannot decide there. Then the majority of the set's other tagged images
-decides; without any, the image is turned.
+An image is turned unless its annotated size fits only the stored pixels. Where turning keeps the
+size (tags 2 to 4, squares), the majority of the set's other tagged images decides; without any, the
+image is turned.
 """
 
 import io
@@ -14,6 +14,7 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 import PIL.Image
+from numpy.typing import NDArray
 
 from data.annotations_read import Source
 from data.config import Exif
@@ -21,15 +22,15 @@ from data.geometry import Image, Size
 from data.io import in_chunks
 from data.layouts import read_file
 
-KINDS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "JPEG2000", "AVIF")  # as Pillow calls them
-KNOWN_TYPES = ", ".join(KINDS)
+PILLOW_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "JPEG2000", "AVIF")
+KNOWN_TYPES = ", ".join(PILLOW_FORMATS)  # for messages
 MAX_PIXELS = 178_956_970  # 512 MiB of RGB, Pillow's limit: a file of a few kB can decode to more
 TooLargeError = PIL.Image.DecompressionBombError  # for an image of more than MAX_PIXELS
-HEAD_BYTES = 16384  # usually holds the size; a JPEG may put colour profiles and thumbnails first
-FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # a JPEG's markers of frame headers (T.81, table B.1)
-BARE = frozenset({0x01, *range(0xD0, 0xD8)})  # its markers without a length
-ORIENTATION = 274  # the EXIF tag
-FLIPS = {2: 1, 3: -1, 4: 0, 6: 1, 7: -1, 8: 0}  # OpenCV's code, by orientation; 5 to 8 are transposed first
+HEAD_BYTES = 16384  # usually contain the size; a JPEG may put colour profiles and thumbnails first
+FRAME_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # of a JPEG's frame headers (T.81, table B.1)
+BARE_MARKERS = frozenset({0x01, *range(0xD0, 0xD8)})  # without a length
+ORIENTATION_TAG = 274  # of EXIF
+FLIPS = {2: 1, 3: -1, 4: 0, 6: 1, 7: -1, 8: 0}  # OpenCV's code by orientation; 5 to 8 are transposed first
 TURNED = "images turned upright by their EXIF tag"
 STORED = "images with an EXIF tag that are read as stored, since their sizes are annotated so"
 
@@ -40,18 +41,18 @@ class Header(NamedTuple):
     kind: str
     height: int
     width: int
-    orientation: int = 1  # 1 to 8 (Exif 2.32); 1: upright, as any TIFF, which Pillow and OpenCV turn
+    orientation: int = 1  # 1 to 8 (Exif 2.32); 1: upright, or a TIFF, which Pillow and OpenCV turn
 
     def size(self, orientation: int) -> tuple[int, int]:
-        """Height and width in pixels once the image is turned by ``orientation``."""
+        """Height and width in pixels of the image turned by ``orientation``."""
         return (self.width, self.height) if orientation > 4 else (self.height, self.width)
 
 
 def read_header(source: bytes | str) -> Header | None:
-    """The header of a file's content or path; ``None`` if it is no image of a known type.
+    """The header of a file, by content or path; ``None`` if it is not an image of a known type.
 
-    Pillow reads it. Those of JPEG files, which training reads again for each sample, take it ten
-    times as long as ``read_segments``. Raises ``OSError`` and ``TooLargeError``.
+    Pillow reads it, but for JPEG files, which training reads for each sample: ``read_segments`` is
+    ten times as fast. Raises ``OSError`` and ``TooLargeError``.
     """
     data = source if isinstance(source, bytes) else read_file(source, HEAD_BYTES)
     if not data.startswith(b"\xff\xd8\xff"):
@@ -69,19 +70,19 @@ def read_header(source: bytes | str) -> Header | None:
 
 
 def read_segments(data: bytes) -> tuple[int, bytes] | None:
-    """Where a JPEG's frame header begins, and the Exif data before it; ``None`` without the former.
+    """Where a JPEG's frame header begins, and the Exif data before it; ``None``: it has no header.
 
-    The frame header (T.81, B.2.2): marker, length, precision, height, width, components.
+    A frame header (T.81, B.2.2) has marker, length, precision, height, width, components.
     """
     position, exif = 2, b""
     try:
         while data[position] == 0xFF:
             marker = data[position + 1]
-            if marker in FRAMES:
+            if marker in FRAME_MARKERS:
                 return position, exif
             if marker == 0xFF:  # a fill byte
                 position += 1
-            elif marker in BARE:
+            elif marker in BARE_MARKERS:
                 position += 2
             else:
                 end = position + 2 + struct.unpack_from(">H", data, position + 2)[0]
@@ -95,29 +96,29 @@ def read_segments(data: bytes) -> tuple[int, bytes] | None:
 
 def _with_pillow(file: io.BytesIO | str) -> Header | None:
     try:
-        with PIL.Image.open(file, formats=KINDS) as image:
+        with PIL.Image.open(file, formats=PILLOW_FORMATS) as image:
             return Header(str(image.format), image.height, image.width, orientation_of(image))
     except TooLargeError:
         raise
-    except Exception:  # of a damaged file: of any kind
+    except Exception:  # a damaged file may raise any kind
         return None
 
 
 def orientation_of(image: PIL.Image.Image) -> int:
     """The EXIF orientation, 1 to 8, of an image that Pillow opened; 1 (upright) if it has none."""
-    # Not getexif(): it decodes a PNG to find a late tag, and takes XMP for one.
+    # Not getexif(): it decodes a PNG to find a late tag, and also reads XMP.
     return 1 if image.format == "TIFF" else _orientation(image.info.get("exif", b""))
 
 
 def _orientation(exif: bytes) -> int:
-    """The orientation in Exif data; 1 (upright) where there is none."""
+    """The orientation in Exif data; 1 (upright) if there is none."""
     if not exif:
         return 1
     tags = PIL.Image.Exif()
     try:
         tags.load(exif)
-        orientation = tags.get(ORIENTATION, 1)
-    except Exception:  # of damaged data: of any kind
+        orientation = tags.get(ORIENTATION_TAG, 1)
+    except Exception:  # damaged data may raise any kind
         return 1
     return orientation if orientation in range(1, 9) else 1
 
@@ -126,10 +127,10 @@ class TurnRule(NamedTuple):
     """Which images of a set are turned."""
 
     exif: Exif
-    unclear: bool  # whether to turn images whose annotated size does not decide
+    unclear: bool  # whether to turn images whose annotated size cannot decide
 
     def orientation(self, header: Header, size: Size) -> int:
-        """Return the EXIF orientation to apply, given the annotated ``size`` (height, width)."""
+        """Return the EXIF orientation to apply if the annotated ``size`` is (height, width)."""
         if self.exif == Exif.ignore:
             return 1
         changes_size = header.orientation > 4 and header.height != header.width
@@ -146,7 +147,7 @@ def turn_decoded(image: Image, orientation: int) -> Image:
 
 
 def rule_of(source: Source, exif: Exif) -> TurnRule:
-    """The rule of a set, by its image headers and annotated sizes; fills ``source.notes``."""
+    """Derive the rule of a set from image headers and annotated sizes; fills ``source.notes``."""
     if exif == Exif.ignore:
         return TurnRule(exif, unclear=False)
     paths = [os.path.join(source.image_root, name) for name in source.file_names]
@@ -161,8 +162,8 @@ def rule_of(source: Source, exif: Exif) -> TurnRule:
     return rule
 
 
-def _read_rows(paths: Sequence[str]) -> np.typing.NDArray[np.int64]:
-    """Height, width and orientation (n, 3) of files; 0 where one is missing or no image."""
+def _read_rows(paths: Sequence[str]) -> NDArray[np.int64]:
+    """Height, width and orientation (n, 3) of files; 0 for files that are not images."""
     rows = np.zeros((len(paths), 3), dtype=np.int64)
     for row, path in enumerate(paths):
         try:

@@ -15,14 +15,16 @@ from pathlib import Path
 import cv2
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from data.config import ImageCache, OnError
 from data.errors import DataError
 from data.geometry import Image
 from data.headers import KNOWN_TYPES, MAX_PIXELS, Header, TooLargeError, read_header, read_segments, turn_decoded
 from data.index import Annotations
-from data.io import counted, stamp_files, usable_cores
+from data.io import stamp_files, usable_cores
 from data.layouts import read_file
+from data.progress import tracked
 
 try:
     import simplejpeg
@@ -33,19 +35,19 @@ logger = logging.getLogger(__name__)
 
 HUFFMAN_FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended and progressive (T.81, table B.1)
 CHROMA_ROWS = 2  # chroma at half height: upsampling a row reads the next pair of rows
-AS_STORED = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION  # RGB; only TIFF files are turned
-MANY = 20  # images: that a start reads, and that are no accident if they are unreadable in a row
-MANY_OF_A_BATCH = 4  # images of a batch that are no accident if all are unreadable
+AS_STORED = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION  # RGB; OpenCV turns only TIFF files
+CHECKED_IMAGES = 20  # read before a training starts
+MAX_UNREADABLE = 20  # in a row; also of a set of up to 2,000 images
+MIN_UNREADABLE_BATCH = 4  # images; a batch of these, all unreadable, is not an accident
 CACHE_VERSION = 3  # raise it when the file layout or the decoding changes
 MISSING = -1  # in place of the checksum of an image that could not be read
 
 
 def decode_rows(data: bytes, height: int, rows: int) -> Image | None:
-    """Decode at least the first ``rows`` of a JPEG's rows to RGB; the pixels equal OpenCV's.
+    """Decode the first ``rows`` of a JPEG, or more, to OpenCV's pixels in RGB; or return ``None``.
 
     With a smaller height in the frame header, simplejpeg (the extra ``fast``) decodes only that
-    many rows. OpenCV does so as well, but prints a warning for each image. ``None`` leaves the
-    image to OpenCV, as without simplejpeg.
+    many rows. OpenCV does so as well, but prints a warning for each image.
     """
     segments = read_segments(data) if simplejpeg is not None else None
     if segments is None:
@@ -70,8 +72,7 @@ def decode_rows(data: bytes, height: int, rows: int) -> Image | None:
 def open_image(path: str | Path, fix: str, data: bytes | None = None) -> tuple[bytes, Header]:
     """Read a complete image file of a known type and a size that is safe to decode.
 
-    ``data`` is its content where that was fetched from ``path``, an address. Raises ``DataError``,
-    with ``fix`` as its way out.
+    ``data`` is its content if ``path`` is an address. Raises ``DataError``, ending with ``fix``.
     """
     try:
         data = read_file(path) if data is None else data
@@ -82,8 +83,8 @@ def open_image(path: str | Path, fix: str, data: bytes | None = None) -> tuple[b
         raise DataError(f"{path} has more than the {MAX_PIXELS:,} pixels that are read. {fix}") from error
     if header is None:
         raise DataError(f"{path} is not an image of a known type ({KNOWN_TYPES}). {fix}")
-    # Decoders notice it for the other types. The end marker cannot occur within the pixels (T.81,
-    # B.1.1.2), but it can in a thumbnail before them. Cameras may append data behind it.
+    # Decoders notice it in other types. The end marker cannot occur in the pixels (T.81, B.1.1.2),
+    # but it may in a thumbnail before them, and cameras may append data behind it.
     if header.kind == "JPEG" and data.rfind(b"\xff\xd9", (read_segments(data) or (0,))[0]) < 0:
         raise DataError(f"{path} is cut short: the end of its JPEG data is missing. {fix}")
     return data, header
@@ -91,27 +92,25 @@ def open_image(path: str | Path, fix: str, data: bytes | None = None) -> tuple[b
 
 def decode_stored(path: str | Path, data: bytes, header: Header, fix: str) -> Image:
     """Decode an image with OpenCV, not yet turned. Raises ``DataError``."""
-    # OpenCV prints about broken images without naming them; the errors here name the file.
+    # OpenCV prints warnings about broken images that do not name the file.
     cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
-    # From memory OpenCV refuses an image that ends early; from a file it fills up a JPEG with grey.
+    # From memory OpenCV refuses a truncated image; from a file it fills up a JPEG with grey.
     image = cv2.imdecode(np.frombuffer(data, dtype=np.uint8), AS_STORED)
     if image is None:
-        why = f"its {header.kind} data are damaged, or of a kind that OpenCV does not read as 8 or 16 bits"
+        why = f"its {header.kind} data are damaged, or not of 8 or 16 bits"
         raise DataError(f"{path} cannot be decoded: {why}. {fix}")
     return np.asarray(image, dtype=np.uint8)
 
 
 class ImageSource:
-    """The decoded images of a data set by position, from their files or a finished ``cache`` file.
+    """The decoded images of a data set by position, from their files or a complete ``cache`` file.
 
-    The cache may be unlinked once every process maps it.
+    The cache may be unlinked once every process has mapped it.
     """
 
     def __init__(self, annotations: Annotations, on_error: OnError, cache: Path | None = None) -> None:
-        self.annotations = annotations
-        self.on_error = on_error
-        self.cache = cache
-        # Shared with loader processes: 1 for an image left out since take_left_out(), 2 for before.
+        self.annotations, self.on_error, self.cache = annotations, on_error, cache
+        # Shared with loader processes: 1 for an image left out since take_left_out(), 2 for others.
         self._left_out = torch.zeros(len(annotations), dtype=torch.uint8).share_memory_()
         self._in_a_row = 0
         more = ", or set data.on_error=skip to leave such images out" if on_error != OnError.skip else ""
@@ -121,20 +120,20 @@ class ImageSource:
             self._bytes = np.memmap(cache, dtype=np.uint8, mode="r").view(np.ndarray)
             assert len(self._bytes) == self._starts[-1], f"{cache} was made from other annotations"
             self._checks = self._bytes[: self._starts[0]].view(np.int64)
-            # Each image is checked once, since each time would slow the loader down. Forked workers
-            # share the results (N,) and whether damage was reported.
+            # Each image is checked only once, as that takes time. Forked workers share the results
+            # (N,) and whether damage was reported.
             self._whole = torch.zeros(len(annotations) + 1, dtype=torch.bool).share_memory_().numpy()
 
     def __reduce__(self) -> tuple[object, ...]:
         made_of = self.annotations, self.on_error, self.cache
         return type(self), made_of, {"_left_out": self._left_out}  # a spawned worker maps the cache itself
 
-    def read(self, index: int, rows: int | None = None) -> np.typing.NDArray[np.uint8] | None:
+    def read(self, index: int, rows: int | None = None) -> NDArray[np.uint8] | None:
         """Return the image (h, w, 3) in RGB, in its annotated size; read-only from a cache.
 
         Only the first frame of an animation is read; rows beyond the first ``rows`` may be missing.
-        An unreadable image raises ``DataError`` or, with ``on_error=skip``, is ``None`` and once in
-        the log. Too many of them, or an empty folder, raise ``DataError`` in any case.
+        An unreadable image raises ``DataError`` or, with ``on_error=skip``, is logged once and
+        returned as ``None``. Too many of them, or an empty folder, always raise ``DataError``.
         """
         try:
             image = self._cached(index) if self.cache is not None else None
@@ -147,40 +146,40 @@ class ImageSource:
         return image
 
     def read_sample(self) -> None:
-        """Read a few images, as an older index says nothing on files. Raises what ``read`` does."""
-        for index in np.unique(np.linspace(0, len(self.annotations) - 1, MANY, dtype=np.int64)).tolist():
+        """Read a few images, since files may vanish after indexing. Raises what ``read`` does."""
+        for index in np.unique(np.linspace(0, len(self.annotations) - 1, CHECKED_IMAGES, dtype=np.int64)).tolist():
             self.read(index, 1)
 
-    def take_left_out(self) -> np.typing.NDArray[np.int64]:
-        """Positions (k,) of images left out since the last call, by the loader's processes, too."""
+    def take_left_out(self) -> NDArray[np.int64]:
+        """Positions (k,) of images left out since the last call, also by loader processes."""
         flags = self._left_out.numpy()
         positions = np.flatnonzero(flags == 1)
         flags[positions] = 2
         return positions
 
     def check_left_out(self, count: int, last: object) -> str:
-        """A clause on ``count`` unreadable images and the ``last`` one.
+        """Describe ``count`` unreadable images and the ``last`` one.
 
-        Raises it as ``DataError`` for more than 1 % of a large set, 20 of a smaller one, or a
+        Raises this as ``DataError`` for more than 1 % of a large set, 20 of a smaller one, or a
         quarter of a very small one, and for 20 in a row.
         """
         total = len(self.annotations)
         clause = f"{count:,} of {total:,} images cannot be read, the last one: {last}"
-        if self._in_a_row >= MANY or count > max(total // 100, min(MANY, (total + 2) // 4)):
+        if self._in_a_row >= MAX_UNREADABLE or count > max(total // 100, min(MAX_UNREADABLE, (total + 2) // 4)):
             raise DataError(clause)
         return clause
 
     def check_batch(self, positions: Sequence[int], num_readable: int) -> None:
         """Raise ``DataError`` if none of a batch's images, at ``positions``, could be read."""
-        if num_readable == 0 and len(positions) >= MANY_OF_A_BATCH:
+        if num_readable == 0 and len(positions) >= MIN_UNREADABLE_BATCH:
             path = self.annotations.path(positions[-1])
             raise DataError(f"none of the {len(positions)} images of a batch can be read, as {path}. {self._fix}")
 
     def _leave_out(self, index: int, error: DataError) -> None:
-        """Count an unreadable image. Raises ``DataError`` where it may not be left out."""
+        """Count an unreadable image. Raises ``DataError`` if it may not be left out."""
         folder = os.path.dirname(self.annotations.path(index))
         if self.cache is None and _is_empty(folder):
-            raise DataError(f"{folder}, a folder of images, is gone, empty or closed. fix: restore it") from error
+            raise DataError(f"{folder}, a folder of images, is gone, empty or unreadable. fix: restore it") from error
         if self.on_error != OnError.skip:
             raise error
         flags = self._left_out.numpy()
@@ -190,8 +189,8 @@ class ImageSource:
         self._in_a_row += 1
         self.check_left_out(int(np.count_nonzero(flags == 1)), error)
 
-    def _cached(self, index: int) -> np.typing.NDArray[np.uint8] | None:
-        """An image of the cache; None if it is damaged there."""
+    def _cached(self, index: int) -> NDArray[np.uint8] | None:
+        """An image from the cache; None if it is damaged there."""
         if self._checks[index] == MISSING:
             raise DataError(f"{self.annotations.path(index)} could not be read for data.cache. {self._fix}")
         pixels = self._bytes[self._starts[index] : self._starts[index + 1]]
@@ -205,7 +204,7 @@ class ImageSource:
             logger.warning("the image cache %s, which are read from their files. fix: delete the cache", where)
         return None
 
-    def _decode(self, index: int, rows: int | None) -> np.typing.NDArray[np.uint8]:
+    def _decode(self, index: int, rows: int | None) -> NDArray[np.uint8]:
         path, size = self.annotations.path(index), tuple(self.annotations.sizes[index].tolist())
         data, header = open_image(path, self._fix)
         orientation = self.annotations.turn.orientation(header, size)
@@ -215,15 +214,15 @@ class ImageSource:
                 return turn_decoded(quickly, orientation)
         image = turn_decoded(decode_stored(path, data, header, self._fix), orientation)
         if image.shape[:2] != size:
-            (height, width), (shown_height, shown_width) = size, image.shape[:2]
-            actual = f"{shown_width:,} x {shown_height:,} pixels, its annotations are for {width:,} x {height:,}"
+            (height, width), (actual_height, actual_width) = size, image.shape[:2]
+            actual = f"{actual_width:,} x {actual_height:,} pixels, its annotations are for {width:,} x {height:,}"
             fix = "fix: data.exif=apply" if header.size(header.orientation) == size else self._fix  # it is ignored
             raise DataError(f"{path} has {actual}. {fix}")
         return image
 
 
 def image_cache_name(annotations: Annotations, on_error: OnError) -> str:
-    """Name the cache of these images; the name changes with any file or how it is turned."""
+    """Name the cache of these images; the name changes with any file and how it is turned."""
     paths = [annotations.path(index) for index in range(len(annotations))]
     key = hashlib.sha256(f"{CACHE_VERSION} {stamp_files(paths).digest} {on_error.value} {annotations.turn}".encode())
     key.update(annotations.sizes.tobytes())
@@ -233,13 +232,12 @@ def image_cache_name(annotations: Annotations, on_error: OnError) -> str:
 def build_image_cache(images: ImageSource, path: Path, kind: ImageCache) -> None:
     """Decode all images into ``path`` unless it exists; one process per node calls this first.
 
-    The file lies on a memory file system (/dev/shm) or, to outlive the run, on a disk. It starts
-    with a table of int64: the CRC-32 of each image, or ``MISSING`` if it could not be read, and
-    last the CRC-32 of these. Then follow the pixels of all images in order, in their annotated
-    sizes. It appears complete or not at all, and is made anew if its table or its end is damaged.
-    ``kind`` is for messages.
-    Raises ``DataError`` where there is too little room, before any work, and for an image that
-    cannot be read.
+    The file is on a memory file system (/dev/shm) or, to outlive the run, on a disk. It starts with
+    a table of int64: the CRC-32 of each image, or ``MISSING`` if it could not be read, and the
+    CRC-32 of these. The pixels of all images follow in order, in their annotated sizes. The file
+    appears complete or not at all, and is rebuilt if its table or its end is damaged. ``kind`` is
+    for messages. Raises ``DataError`` if there is too little room, before any work, and for an
+    unreadable image.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     starts, free = _starts(images.annotations), shutil.disk_usage(path.parent).free
@@ -247,7 +245,7 @@ def build_image_cache(images: ImageSource, path: Path, kind: ImageCache) -> None
         table = np.fromfile(path, np.int64, starts[0] // 8) if path.is_file() else np.ones(1, np.int64)
         if path.stat().st_size == starts[-1] and zlib.crc32(table[:-1].data) == table[-1]:
             return
-        logger.warning("the image cache %s is damaged and is made anew", path)
+        logger.warning("the image cache %s is damaged and will be rebuilt", path)
     if starts[-1] > free:
         raise DataError(
             f"data.cache={kind} needs {starts[-1] / 2**30:.1f} GiB in {path.parent}, where {free / 2**30:.1f} GiB "
@@ -261,7 +259,7 @@ def build_image_cache(images: ImageSource, path: Path, kind: ImageCache) -> None
         if image is not None:
             pixels = np.ascontiguousarray(image)
             table[index] = zlib.crc32(pixels.data)
-            with temporary.open("r+b") as file:  # not by a memory map: on a full disk that would crash
+            with temporary.open("r+b") as file:  # a memory map would crash on a full disk
                 file.seek(starts[index])
                 file.write(pixels.data)
 
@@ -270,7 +268,7 @@ def build_image_cache(images: ImageSource, path: Path, kind: ImageCache) -> None
             file.truncate(starts[-1])
         with ThreadPoolExecutor(len(usable_cores())) as pool:  # OpenCV decodes without the GIL
             count = len(images.annotations)
-            for _ in counted(pool.map(fill, range(count)), "decoding images", count):
+            for _ in tracked(pool.map(fill, range(count)), count, "decoding images"):
                 pass
         table[-1] = zlib.crc32(table[:-1].data)
         with temporary.open("r+b") as start:
@@ -287,8 +285,8 @@ def _is_empty(folder: str) -> bool:
     return True
 
 
-def _starts(annotations: Annotations) -> np.typing.NDArray[np.int64]:
+def _starts(annotations: Annotations) -> NDArray[np.int64]:
     """Return the start of each image in the file and the end of the last one: (N + 1,)."""
     lengths = annotations.sizes.astype(np.int64).prod(axis=1) * 3
-    starts: np.typing.NDArray[np.int64] = 8 * (len(annotations) + 1) + np.concatenate([[0], np.cumsum(lengths)])
+    starts: NDArray[np.int64] = 8 * (len(annotations) + 1) + np.concatenate([[0], np.cumsum(lengths)])
     return starts

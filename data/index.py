@@ -1,10 +1,8 @@
 """The flat index of a data set: names, sizes and boxes of all images in a few shared arrays.
 
-Unlike objects for each image, arrays open in milliseconds, and a forked worker's memory does not
-grow as it reads.
-
-On the disk an index is a folder with one ``.npy`` file per array and ``about.json``, and their
-CRC-32. Nothing changes in place: other sources have another key and folder.
+Unlike an object per image, arrays open in milliseconds, and a forked worker's memory does not grow
+as it reads. On disk an index is a folder with one ``.npy`` file per array, ``about.json`` and their
+CRC-32. It never changes: other sources get another folder.
 """
 
 import filecmp
@@ -27,18 +25,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data import coco, headers, shapes, validate, voc, yolo
-from data.annotations_read import Files, Findings, Source, of_classes, part_of
+from data.annotations_read import Findings, LocatedSplit, Source, select_classes, select_split
 from data.config import FORMATS, DataConfig, DataFormat, Exif, OnError
 from data.errors import DataError
 from data.io import new_folder, stamp_files
 from data.layouts import read_file
+from data.progress import counted
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 9  # raise it when the columns or the checks change
-ATTEMPTS = 3  # to build an index: a process may remove a damaged one just when another has built it anew
+FORMAT_VERSION = 10  # raise it when the columns or the checks change
+ATTEMPTS = 3  # to build an index: a process may remove a damaged one just after another has rebuilt it
 SINGLE_CLASS_NAME = "object"
-SAMPLE = 20  # validation images that are looked for among the training images
+COMPARED_IMAGES = 20  # of validation, which are looked for among the training images
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +55,7 @@ class Annotations:
     boxes_xywh: NDArray[np.float64]  # (M, 4) left, top, width, height in pixels, as in the source
     classes: NDArray[np.int32]  # (M,) in 0..C-1
     crowd: NDArray[np.bool_]  # (M,)
-    areas: NDArray[np.float64]  # (M,) square pixels of the object where the source has them, else of its box
+    areas: NDArray[np.float64]  # (M,) square pixels of the object, if the source has them, else of its box
     category_ids: NDArray[np.int64]  # (C,) class ids of the source
     names: list[str]  # (C,)
     image_root: Path
@@ -68,7 +67,7 @@ class Annotations:
         return len(self.image_ids)
 
     def file_name(self, index: int) -> str:
-        """The name of an image relative to ``image_root``; absolute where it lies elsewhere."""
+        """The name of an image relative to ``image_root``; absolute if it lies elsewhere."""
         name = bytes(self.name_bytes[self.name_offsets[index] : self.name_offsets[index + 1]])
         return name.decode("utf-8", "surrogateescape")
 
@@ -77,55 +76,51 @@ class Annotations:
         return os.path.join(self.image_root, self.file_name(index))  # ten times as fast as a Path
 
     def digest(self) -> str:
-        """A hash of the images' order and sizes and of the boxes, whatever folder they lie in."""
+        """A hash of image order, image sizes and boxes; it does not depend on the folder."""
         sha = hashlib.sha256()
         for column in (self.sizes, self.offsets, self.boxes_xywh, self.classes, self.crowd):
             sha.update(np.ascontiguousarray(column).data)
         return sha.hexdigest()[:16]
 
-    def boxes_xyxy(self, index: int) -> NDArray[np.float32]:
-        """All boxes (n, 4) of an image in pixels, clipped to it."""
-        return self._clipped(index, slice(self.offsets[index], self.offsets[index + 1]))
-
     def training_boxes(self, index: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Classes (n,) and clipped boxes_xyxy (n, 4) of an image, without crowd regions."""
+        """Classes (n,) and clipped boxes_xyxy (n, 4) of an image in pixels, without crowds."""
         rows = np.arange(self.offsets[index], self.offsets[index + 1])
         rows = rows[~self.crowd[rows]]
-        return self.classes[rows], self._clipped(index, rows)
-
-    def _clipped(self, index: int, rows: slice | NDArray[np.int64]) -> NDArray[np.float32]:
-        boxes = np.array(self.boxes_xywh[rows])
+        boxes = self.boxes_xywh[rows]
         boxes[:, 2:] += boxes[:, :2]
         height, width = self.sizes[index]
-        return boxes.clip(0, [width, height, width, height]).astype(np.float32)
+        return self.classes[rows], boxes.clip(0, [width, height, width, height]).astype(np.float32)
 
 
 def open_annotations(config: DataConfig, split: str) -> Annotations:
-    """Open the index of the ``train`` or ``val`` split; build it first if there is none.
+    """Open the index of the ``train`` or ``val`` split; build it first if it is missing.
 
-    Any number of processes may call this at once, on one or more nodes. Raises ``DataError`` for
+    Any number of processes on any number of nodes may call this at once. Raises ``DataError`` for
     missing or broken sources, and for bad entries unless ``data.on_error=skip``.
     """
-    files = locate(config, split)
-    # The split is part of the key: only a training set must hold boxes.
+    located = locate(config, split)
+    # The key has the split since only a training set must have boxes.
     fields = "format", "single_class", "names", "classes", "exif", "on_error", "split"
     options = [getattr(config, field) for field in fields]
-    key = json.dumps([FORMAT_VERSION, *files.stamps, str(files.image_root), split, *options])
+    key = json.dumps([FORMAT_VERSION, *located.stamps, str(located.image_root), split, *options])
     folder = Path(config.index_dir).absolute() / hashlib.sha256(key.encode()).hexdigest()[:32]
     for _ in range(ATTEMPTS):
         if not folder.exists():
-            columns, about, _ = _read(config, split, files)
+            columns, about, _ = _read(config, split, located)
             build_index(folder, columns, about)
         if (loaded := load_index(folder)) is not None:
-            break
-        logger.warning("the index %s is damaged and is built anew", folder)
-        with suppress(FileNotFoundError), TemporaryDirectory(dir=folder.parent) as trash:  # or another process has it
+            arrived = sum(map(os.path.isfile, loaded[1].pop("missing_files")))
+            if not arrived:
+                break
+        reason = "is damaged" if loaded is None else f"lacks {counted(arrived, 'image')} that arrived since"
+        logger.warning("the index %s %s and will be rebuilt", folder, reason)
+        with suppress(FileNotFoundError), TemporaryDirectory(dir=folder.parent) as trash:  # another process moved it
             folder.rename(Path(trash) / folder.name)
     else:
-        raise DataError(f"the index {folder} is damaged whenever it is built. fix: set data.index_dir to another disk")
+        raise DataError(f"the index {folder} is damaged each time it is built. fix: set data.index_dir to another disk")
     arrays, about = loaded
     exif, unclear = about.pop("turn")
-    return Annotations(**arrays, **about, turn=headers.TurnRule(Exif(exif), unclear), image_root=files.image_root)
+    return Annotations(**arrays, **about, turn=headers.TurnRule(Exif(exif), unclear), image_root=located.image_root)
 
 
 def build_index(folder: Path, columns: Mapping[str, NDArray[np.generic]], about: Mapping[str, Any]) -> None:
@@ -137,7 +132,7 @@ def build_index(folder: Path, columns: Mapping[str, NDArray[np.generic]], about:
             content = json.dumps({**about, "columns": list(columns)})
             (temporary / "about.json").write_text(content, encoding="utf-8")
             (temporary / "crc32").write_bytes(_checksum(temporary))
-        # Of processes that were killed, if no file came for a day; named as new_folder does.
+        # What killed processes left: nothing was written there for a day. new_folder names them so.
         for left in folder.parent.glob(f".*.{'[0-9a-f]' * 32}.tmp"):
             with suppress(OSError):  # another process removes it, or owns it
                 if time.time() - left.stat().st_mtime > 86_400:
@@ -145,17 +140,17 @@ def build_index(folder: Path, columns: Mapping[str, NDArray[np.generic]], about:
     except OSError as error:
         raise DataError(
             f"cannot write the index of the data set to {folder.parent} ({error.strerror}). "
-            "fix: set data.index_dir to a folder with space that you may write to"
+            "fix: set data.index_dir to a writable folder with free space"
         ) from error
 
 
 def load_index(folder: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """The arrays of an index, memory-mapped and read-only, and its ``about``; ``None``: damaged."""
+    """Map the arrays of an index, read-only, and read ``about``; ``None`` if it is damaged."""
     try:
         if read_file(folder / "crc32") != _checksum(folder):
             return None
         about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
-        # Plain ndarrays over the mapped pages: np.memmap makes a Python call for each slice.
+        # Plain ndarrays over the mapped pages: slicing np.memmap calls Python code each time.
         arrays = {
             name: np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False).view(np.ndarray)
             for name in about.pop("columns")
@@ -166,7 +161,7 @@ def load_index(folder: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
 
 
 def _checksum(folder: Path) -> bytes:
-    """The CRC-32 of the columns and of ``about.json``, in hex digits."""
+    """The CRC-32 of the columns and ``about.json``, in hex digits."""
     checksum = 0
     for file in sorted(folder.glob("[!.]*.*")):
         checksum = zlib.crc32(read_file(file), checksum)
@@ -174,26 +169,27 @@ def _checksum(folder: Path) -> bytes:
 
 
 def read_annotations(config: DataConfig, split: str) -> tuple[Annotations, Findings, Findings]:
-    """Read a split from its sources; return it with all findings and notes.
+    """Read a split from its sources into memory; return it with all findings and notes.
 
-    Ignores ``data.on_error`` and the index; the arrays are in memory. Raises ``DataError`` where
-    the sources as a whole are missing or broken.
+    Ignores ``data.on_error`` and the index. Raises ``DataError`` if the sources as a whole are
+    missing or broken.
     """
-    files = locate(config, split)
-    columns, about, source = _read(replace(config, on_error=OnError.skip), split, files)
-    return Annotations(**columns, **about, image_root=files.image_root), source.findings, source.notes
+    located = locate(config, split)
+    columns, about, source = _read(replace(config, on_error=OnError.skip), split, located)
+    del about["missing_files"]
+    return Annotations(**columns, **about, image_root=located.image_root), source.findings, source.notes
 
 
-def _read(config: DataConfig, split: str, files: Files) -> tuple[dict[str, Any], dict[str, Any], Source]:
+def _read(config: DataConfig, split: str, located: LocatedSplit) -> tuple[dict[str, Any], dict[str, Any], Source]:
     """The columns of the index, its other values as plain data, and the checked source."""
-    source = files.read()
-    # The sizes that these give may show how images were turned.
+    source = located.read()
+    # These formats state image sizes, which may show how images were turned.
     annotated = config.format in (DataFormat.coco, DataFormat.voc, *FORMATS)
     turn = headers.rule_of(source, config.exif) if annotated else headers.TurnRule(config.exif, unclear=True)
     if config.split is not None:
-        source = part_of(source, split, config.split)
+        source = select_split(source, split, config.split)
     if config.classes is not None:
-        source = of_classes(source, config.classes)
+        source = select_classes(source, config.classes)
     columns = validate.check_source(source, split, config.on_error)
     names = list(source.categories.values())
     if config.single_class:
@@ -203,7 +199,8 @@ def _read(config: DataConfig, split: str, files: Files) -> tuple[dict[str, Any],
     left_out, notes = source.findings, source.notes
     skipped = [f"left out: {left_out.summary()}", *left_out.first()] if left_out.counts else []
     changed = [f"{kind} ({count}), first: {notes.examples[kind][0]}" for kind, count in notes.counts.items()]
-    return columns, {"names": names, "turn": turn, "skipped": skipped, "notes": changed}, source
+    about = {"names": names, "turn": turn, "skipped": skipped, "notes": changed}
+    return columns, {**about, "missing_files": source.missing_files}, source
 
 
 def check_same_classes(train: Annotations, val: Annotations) -> None:
@@ -221,14 +218,15 @@ def check_same_classes(train: Annotations, val: Annotations) -> None:
 
 
 def warn_of_shared_images(train: Annotations, val: Annotations) -> str | None:
-    """A warning if images of a sample of ``val`` are in ``train``, too, but under another path.
+    """Warn if some of a sample of ``val`` are in ``train`` as well, under another path.
 
-    The same path in both sets is intended. Files are compared if their first boxes are equal.
+    The same path in both sets is taken as intended. Files are compared if their first boxes are
+    equal.
     """
-    annotated, boxed = (np.flatnonzero(np.diff(part.offsets)) for part in (train, val))
+    annotated, boxed = (np.flatnonzero(np.diff(split.offsets)) for split in (train, val))
     first_boxes = train.boxes_xywh[train.offsets[annotated]]
     by_box = {box.tobytes(): position for box, position in zip(first_boxes, annotated.tolist(), strict=True)}
-    sample = boxed[:: len(boxed) // SAMPLE + 1].tolist()
+    sample = boxed[:: len(boxed) // COMPARED_IMAGES + 1].tolist()
     pairs = []
     for index in sample:
         position = by_box.get(val.boxes_xywh[val.offsets[index]].tobytes())
@@ -239,11 +237,11 @@ def warn_of_shared_images(train: Annotations, val: Annotations) -> str | None:
         return None
     return (
         f"warning: {len(pairs)} of {len(sample)} validation images are training images under another path, such as "
-        f"{' and '.join(pairs[0])}: the metrics tell nothing about new images. fix: data.split=0.1"
+        f"{' and '.join(pairs[0])}: the metrics say nothing about new images. fix: data.split=0.1"
     )
 
 
-def locate(config: DataConfig, split: str) -> Files:
+def locate(config: DataConfig, split: str) -> LocatedSplit:
     """Find the files of the ``train`` or ``val`` split. Raises ``DataError`` if any is missing."""
     root = Path(config.root).absolute()
     if config.format == DataFormat.shapes:
@@ -259,10 +257,10 @@ def locate(config: DataConfig, split: str) -> Files:
         return yolo.locate_yolo(pairs, image_root, split, config.names, config.exif)
     path, read = pairs[0][0], FORMATS.get(config.format)
     stamped = [str(path)]
-    if read is not None:  # of a plugin: it reads the path itself, or all in it
+    if read is not None:  # a plugin's, which reads the file or everything in the folder
         below = sorted(str(file) for file in path.rglob("*") if file.is_file()) if path.is_dir() else []
         stamped = [inspect.getfile(read), *stamped, *below]
-    return Files(
+    return LocatedSplit(
         stamps=[stamp_files(stamped).digest],
         image_root=image_root,
         read=lambda: coco.read_coco(path, image_root, config.names, read and read(path, image_root)),

@@ -1,108 +1,88 @@
-"""Find and read many files, with threads where the disk is slow; write or fetch them whole."""
+"""Find and read many files, with threads if the disk is slow; write or fetch whole files."""
 
 import hashlib
 import io
 import os
 import shutil
 import stat
-import sys
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-from rich.console import Console
-from rich.progress import Progress
+from numpy.typing import NDArray
 
 from data.errors import DataError
+from data.progress import Progress, is_live
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-CHUNK = 256  # items handled at once: handing them over one by one costs more than most files
+FILES_PER_TASK = 256  # one by one, handing them to a thread would cost more than reading most files
 MAX_THREADS = 32
 THREADS_PER_CORE = 4  # they mostly wait
-WAITING_RATIO = 3.0  # a chunk waited if its time is this multiple of its computing time,
-LEAST_WAIT = 0.005  # plus these seconds, which the clocks' resolution and the scheduler may add
+WAITING_RATIO = 3.0  # a task waited if it took this multiple of its CPU time,
+MIN_WAIT = 0.005  # plus these seconds, for the clocks' resolution and the scheduler
 RETRIES = 3  # of a download
 TIMEOUT_SECONDS = 60.0  # of a download, without a byte
+MEGABYTE = 1_000_000  # bytes
 MAX_FETCHED = 256 * 2**20  # bytes of a picture: an address may never end
 
 
-@contextmanager
-def bar(what: str, total: int = 0) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr: call its function with units done and in total, 0 if that is unknown."""
-    hidden = not (sys.stdout.isatty() and sys.stderr.isatty())
-    with Progress(console=Console(stderr=True), transient=True, disable=hidden) as live:
-        task = live.add_task(what, total=total or None)
-        yield lambda done, of: live.update(task, completed=done, total=of or None)
-
-
-def counted(items: Iterable[T], what: str, total: int) -> Iterator[T]:
-    """The ``total`` items, with a bar that counts those already handled."""
-    with bar(what, total) as report:
-        for done, item in enumerate(items, start=1):
-            yield item
-            report(done, total)
-
-
 def usable_cores() -> set[int]:
-    """Numbers of the cores this process may use: on Linux its CPU affinity, elsewhere all."""
+    """The cores that this process may use: its CPU affinity on Linux, elsewhere all."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
 def files_below(folder: Path, suffixes: Collection[str]) -> list[str]:
-    """Sorted files below a folder, by suffix; no hidden ones, links count. Raises ``OSError``."""
+    """Sorted files with these suffixes below a folder, without hidden ones. Raises ``OSError``."""
 
     def stop(error: OSError) -> None:
         raise error
 
     files, visited = [], set()
     for parent, folders, names in os.walk(folder, onerror=stop, followlinks=True):
-        place = os.path.realpath(parent)
-        folders[:] = [] if place in visited else sorted(name for name in folders if name[0] != ".")
-        if place not in visited:
+        target = os.path.realpath(parent)  # links may lead round in circles
+        folders[:] = [] if target in visited else sorted(name for name in folders if name[0] != ".")
+        if target not in visited:
             files += [f"{parent}/{name}" for name in names if name[name.rfind(".") :].lower() in suffixes]
-        visited.add(place)
+        visited.add(target)
     return sorted(file for file in files if not os.path.basename(file).startswith("."))
 
 
-def in_chunks(function: Callable[[Sequence[T]], R], items: Sequence[T], what: str) -> Iterator[R]:
-    """Yield ``function`` of each ``CHUNK`` of items, in order, with a progress bar.
+def in_chunks(function: Callable[[Sequence[T]], R], items: Sequence[T], title: str) -> Iterator[R]:
+    """Yield ``function`` of each chunk of the items, in order, with a live line on a terminal.
 
     Threads take over after the first chunk that mostly waited. With files in memory they would
     only compete for the interpreter's lock and halve the speed.
     """
-    chunks = [items[start : start + CHUNK] for start in range(0, len(items), CHUNK)]
-    with bar(what, len(items)) as report:
-        waiting, done = False, 0
-        while done < len(chunks) and not waiting:
+    starts = range(0, len(items), FILES_PER_TASK)
+    chunks = iter([items[start : start + FILES_PER_TASK] for start in starts])
+    threads = min(MAX_THREADS, THREADS_PER_CORE * len(usable_cores()))
+    with Progress(len(items), title, enabled=is_live(), unit="file") as progress, ThreadPoolExecutor(threads) as pool:
+        for chunk in chunks:
             wall, busy = time.perf_counter(), time.thread_time()
-            result = function(chunks[done])
-            waiting = time.perf_counter() - wall > WAITING_RATIO * (time.thread_time() - busy) + LEAST_WAIT
-            done += 1
-            report(min(done * CHUNK, len(items)), len(items))
+            result = function(chunk)
+            waited = time.perf_counter() - wall > WAITING_RATIO * (time.thread_time() - busy) + MIN_WAIT
             yield result
-        with ThreadPoolExecutor(min(MAX_THREADS, THREADS_PER_CORE * len(usable_cores()))) as pool:
-            futures = [pool.submit(function, chunk) for chunk in chunks[done:]]
-            try:
-                for number, future in enumerate(futures, start=done + 1):
-                    yield future.result()
-                    report(min(number * CHUNK, len(items)), len(items))
-            finally:  # after an error the rest is not needed
-                for future in futures:
-                    future.cancel()
+            progress.advance(len(chunk))
+            if waited:
+                break
+        rest = list(chunks)
+        for chunk, result in zip(rest, pool.map(function, rest), strict=True):  # after an error, map cancels the rest
+            yield result
+            progress.advance(len(chunk))
 
 
 class Stamps(NamedTuple):
-    """File status without content. An edit can keep size and mtime, but not ctime."""
+    """The status of files. An edit can keep size and mtime, but not ctime."""
 
     digest: str  # of names, sizes and times
-    is_file: np.typing.NDArray[np.bool_]  # (N,) whether each is a regular file
+    is_file: NDArray[np.bool_]  # (N,) whether each is a regular file
 
 
 def stamp_files(paths: Sequence[str]) -> Stamps:
@@ -115,26 +95,24 @@ def stamp_files(paths: Sequence[str]) -> Stamps:
 
 
 def _stamp_chunk(paths: Sequence[str]) -> tuple[bytes, list[bool]]:
-    rows, are_files = [], []
+    rows = []
     for path in paths:
         try:
             status = os.stat(path)
         except (OSError, ValueError):  # ValueError: an impossible name
             rows.append((0, 0, 0, 0))
-            are_files.append(False)
         else:
             rows.append((status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
-            are_files.append(stat.S_ISREG(status.st_mode))
     digest = hashlib.sha256("\n".join(paths).encode("utf-8", "surrogateescape"))
     digest.update(np.array(rows, dtype=np.int64).data)
-    return digest.digest(), are_files
+    return digest.digest(), [stat.S_ISREG(mode) for mode, *_ in rows]
 
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
     """Give a temporary folder that becomes ``folder`` at the end, unless another process made it.
 
-    The files in it, but not in its folders, are then on the disk. After an error nothing is left.
+    Its files, but not those in its folders, are synced to disk. An error leaves nothing behind.
     Raises ``OSError``.
     """
     temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.tmp")
@@ -162,8 +140,8 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-class _Progress:
-    """What pooch expects of a progress bar."""
+class _DownloadProgress:
+    """What pooch expects of a progress bar; ``report`` gets the bytes done and in total."""
 
     total = done = 0
 
@@ -182,10 +160,7 @@ class _Progress:
 
 
 def fetch(address: str, shown: str) -> bytes:
-    """The content of an address of http or https, which messages call ``shown``.
-
-    Raises ``DataError``.
-    """
+    """Read an http(s) address, which messages call ``shown``. Raises ``DataError``."""
     import pooch
 
     def check(done: int, _: int) -> None:
@@ -194,11 +169,11 @@ def fetch(address: str, shown: str) -> bytes:
 
     content = io.BytesIO()
     try:
-        pooch.HTTPDownloader(timeout=TIMEOUT_SECONDS, progressbar=_Progress(check))(address, content, None)
+        pooch.HTTPDownloader(timeout=TIMEOUT_SECONDS, progressbar=_DownloadProgress(check))(address, content, None)
     except OSError as error:
         answer = getattr(error, "response", None)  # None: the server gave none
         why = type(error).__name__ if answer is None else f"HTTP status {answer.status_code}"
-        # Without the error itself, which holds the password.
+        # Without the error itself, which may show the password.
         raise DataError(f"{shown} cannot be fetched ({why}). fix: check the address and the network") from None
     return content.getvalue()
 
@@ -207,9 +182,9 @@ def download(url: str, path: Path, known_hash: str | None = None, size: int | No
     """Fetch ``url`` into ``path`` unless the right file is there; it appears whole or not at all.
 
     ``known_hash`` is written as ``md5:<digits>`` or ``sha1:<digits>``, ``size`` is in bytes. Raises
-    ``DataError`` if the file cannot be fetched or is another one.
+    ``DataError`` if the file cannot be fetched or is not the expected one.
     """
-    import pooch  # and with it requests: slow
+    import pooch  # imports requests, which is slow
 
     pooch.get_logger().setLevel("WARNING")
     if path.is_file() and size not in (None, path.stat().st_size):
@@ -217,13 +192,18 @@ def download(url: str, path: Path, known_hash: str | None = None, size: int | No
     files = pooch.create(
         path.parent, base_url="", registry={path.name: known_hash}, urls={path.name: url}, retry_if_failed=RETRIES
     )
+
+    def report(done: int, total: int) -> None:
+        progress.total = total // MEGABYTE
+        progress.at(done // MEGABYTE)
+
     try:
-        with bar(path.name) as report:
-            fetch = pooch.HTTPDownloader(timeout=TIMEOUT_SECONDS, progressbar=_Progress(report))
+        with Progress(0, path.name, enabled=is_live(), unit="MB") as progress:
+            fetch = pooch.HTTPDownloader(timeout=TIMEOUT_SECONDS, progressbar=_DownloadProgress(report))
             files.fetch(path.name, downloader=fetch)
         if size not in (None, path.stat().st_size):
             path.unlink()
-            raise ValueError(f"it has not {size:,} bytes")
+            raise ValueError(f"expected {size:,} bytes")
     except OSError as error:
         fix = "fix: check address, network and folder, or fetch the file by other means"
         raise DataError(f"{url} cannot be fetched into {path} ({error}). {fix}") from error

@@ -16,10 +16,8 @@ import yaml
 
 from data.errors import DataError, shown
 
-IMAGE_SUFFIXES = frozenset(
-    ".avif .bmp .gif .jp2 .jpeg .jpg .pbm .pgm .png .pnm .ppm .tif .tiff .webp".split()
-)  # in lower case; files with other suffixes are not images
-KINDS = (
+IMAGE_SUFFIXES = frozenset(".avif .bmp .gif .jp2 .jpeg .jpg .pbm .pgm .png .pnm .ppm .tif .tiff .webp".split())
+SET_KINDS = (
     "a data.yaml, Darknet's obj.data, a COCO json, or a folder with data.yaml, obj.data, instances_train.json, Pascal "
     "VOC's xml files, or images and .txt files"
 )
@@ -34,8 +32,8 @@ _CLASS = re.compile(rb"<object>.*?<name>\s*(.*?)\s*</name>", re.DOTALL)
 def recognise(place: Path) -> dict[str, Any]:
     """The name, format, root and splits of the set at ``place``, as options of ``data``.
 
-    ``place`` is any of KINDS. Where a set has no validation images, both splits are all images.
-    Raises ``DataError`` for anything else.
+    Without validation images both splits are all images. Raises ``DataError`` if ``place`` is not
+    one of SET_KINDS.
     """
     place = Path(os.path.abspath(place))
     if place.is_dir():
@@ -45,7 +43,7 @@ def recognise(place: Path) -> dict[str, Any]:
     else:
         result = {"format": "yolo", "root": str(place)} if is_set_file(place) else None
     if result is None:
-        raise DataError(f"{place} is no data set that can be read as it is. fix: name {KINDS}")
+        raise DataError(f"{place} is not a data set that can be read as it is. fix: name {SET_KINDS}")
     root = Path(result["root"])
     folder = root if root.is_dir() else root.parent
     return {"name": folder.name if root.is_dir() or root.name in USUAL_NAMES else root.stem, **result}
@@ -57,12 +55,12 @@ def find_set_file(folder: Path) -> Path | None:
 
 
 def is_set_file(place: Path) -> bool:
-    """Whether it has the suffix of a data.yaml or an obj.data."""
+    """Whether ``place`` has the suffix of a data.yaml or an obj.data."""
     return place.suffix.lower() in (*YAML_SUFFIXES, ".data")
 
 
 def _of_folder(folder: Path) -> dict[str, Any] | None:
-    """The options for a folder of YOLO's, COCO's or Pascal VOC's, or of images and label files."""
+    """The options for a folder in the layout of YOLO, COCO or VOC, or of images and label files."""
     if set_file := find_set_file(folder):
         return {"format": "yolo", "root": str(set_file)}
     for layout in ("annotations/instances_train*.json", "instances_train*.json"):
@@ -73,18 +71,18 @@ def _of_folder(folder: Path) -> dict[str, Any] | None:
         lists = [f"ImageSets/Main/{split}.txt" for split in ("train", "val")]
         train, val = lists if all((folder / name).is_file() for name in lists) else [os.path.relpath(xmls, folder)] * 2
         names = sorted(unescape(name.decode("utf-8", "replace")) for name in classes)
-        return {"format": "voc", "root": str(folder), "names": names, "train": _part(train), "val": _part(val)}
+        return {"format": "voc", "root": str(folder), "names": names, "train": _split(train), "val": _split(val)}
     suffixes = {path.suffix.lower() for path in folder.iterdir()}
     if ".txt" in suffixes and suffixes & IMAGE_SUFFIXES:
         names_file = next((name for name in CLASS_FILES if (folder / name).is_file()), None)
-        return {"format": "yolo", "root": str(folder), "names": names_file, "train": _part("."), "val": _part(".")}
+        return {"format": "yolo", "root": str(folder), "names": names_file, "train": _split("."), "val": _split(".")}
     return None
 
 
 def _of_json(path: Path) -> dict[str, Any]:
-    """The options for a COCO json and its twin, with the other word in its or its folder's name."""
+    """The options for a COCO json and its twin, with val in place of train in its path, say."""
     twins = (
-        (split, Path(*path.parts[:-depth], *(part.replace(word, other) for part in path.parts[-depth:])))
+        (split, Path(*path.parts[:-depth], *(name.replace(word, other) for name in path.parts[-depth:])))
         for split, word, other in TWINS
         for depth in (1, 2)
     )
@@ -93,22 +91,22 @@ def _of_json(path: Path) -> dict[str, Any]:
     jsons = {"train": path, "val": path, split: twin}
     images = {split: _images_of(json_path) for split, json_path in jsons.items()}
     root = os.path.commonpath([*(json_path.parent for json_path in jsons.values()), *images.values()])
-    parts = {split: _part(os.path.relpath(jsons[split], root), os.path.relpath(images[split], root)) for split in jsons}
-    return {"format": "coco", "root": root, "on_error": "clip", **parts}
+    paths = {split: [os.path.relpath(place[split], root) for place in (jsons, images)] for split in jsons}
+    return {"format": "coco", "root": root, "on_error": "clip", **{split: _split(*paths[split]) for split in jsons}}
 
 
-def _part(annotations: str, images: str = ".") -> dict[str, str]:
+def _split(annotations: str, images: str = ".") -> dict[str, str]:
     return {"annotations": annotations, "images": images}
 
 
 def _images_of(path: Path) -> Path:
-    """The folder that has the first ``file_name`` of a json; that of the json if none has it."""
+    """The folder that has the first ``file_name`` of a json; if none has, that of the json."""
     with path.open("rb") as file:
         text = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if path.stat().st_size else b""
         match = re.search(rb'"file_name"\s*:\s*("(?:[^"\\]|\\.)*")', text)
     try:
         name = json.loads(match[1] if match else b"")
-    except ValueError:  # no name, or a broken one, of which reading the whole file says more
+    except ValueError:  # a missing or broken name: reading the whole file says more
         return path.parent
     word = path.stem.rpartition("_")[2]  # instances_train2017: train2017
     split = word.rstrip("0123456789")
@@ -121,14 +119,14 @@ def _images_of(path: Path) -> Path:
 
 
 def load_yaml(path: Path) -> dict[str, Any]:
-    """Read the keys of a data.yaml, or another YAML file. Raises ``DataError`` where it is none."""
+    """Read a data.yaml or another YAML file. Raises ``DataError`` if it does not hold keys."""
     try:
         text = read_file(path)
         depth = 0
         for event in yaml.parse(text):
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if isinstance(event, yaml.AliasEvent) or depth > 100:  # reading takes the square of the depth
-                raise yaml.YAMLError("it holds an alias, or is nested deep: a few lines can be billions of values")
+                raise yaml.YAMLError("it has an alias or is nested deep: a few lines can be billions of values")
         content = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: e.g. a date with a 13th month
         raise DataError(f"{path} is not valid YAML ({' '.join(str(error).split())}). fix: correct it") from error
@@ -138,14 +136,14 @@ def load_yaml(path: Path) -> dict[str, Any]:
 
 
 def read_set_file(path: Path) -> dict[str, Any]:
-    """The keys train, val and path of a data.yaml or obj.data, and the list of names if it has any.
+    """Read a data.yaml or obj.data: keys such as train, val and path, and names as a list, if any.
 
-    A data.yaml has names as a list, or as a dictionary with keys 0, 1, ... Raises ``DataError``.
+    A data.yaml may have names as a dictionary with keys 0, 1, ... Raises ``DataError``.
     """
     if path.suffix.lower() in YAML_SUFFIXES:
         content = load_yaml(path)
         if "kpt_shape" in content:
-            raise DataError(f"{path} is for key points (kpt_shape), no boxes. fix: name a set for detection")
+            raise DataError(f"{path} is for key points (kpt_shape), not for boxes. fix: name a set for detection")
         if isinstance(names := content.get("names"), dict):
             by_number = {int(key) if str(key).isdecimal() else key: name for key, name in names.items()}
             if by_number.keys() != set(range(len(names))):
@@ -165,10 +163,10 @@ def read_set_file(path: Path) -> dict[str, Any]:
 
 
 def starts_of(path: Path, start: str = "") -> list[Path]:
-    """Where the relative paths in a data.yaml or obj.data may start; ``start`` is its ``path``.
+    """Where relative paths in a data.yaml or obj.data may start; ``start`` is its ``path``.
 
-    Darknet itself starts at the current folder, which usually holds ``data/obj.data``. Ultralytics'
-    programs look for ``path`` in a folder ``datasets`` there or beside it.
+    Darknet starts at the current folder, which usually has ``data/obj.data``. Ultralytics' programs
+    look for ``path`` in a folder ``datasets`` in it or beside it.
     """
     here = Path.cwd()
     folders = [path.parent, path.parent.parent, here, *([here / "datasets", here / "../datasets"] if start else [])]
@@ -176,7 +174,7 @@ def starts_of(path: Path, start: str = "") -> list[Path]:
 
 
 def find_place(name: str, path: Path, starts: list[Path]) -> Path:
-    """The file or folder that ``path`` names. Raises ``DataError`` where there is none.
+    """The file or folder ``name`` that ``path`` mentions. Raises ``DataError`` if it is missing.
 
     Roboflow writes "../train/images" for a folder beside the file, so ``name`` is also tried
     without "../".
@@ -192,7 +190,7 @@ def find_place(name: str, path: Path, starts: list[Path]) -> Path:
 
 
 def class_names(names: Any, where: str) -> list[str]:
-    """A list of class names as texts. Raises ``DataError``, naming ``where``, if it is none."""
+    """Class names as texts. Raises ``DataError``, which names ``where``, if they are not a list."""
     # YAML reads yes, no, on and off as booleans.
     if not isinstance(names, list) or not names or not all(type(name) in (str, int, float) for name in names):
         raise DataError(
@@ -208,14 +206,14 @@ def class_names(names: Any, where: str) -> list[str]:
 def choose_classes(by_id: dict[int, str], names: list[str] | None, path: Path) -> dict[int, str]:
     """Select the classes (id to name) in ``names``, in its order; ``None`` takes all.
 
-    Raises ``DataError`` where a name is not among those of ``path``.
+    Raises ``DataError`` for a name that ``path`` lacks.
     """
     if names is None:
         return by_id
     id_of = {name: number for number, name in by_id.items()}
-    if unknown := [name for name in names if name not in id_of]:
-        known = ", ".join(id_of)
-        raise DataError(f"data.names holds {unknown[0]!r}, and the classes of {path} are {known}. fix: correct it")
+    if missing := [name for name in names if name not in id_of]:
+        listed = ", ".join(id_of)
+        raise DataError(f"data.names holds {missing[0]!r}, and the classes of {path} are {listed}. fix: correct it")
     return {id_of[name]: name for name in names}
 
 
@@ -223,22 +221,22 @@ def class_numbers(chosen: Any, names: Sequence[str], key: str) -> list[int]:
     """The numbers of the ``chosen`` classes among ``names``, ascending.
 
     ``chosen`` is a name, a number from 0, or several of these; ``key`` is its option. Raises
-    ``DataError``, which lists the classes, where one is none of them.
+    ``DataError``, which lists the classes, for any other.
     """
     entries = [chosen] if isinstance(chosen, str) or not isinstance(chosen, Iterable) else list(chosen)
-    known = [*names, *range(len(names))]
-    wrong = [entry for entry in entries if isinstance(entry, bool) or entry not in known]  # True == 1
+    valid = [*names, *range(len(names))]
+    wrong = [entry for entry in entries if isinstance(entry, bool) or entry not in valid]  # True == 1
     if wrong or not entries:
         problem = f"{key} holds {shown(wrong[0])}" if wrong else f"{key} is empty"
         listed = ", ".join(f"{number} {name}" for number, name in enumerate(names))
         raise DataError(f"{problem}, and the classes are {listed}. fix: some of these, by name or number")
-    return sorted({known.index(entry) % len(names) for entry in entries})
+    return sorted({valid.index(entry) % len(names) for entry in entries})
 
 
 def read_names(path: Path) -> tuple[list[str], list[int] | None]:
-    """Class names of a file; for a COCO json, sorted by category id, the ids as well.
+    """Class names of a file; for a COCO json, in the order of category ids, the ids as well.
 
-    The suffix tells which of ``NAME_FILES`` it is. Raises ``DataError`` where it is none.
+    The suffix tells which of ``NAME_FILES`` it is. Raises ``DataError`` for any other file.
     """
     names, ids, why = None, None, ""
     try:
@@ -261,7 +259,7 @@ def read_names(path: Path) -> tuple[list[str], list[int] | None]:
 
 
 def _names_in(path: Path) -> list[str]:
-    """The lines of a text file, a class each. Empty ones are allowed at the end only."""
+    """The lines of a text file, one class each. Only the last ones may be empty."""
     lines = "\n".join(map(str.strip, read_lines(path))).rstrip().splitlines()
     if "" in lines:
         number = lines.index("") + 1
@@ -270,10 +268,7 @@ def _names_in(path: Path) -> list[str]:
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a UTF-8 text file; invalid bytes become surrogates, as in file names.
-
-    Raises ``DataError`` where the file is not text.
-    """
+    """The lines of a UTF-8 text file, other bytes as surrogates. Raises ``DataError`` if binary."""
     content = read_file(path).removeprefix(b"\xef\xbb\xbf")
     if b"\0" in content:  # binary, or UTF-16
         raise DataError(f"{path} is not a text file in UTF-8. fix: name one with an entry per line")
@@ -281,9 +276,9 @@ def read_lines(path: Path) -> list[str]:
 
 
 def read_file(path: str | os.PathLike[str], limit: int = sys.maxsize) -> bytes:
-    """Read at most ``limit`` bytes of a file. Raises ``OSError``, also if it is not a regular one.
+    """Read at most ``limit`` bytes of a regular file; for any other, raise ``OSError``.
 
-    Python's file objects make twice as many system calls, which costs as much as parsing a header.
+    Python's file objects make twice as many system calls, which takes as long as parsing a header.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # do not wait for a pipe
     try:

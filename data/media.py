@@ -1,4 +1,4 @@
-"""Pictures and videos outside any data set: find, read, and batch them for the network."""
+"""Pictures and videos outside any data set: find, read and batch them for the network."""
 
 import glob
 import logging
@@ -17,6 +17,7 @@ import PIL.Image
 import torch
 
 from data import headers, images, io, layouts, samplers
+from data.colour import network_input
 from data.config import Exif, OnBadFile, Resize
 from data.errors import DataError, without_login
 from data.geometry import Image, Letterbox, resize_into
@@ -24,8 +25,8 @@ from data.geometry import Image, Letterbox, resize_into
 logger = logging.getLogger(__name__)
 
 VIDEO_SUFFIXES = (".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm")
-USUAL_RATE = 25.0  # frames per second of what does not state it
-WAITING_BATCHES = 4  # limit on decoded pictures in unfinished batches, in batches
+DEFAULT_RATE = 25.0  # frames per second of a video that does not state it
+MAX_WAITING = 4  # batches of decoded pictures in unfinished batches
 _FIX = "fix: replace the file, or set on_error=skip to leave such files out"
 
 
@@ -33,7 +34,7 @@ _FIX = "fix: replace the file, or set on_error=skip to leave such files out"
 class Medium:
     """A picture or a video of a source, or a camera or stream."""
 
-    path: Path  # absolute; without meaning for an address, a camera or a picture in memory
+    path: Path  # absolute; unused for an address, a camera or a picture in memory
     name: str  # relative to the source's common folder, with "/"; unique within the source
     address: str = ""  # of a picture, video or stream, or the number of a camera
     image: Image | None = field(default=None, compare=False)  # (h, w, 3) RGB of a picture in memory
@@ -45,14 +46,14 @@ class Medium:
 
     @property
     def shown(self) -> str:
-        """What messages call it: its path, or its address without user, password and query."""
+        """Its name in messages: the path, or the address without user, password and query."""
         return re.split("[?#]", without_login(self.address))[0] if "://" in self.address else str(self.path)
 
     @property
     def is_video(self) -> bool:
-        """Whether it has frames: a camera, a stream, or what has the suffix of a video.
+        """Whether it has frames: a camera, a stream, or a file with the suffix of a video.
 
-        Under http an address with the suffix of a picture is one.
+        An http(s) address with the suffix of a picture is a picture.
         """
         suffix = os.path.splitext(self.shown)[1].lower()
         if self.address:
@@ -67,7 +68,7 @@ class Frame:
     medium: Medium
     number: int  # counted from 1; a picture has 1
     image: Image  # (h, w, 3) RGB
-    frames_per_second: float = 0.0  # as the video states; 0: a picture
+    frames_per_second: float = 0.0  # of the video; 0: a picture
 
     @property
     def size(self) -> tuple[int, int]:
@@ -78,10 +79,9 @@ class Frame:
 def find_media(source: str) -> list[Medium]:
     """Return the pictures and videos that ``source`` names, each once, sorted by path.
 
-    A source is a picture or video, a folder (with its subfolders, without hidden files) or a
-    pattern such as ``pictures/**/*.jpg``. A number is a camera. ``http://.../a.jpg`` is a picture,
-    any other address a video or stream; its name is free of user, password and query. Raises
-    DataError if nothing is found.
+    A source is a picture or video, a folder (with its subfolders, without hidden files), a pattern
+    such as ``pictures/**/*.jpg``, or the number of a camera. ``http://.../a.jpg`` is a picture, any
+    other address a video or stream. Raises DataError if nothing is found.
     """
     if source.isdecimal() and len(source) < 10:  # OpenCV takes a C int
         return [Medium(Path(name := f"camera{source}"), name, address=source)]
@@ -104,7 +104,7 @@ def find_media(source: str) -> list[Medium]:
 
 
 def count_frames(media: Sequence[Medium]) -> int:
-    """Count the frames, as videos state them; 0 for a camera or an address."""
+    """Count the frames that videos claim to have; 0 for a camera or an address."""
     if media[0].address and media[0].is_video:
         return 0
     videos = [_capture(medium) for medium in media if medium.is_video]
@@ -113,16 +113,13 @@ def count_frames(media: Sequence[Medium]) -> int:
 
 def _capture(medium: Medium) -> cv2.VideoCapture:
     cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # its warnings hold the password
-    # OpenCV crashes on a name that is not Unicode, and takes its bytes.
+    # OpenCV crashes on a name that is not Unicode, but accepts its bytes.
     source: Any = int(medium.address) if medium.address.isdecimal() else os.fsencode(medium.address or medium.path)
     return cv2.VideoCapture(source)
 
 
 def read_picture(medium: Medium, exif: Exif) -> Frame:
-    """Read a picture; ``exif=apply`` turns it by its EXIF tag. Raises DataError if unreadable.
-
-    One in memory is taken as it is.
-    """
+    """Read a picture; ``exif=apply`` turns a file by its tag. Raises DataError if unreadable."""
     if medium.image is not None:
         return Frame(medium, 1, medium.image)
     fetched = io.fetch(medium.address, medium.shown) if medium.address else None
@@ -132,9 +129,9 @@ def read_picture(medium: Medium, exif: Exif) -> Frame:
 
 
 def pixels_of(image: PIL.Image.Image, exif: Exif) -> Image:
-    """The pixels (h, w, 3) RGB of a Pillow image, as those of its file; 16 bits keep the upper 8.
+    """The pixels (h, w, 3) RGB of a Pillow image, as read from its file; of 16 bits the upper 8.
 
-    Raises DataError if they have 32 bits, whose range is unknown, or cannot be decoded.
+    Raises DataError for 32 bits, whose range is unknown, and for an undecodable image.
     """
     orientation = headers.orientation_of(image) if exif == Exif.apply else 1
     try:
@@ -143,7 +140,7 @@ def pixels_of(image: PIL.Image.Image, exif: Exif) -> Image:
         if image.mode.startswith("I;16"):  # convert() would make all above 255 white
             image = PIL.Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
         pixels = np.asarray(image.convert("RGB"), dtype=np.uint8)
-    except (OSError, SyntaxError, ValueError) as error:  # the latter two of a damaged file, and of a mode
+    except (OSError, SyntaxError, ValueError) as error:  # Pillow raises any of them for a damaged file
         raise DataError(f"{image!r} cannot be read ({error}). fix: an image of mode RGB") from error
     return headers.turn_decoded(pixels, orientation)
 
@@ -151,7 +148,7 @@ def pixels_of(image: PIL.Image.Image, exif: Exif) -> Image:
 def read_video(medium: Medium) -> Iterator[Frame]:
     """Yield the frames of a video, camera or stream. Raises DataError if OpenCV reads none."""
     capture = _capture(medium)
-    rate = capture.get(cv2.CAP_PROP_FPS) or USUAL_RATE
+    rate = capture.get(cv2.CAP_PROP_FPS) or DEFAULT_RATE
     number = 0
     while True:
         is_frame, image = capture.read()
@@ -161,7 +158,7 @@ def read_video(medium: Medium) -> Iterator[Frame]:
         yield Frame(medium, number, np.asarray(cv2.cvtColor(image, cv2.COLOR_BGR2RGB), dtype=np.uint8), rate)
     capture.release()
     if number == 0:
-        fix = "fix: check that it is on, and its number or address; that of a picture ends in .jpg, .png or the like"
+        fix = "fix: check that it is on, and its number or address; a picture's ends in .jpg, .png or the like"
         raise DataError(f"{medium.shown} holds no frame that OpenCV can read. {fix if medium.address else _FIX}")
 
 
@@ -175,7 +172,7 @@ class Prepared(NamedTuple):
 
 @dataclass(frozen=True)
 class InputFit:
-    """How a frame becomes network input: the same as in an evaluation with these options."""
+    """How a frame becomes network input, as in an evaluation with these options."""
 
     image_size: int
     stride: int
@@ -203,8 +200,12 @@ class FrameBatch:
         frames, canvases, letterboxes = (list(column) for column in zip(*group, strict=True))
         return cls(frames, torch.from_numpy(np.stack(canvases)).permute(0, 3, 1, 2), letterboxes)
 
+    def network_input(self) -> torch.Tensor:
+        """The images as floats in 0..1, on the batch's device."""
+        return network_input(self.images)
+
     def to(self, device: torch.device, non_blocking: bool = False) -> Self:
-        """The batch with its network input on a device."""
+        """The batch with its images on a device."""
         return replace(self, images=self.images.to(device, non_blocking=non_blocking))
 
 
@@ -212,12 +213,12 @@ class FrameBatches:
     """All frames of ``media`` in batches of at most ``batch_size``, resized as for evaluation.
 
     Only frames of one input shape (see ``input_shape``) share a batch, so a frame's input does not
-    depend on its neighbours. Pictures come first, in no particular order. Frames of a video come in
-    order and share no batch with other media.
+    depend on its neighbours. Pictures come first, in any order. Frames of a video come in order and
+    share no batch with other media.
     """
 
     def __init__(
-        self, media: Sequence[Medium], fit: InputFit, batch_size: int, exif: Exif, on_error: OnBadFile, threads: int
+        self, media: Sequence[Medium], fit: InputFit, batch_size: int, *, exif: Exif, on_error: OnBadFile, threads: int
     ) -> None:
         self.media, self.fit, self.batch_size = media, fit, batch_size
         self.exif, self.on_error, self.threads = exif, on_error, threads
@@ -227,11 +228,11 @@ class FrameBatches:
         self.skipped = []
         pictures = [medium for medium in self.media if not medium.is_video]
         with ThreadPoolExecutor(self.threads) as pool:
-            for part in [pictures, *([medium] for medium in self.media if medium.is_video)]:
-                yield from _in_batches(self._prepared(pool, part), self.batch_size)
+            for group in [pictures, *([medium] for medium in self.media if medium.is_video)]:
+                yield from _in_batches(self._prepared(pool, group), self.batch_size)
 
     def _prepared(self, pool: ThreadPoolExecutor, media: Sequence[Medium]) -> Iterator[Prepared]:
-        """The frames in order; threads work ahead on twice their number."""
+        """The frames in order; threads are ahead by twice their number."""
         running = []
         for function, argument in self._jobs(media):
             running.append(pool.submit(function, argument))
@@ -243,7 +244,7 @@ class FrameBatches:
                 yield future.result()
 
     def _jobs(self, media: Sequence[Medium]) -> Iterator[tuple[Callable[..., Prepared], Frame | Medium]]:
-        """What threads do: all for a picture, the resizing for the frames of a video."""
+        """What threads do: everything for a picture, the resizing for frames of a video."""
         for medium in media:
             if medium.is_video:
                 with self._skipping():
@@ -267,14 +268,14 @@ class FrameBatches:
 
 
 def _in_batches(prepared: Iterable[Prepared], batch_size: int) -> Iterator[FrameBatch]:
-    """Batches of one shape each, of frames that wait for others of their shape."""
+    """Batch frames by shape; each waits for others of its shape."""
     waiting: dict[tuple[int, ...], list[Prepared]] = {}
     for one in prepared:
         shape = one.canvas.shape
         waiting.setdefault(shape, []).append(one)
         if len(waiting[shape]) == batch_size:
             yield FrameBatch.of(waiting.pop(shape))
-        elif sum(map(len, waiting.values())) >= WAITING_BATCHES * batch_size:
+        elif sum(map(len, waiting.values())) >= MAX_WAITING * batch_size:
             yield FrameBatch.of(waiting.pop(max(waiting, key=lambda key: len(waiting[key]))))
     for group in waiting.values():
         yield FrameBatch.of(group)

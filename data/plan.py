@@ -1,14 +1,14 @@
 """Plan a training sample: draw all that is random before any pixel is touched.
 
-A plan depends only on the run's seed and the request, not on the worker, the rank or earlier
-samples. Images lie on an unbounded canvas whose origin is the centre of the sample. Sizes and
-positions of the scaled images are whole pixels, so a canvas could be pasted together. None ever is:
-``data/dataset.py`` draws each image straight from its pixels to the sample.
+A plan depends only on the run's seed and the request. Images lie on an unbounded canvas whose
+origin is the centre of the sample, at whole pixels and scaled to whole pixels. The canvas is never
+made: ``data/dataset.py`` draws each image straight into the sample.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from data.config import AugmentConfig
 from data.geometry import Matrix, Point, Size, random_affine, scaled_size, snapped
@@ -20,7 +20,7 @@ MIXUP_BETA = 32.0  # weights of blends are drawn from Beta(32, 32): near 1/2
 class Request:
     """A request for one sample: the image at ``index``, at ``height`` x ``width`` pixels.
 
-    ``repeat`` counts earlier requests for the same image in this epoch. Mosaic and mixup draw their
+    ``repeat`` counts earlier requests for the image in this epoch. Mosaic and mixup draw their
     other images from the positions in ``pool``, or from the whole data set if it is empty.
     """
 
@@ -46,7 +46,7 @@ class Placed:
         return np.array([[factor_x, 0, self.corner[0]], [0, factor_y, self.corner[1]], [0, 0, 1]])
 
 
-# Images and two points, low and high: the x and y of a corner of each image are theirs.
+# Images and two points, low and high, that have the x and y of a corner of each image.
 Arrangement = tuple[list[Placed], Point, Point]
 
 
@@ -66,45 +66,34 @@ class Plan:
     size: Size
     pictures: list[Picture]
     share: float  # weight of the first picture in the blend; 1 for a single picture
-    gains: np.typing.NDArray[np.float64]  # (3,) factors on hue, saturation and value
+    gains: NDArray[np.float64]  # (3,) factors on hue, saturation and value
 
 
-def draw_plan(
-    request: Request, sizes: np.typing.NDArray[np.int32], augment: AugmentConfig, seed: int, combine: bool = True
-) -> Plan:
-    """Draw the plan of one sample.
-
-    ``sizes`` (N, 2) are the heights and widths of the data set's images. ``combine=False``, as in
-    the last epochs, switches off mosaic and mixup.
-    """
+def draw_plan(request: Request, sizes: NDArray[np.int32], augment: AugmentConfig, seed: int) -> Plan:
+    """Draw the plan of one sample; ``sizes`` (N, 2) are heights and widths of all images."""
     generator = np.random.default_rng([seed, request.epoch, request.index, request.repeat])
     gains = 1 + generator.uniform(-1, 1, 3) * [augment.hsv_hue, augment.hsv_saturation, augment.hsv_value]
-    mixes = generator.random() < augment.mixup and combine
-    pictures, share = [_draw_picture(request.index, request, sizes, augment, generator, combine)], 1.0
+    mixes = generator.random() < augment.mixup
+    pictures, share = [_draw_picture(request.index, request, sizes, augment, generator)], 1.0
     if mixes:
         (other,) = _draw_others(1, request, len(sizes), generator)
-        pictures.append(_draw_picture(other, request, sizes, augment, generator, combine))
+        pictures.append(_draw_picture(other, request, sizes, augment, generator))
         share = float(generator.beta(MIXUP_BETA, MIXUP_BETA))
     return Plan((request.height, request.width), pictures, share, gains)
 
 
 def _draw_picture(
-    index: int,
-    request: Request,
-    sizes: np.typing.NDArray[np.int32],
-    augment: AugmentConfig,
-    generator: np.random.Generator,
-    combine: bool,
+    index: int, request: Request, sizes: NDArray[np.int32], augment: AugmentConfig, generator: np.random.Generator
 ) -> Picture:
     target = (request.height, request.width)
     indices = [index]
-    if generator.random() < augment.mosaic and combine:
+    if generator.random() < augment.mosaic:
         indices += _draw_others(3, request, len(sizes), generator)
     of_images: list[Size] = list(map(tuple, sizes[indices].tolist()))
     if len(indices) == 1:
-        placed, low, high = alone(of_images[0], target)
+        placed, low, high = place_one(of_images[0], target)
     else:
-        placed, low, high = mosaic_of_four(of_images, target, generator)
+        placed, low, high = place_four(of_images, target, generator)
     return Picture(indices, placed, snapped(random_affine(augment, target, generator), low, high))
 
 
@@ -119,18 +108,18 @@ def _draw_others(count: int, request: Request, num_images: int, generator: np.ra
     return [pool[number] for number in numbers]
 
 
-def alone(size: Size, target: Size) -> Arrangement:
+def place_one(size: Size, target: Size) -> Arrangement:
     """Place one image, scaled to fit ``target`` and centred."""
     height, width = scaled_size(size, target)
     left, top = (target[1] - width) // 2 - target[1] // 2, (target[0] - height) // 2 - target[0] // 2
     return [Placed(size, (height, width), (left, top))], (left, top), (left + width, top + height)
 
 
-def mosaic_of_four(sizes: list[Size], target: Size, generator: np.random.Generator) -> Arrangement:
-    """Place four images, each scaled to fit ``target``, around one random point.
+def place_four(sizes: list[Size], target: Size, generator: np.random.Generator) -> Arrangement:
+    """Place a mosaic of four images, each scaled to fit ``target``, around one random point.
 
-    The point lies at most half a target from the centre. This is the mosaic of the published
-    systems, except that no canvas edge cuts the images.
+    The point is at most half a target from the centre. Unlike in published systems, the edge of a
+    canvas does not cut the images.
     """
     shares = generator.uniform(-0.5, 0.5, 2).tolist()
     x, y = round(shares[0] * target[1]), round(shares[1] * target[0])

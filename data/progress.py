@@ -1,15 +1,14 @@
-"""What a person sees of a run: lines and progress.
-
-Progress goes to stderr: on a terminal as a live line, otherwise as whole lines.
-"""
+"""What a person sees of a run: lines, and progress on stderr."""
 
 import sys
 import time
-from collections.abc import Callable, Mapping
-from typing import Self
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Self, TypeVar
 
 from rich import progress as bars
 from rich.console import Console
+
+T = TypeVar("T")
 
 SECONDS_BETWEEN_UPDATES = 0.5  # of a live line: reading a loss waits for the device
 SECONDS_BETWEEN_LINES = 10.0  # where no line can be rewritten
@@ -17,7 +16,7 @@ SECONDS_BETWEEN_LINES = 10.0  # where no line can be rewritten
 
 class _Screen(Console):
     def show_cursor(self, show: bool = True) -> bool:
-        """Leave the cursor on: a process that is killed could not bring it back."""
+        """Leave the cursor on: a killed process could not bring it back."""
         return False
 
 
@@ -45,7 +44,7 @@ def warn(text: str) -> None:
 class Progress:
     """Progress through ``total`` units of work, 0 if that is unknown; silent unless enabled.
 
-    On a terminal it is a live line, otherwise a line in SECONDS_BETWEEN_LINES at most::
+    On a terminal it is a live line, otherwise one line per SECONDS_BETWEEN_LINES at most::
 
         with Progress(len(images), "evaluate", enabled=True) as progress:
             ...
@@ -71,9 +70,9 @@ class Progress:
         self.at(self.done + units)
 
     def at(self, done: int, metrics: Callable[[], Mapping[str, str]] = dict) -> None:
-        """Tell that ``done`` units are finished; the live line goes after the last.
+        """Report that ``done`` units are finished; the live line goes after the last.
 
-        ``metrics`` are asked for only when they are shown: they may cost a wait for the device.
+        ``metrics`` is called only if it is shown: it may wait for the device.
         """
         self.done, now, total = done, time.monotonic(), self.total
         wait = SECONDS_BETWEEN_LINES if self._bar is None else SECONDS_BETWEEN_UPDATES
@@ -87,14 +86,23 @@ class Progress:
             if self._bar is None:
                 print("  ".join([self.title, *parts]), file=sys.stderr, flush=True)
             else:
-                self._bar.update(bars.TaskID(0), completed=done, text="  ".join(parts), refresh=True)
-        if done == total and self._bar is not None:
+                text = "  ".join(parts)
+                self._bar.update(bars.TaskID(0), completed=done, total=total or None, text=text, refresh=True)
+        if self._bar is not None and 0 < total <= done:
             self._bar.stop()
 
 
+def tracked(items: Iterable[T], total: int, title: str, unit: str = "img") -> Iterator[T]:
+    """Yield the ``total`` items; a live line counts those already handled, on a terminal only."""
+    with Progress(total, title, enabled=is_live(), unit=unit) as progress:
+        for item in items:
+            yield item
+            progress.advance(1)
+
+
 def counted(number: int, noun: str) -> str:
-    """``1 image``, ``2 images``."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    """``1 image``, ``2,000 images``, ``3 boxes``."""
+    return f"{number:,} {noun}{'' if number == 1 else 'es' if noun.endswith(('s', 'x')) else 's'}"
 
 
 def duration(seconds: float) -> str:
@@ -104,7 +112,7 @@ def duration(seconds: float) -> str:
 
 
 def _start_bar(title: str, total: int) -> bars.Progress:
-    """A live line without a thread: it would be alive while data workers are forked."""
+    """A live line without a thread, which would be alive while data workers are forked."""
     label, text = (bars.TextColumn(f"{{task.{name}}}", markup=False) for name in ("description", "fields[text]"))
     columns = label, bars.BarColumn(bar_width=None), text
     bar = bars.Progress(*columns, console=SCREEN, auto_refresh=False, transient=True, expand=True)

@@ -1,12 +1,13 @@
 """Choose when each image comes, at which size and on which rank.
 
-An epoch has one order for the whole run, which depends on (seed, epoch) alone, and each rank takes
-its share. So a micro-batch, one forward pass over all ranks, holds the same images at any number of
-ranks if its total size is the same.
+An epoch has one order for all ranks, which depends only on (seed, epoch), and each rank takes its
+share. So a micro-batch, one forward pass over all ranks, has the same images at any number of ranks
+if its total size is the same.
 """
 
 import math
 from collections.abc import Iterator
+from typing import cast
 
 import numpy as np
 import torch
@@ -18,15 +19,15 @@ from data.geometry import scaled_size
 from data.index import Annotations
 from data.plan import Request
 
-DIGITS = 6  # decimals of a sum of factors: more would depend on the order of the terms
+DECIMALS = 6  # of a sum of factors: more would depend on the order of the terms
 
 
 class MultiScale:
     """The image size of each optimiser step: a random multiple of ``stride`` in a range.
 
-    The size depends on (seed, step) alone, so all ranks and a resumed run agree. Step 0 has the
-    largest size, so memory runs out at once or never. ``low`` and ``high`` are factors on
-    ``image_size``; 1 and 1 fix the size.
+    ``low`` and ``high`` are factors on ``image_size``; 1 and 1 fix it. The size depends only on
+    (seed, step), so all ranks and a resumed run agree. Step 0 has the largest, so that memory runs
+    out at once or never.
     """
 
     def __init__(self, image_size: int, low: float, high: float, stride: int, seed: int) -> None:
@@ -35,116 +36,102 @@ class MultiScale:
                 f"train.image_size={image_size} is not a multiple of the network's stride {stride}. "
                 f"fix: train.image_size={math.ceil(image_size / stride) * stride}"
             )
-        self.stride = stride
-        self.seed = seed
+        self.stride, self.seed = stride, seed
         self.smallest = max(1, round(image_size * low / stride))  # in strides
         self.largest = max(1, round(image_size * high / stride))
         self.count = self.largest - self.smallest + 1  # of sizes
+        self.largest_size = self.largest * stride  # in pixels
 
     def size(self, step: int) -> int:
         """Return the side in pixels for an optimiser step, counted from 0 over the run."""
         if step == 0 or self.smallest == self.largest:
-            return self.largest * self.stride
+            return self.largest_size
         generator = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(step,)))
         return int(generator.integers(self.smallest, self.largest + 1)) * self.stride
 
     def rectangle(self, image_size: int, height: float, width: float) -> tuple[int, int]:
-        """Turn shares of the image size into height, width in pixels, multiples of the stride."""
+        """Turn shares of the image size into height and width, multiples of the stride."""
         rows, columns = (math.ceil(share * image_size / self.stride - 1e-6) for share in (height, width))
         return rows * self.stride, columns * self.stride
 
 
-class TrainBatchSampler(torch.utils.data.Sampler[list[Request]]):
-    """The micro-batches of one rank, epoch by epoch.
+class TrainSampler(torch.utils.data.DistributedSampler[int]):
+    """The share of one rank in the order that an epoch has over all ranks.
 
-    ``batch_size`` counts the images in one optimiser step, ``micro_batch_size`` those in one
-    forward pass, both over all ranks; None is the whole batch. An epoch has whole steps only; the
-    next epoch shuffles the images left over to other places. Options:
+    Yields positions: ``indices[p]`` is the image at position p of the order, ``repeats[p]`` counts
+    its earlier positions, and ``rectangles`` (S, 2) are heights and widths of the steps as shares
+    of the image size. ``batch_size`` counts the images in one optimiser step, ``micro_batch_size``
+    (None: all) those in one forward pass, both over all ranks. An epoch has whole steps only; the
+    next one leaves out other images. Options:
 
     - ``factors`` (N,): how often each image comes in an epoch, see ``repeat_factors``;
-    - ``image_sizes`` (N, 2), heights and widths: images of a step share a rectangle of their
-      aspect;
-    - ``tile_pool``: blocks of this many consecutive positions are the pools of their requests. They
-      follow from the order of the whole run, so no sample depends on the number of ranks. If a
-      rank's share of a micro-batch is a multiple, each block goes to one rank, and a batch decodes
-      only its own images.
+    - ``image_sizes`` (N, 2), heights and widths: a step is a rectangle of images of one aspect;
+    - ``tile_pool``: blocks of this many consecutive positions go to one rank, so that a batch
+      decodes only its own images, if a rank's share of a micro-batch is a multiple.
 
     Raises DataError, with a size that fits, if the ranks cannot share the micro-batches evenly or
-    the images fill no batch.
+    the images do not fill a batch.
     """
 
     def __init__(
         self,
         num_images: int,
-        batch_size: int,
-        micro_batch_size: int | None,
-        world_size: int,
-        rank: int,
-        seed: int,
         sizes: MultiScale,
         *,
+        batch_size: int,
+        micro_batch_size: int | None = None,
+        num_replicas: int,
+        rank: int,
+        seed: int,
         factors: NDArray[np.float64] | None = None,
         image_sizes: NDArray[np.int32] | None = None,
         tile_pool: int = 0,
     ) -> None:
         micro_batch_size = batch_size if micro_batch_size is None else micro_batch_size
-        _check_batch_sizes(num_images, batch_size, micro_batch_size, world_size)
-        self.images_per_rank = micro_batch_size // world_size  # in a micro-batch
-        self.accumulate = batch_size // micro_batch_size  # micro-batches in one step
-        self.sizes = sizes
-        self.batch_bytes = 3 * self.images_per_rank * (sizes.largest * sizes.stride) ** 2  # of the largest, as uint8
-        self.epoch = 0
-        self.start_micro_batch = 0
+        _check_batch_sizes(num_images, batch_size, micro_batch_size, num_replicas)
+        images = cast("torch.utils.data.Dataset[int]", range(num_images))  # torch uses only its length
+        super().__init__(images, num_replicas, rank, seed=seed, drop_last=True)
+        self.batch_size, self.micro_batch_size = batch_size, micro_batch_size
+        self.sizes, self.tile_pool = sizes, tile_pool
+        self._factors, self._image_sizes = factors, image_sizes
         self._num_images = num_images
-        self._length = num_images if factors is None else int(factors.sum().round(DIGITS))
+        self._length = num_images if factors is None else int(factors.sum().round(DECIMALS))
         self.steps_per_epoch = self._length // batch_size
-        self._batch_size = batch_size
-        self._world_size = world_size
-        self._rank = rank
-        self._seed = seed
-        self._factors = factors
-        self._image_sizes = image_sizes
-        self._tile_pool = tile_pool
+        self.total_size = self.steps_per_epoch * batch_size  # of all ranks, as torch calls it
+        self.num_samples = self.total_size // num_replicas  # of this one
+        self.set_epoch(0)
 
-    def set_epoch(self, epoch: int, start_micro_batch: int = 0) -> None:
-        """Choose the next epoch and its first micro-batch, which a resumed run continues from."""
-        self.epoch = epoch
-        self.start_micro_batch = start_micro_batch
+    def set_epoch(self, epoch: int, start_step: int = 0) -> None:
+        """Choose the next epoch and its first step, at which a resumed run continues."""
+        self.epoch, self.start_step = epoch, start_step
+        order, self.rectangles = self._shuffled(epoch), np.ones((self.steps_per_epoch, 2))
+        if self._image_sizes is not None:
+            order, self.rectangles = self._grouped_by_shape(order, self._image_sizes, epoch)
+        self.indices, self.repeats = order
 
     def __len__(self) -> int:
-        return self.steps_per_epoch * self.accumulate - self.start_micro_batch
+        return self.num_samples - self.start_step * self.batch_size // self.num_replicas
 
-    def __iter__(self) -> Iterator[list[Request]]:
-        epoch = self.epoch
-        order, rectangles = self._shuffled(epoch), None
-        if self._image_sizes is not None:
-            order, rectangles = self._grouped_by_shape(order, self._image_sizes, epoch)
+    def __iter__(self) -> Iterator[int]:
         # Units of consecutive positions are dealt to the ranks in turn.
-        unit = math.gcd(self._tile_pool, self.images_per_rank) if self._tile_pool else 1
-        units = np.arange(self._rank, self.steps_per_epoch * self._batch_size // unit, self._world_size)
-        dealt = (units[:, None] * unit + np.arange(unit)).reshape(-1, self.images_per_rank)
-        for number in range(self.start_micro_batch, len(dealt)):
-            step, positions = number // self.accumulate, dealt[number]
-            height = width = self.sizes.size(epoch * self.steps_per_epoch + step)
-            if rectangles is not None:
-                height, width = self.sizes.rectangle(height, *rectangles[step])
-            own = *order[:, positions].tolist(), self._pools(positions, order[0])
-            yield [Request(index, height, width, epoch, repeat, pool) for index, repeat, pool in zip(*own, strict=True)]
+        unit = math.gcd(self.tile_pool, self.micro_batch_size // self.num_replicas) if self.tile_pool else 1
+        positions = np.arange(self.start_step * self.batch_size, self.total_size)
+        return iter(positions.reshape(-1, self.num_replicas, unit)[:, self.rank].ravel().tolist())
 
     def _shuffled(self, epoch: int) -> NDArray[np.int64]:
-        """The image at each position of an epoch, and how often it has come before in it: (2, P).
+        """The image at each position of an epoch, and how often it came before: (2, P).
 
         Fractional factors are rounded at random, jointly for all images, so every epoch is as long
         as the sum of the factors, rounded down.
         """
-        # Spread the seeds, or run 1 would begin with the second epoch of run 0.
-        seed = int(np.random.SeedSequence(self._seed).generate_state(1, np.uint64)[0] >> np.uint64(1))
+        # Spread the seeds, or seed 1 would begin with the second epoch of seed 0.
+        seed = int(np.random.SeedSequence(self.seed).generate_state(1, np.uint64)[0] >> np.uint64(1))
         images = torch.randperm(self._num_images, generator=torch.Generator().manual_seed(seed + epoch)).numpy()
         if self._factors is None:
             return np.stack([images, np.zeros_like(images)])
         # Systematic sampling: round the cumulative factors with one common random fraction.
         generator = np.random.default_rng([seed, epoch])
-        ends = np.floor(np.cumsum(self._factors[images]).round(DIGITS) + generator.random()).astype(np.int64)
+        ends = np.floor(np.cumsum(self._factors[images]).round(DECIMALS) + generator.random()).astype(np.int64)
         counts = np.diff(ends, prepend=0)
         indices = np.repeat(images, counts)
         repeats = np.arange(len(indices)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -155,59 +142,82 @@ class TrainBatchSampler(torch.utils.data.Sampler[list[Request]]):
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Group images of similar aspect into steps, and shuffle the steps.
 
-        Returns the order and the rectangles (S, 2) of the steps, height and width as shares of the
-        image size. Among equal aspects the given order decides. In the first epoch, the step that
-        best fills the largest rectangle of any epoch comes first and is padded to it, so memory
-        runs out in the first step or never.
+        Returns the order and the rectangles (S, 2) of the steps. Images of equal aspect keep their
+        order. In the first epoch, the step that best fills the largest rectangle of any epoch comes
+        first and is padded to it, so that memory runs out in the first step or never.
         """
         steps = self.steps_per_epoch
-        generator = np.random.default_rng(np.random.SeedSequence(self._seed, spawn_key=(epoch, 1)))
-        sides, aspect = _shares(image_sizes[order[0, : steps * self._batch_size]])
-        positions = np.argsort(aspect, kind="stable").reshape(steps, self._batch_size)
+        generator = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(epoch, 1)))
+        sides, aspect = _shares(image_sizes[order[0, : steps * self.batch_size]])
+        positions = np.argsort(aspect, kind="stable").reshape(steps, self.batch_size)
         rectangles = sides[positions].max(axis=1)
         numbers = generator.permutation(steps)
         if epoch == 0:
             padded = np.maximum(rectangles[numbers], self._largest_rectangle(image_sizes))
-            place = int(np.lexsort((-rectangles[numbers].prod(axis=1), padded.prod(axis=1)))[0])
-            rectangles[numbers[place]] = padded[place]
-            numbers[[0, place]] = numbers[[place, 0]]
+            fullest = int(np.lexsort((-rectangles[numbers].prod(axis=1), padded.prod(axis=1)))[0])
+            rectangles[numbers[fullest]] = padded[fullest]
+            numbers[[0, fullest]] = numbers[[fullest, 0]]
         return order[:, positions[numbers].ravel()], rectangles[numbers]
 
     def _largest_rectangle(self, image_sizes: NDArray[np.int32]) -> tuple[float, ...]:
         """Height and width, as shares of the image size, of the largest step of any epoch."""
         sides, aspect = _shares(image_sizes)
-        _, kinds, counts = np.unique(aspect, return_inverse=True, return_counts=True)
-        of_kind = np.stack([sides[kinds == kind].max(axis=0) for kind in range(len(counts))])
+        _, groups, counts = np.unique(aspect, return_inverse=True, return_counts=True)
+        of_group = np.stack([sides[groups == group].max(axis=0) for group in range(len(counts))])
         # Each epoch leaves out other positions, which changes the images that share a step. With
         # factors, some epochs draw one position more.
-        left_out = self._length % self._batch_size + (self._factors is not None)
-        # A step may hold one image each of the first and last kind, and those between, less the
-        # left out.
-        between = self._batch_size - 2 + left_out if self._batch_size > 1 else -1
+        left_out = self._length % self.batch_size + (self._factors is not None)
+        # A step may span several aspects: one image each of the first and the last, and all between
+        # but those left out.
+        between = self.batch_size - 2 + left_out if self.batch_size > 1 else -1
         rectangles = []
         for first in range(len(counts)):
             last = first
             while last + 1 < len(counts) and counts[first + 1 : last + 1].sum() <= between:
                 last += 1
-            rectangles.append(tuple(of_kind[first : last + 1].max(axis=0).tolist()))
-        largest_size = self.sizes.largest * self.sizes.stride
-        return max(rectangles, key=lambda shares: math.prod(self.sizes.rectangle(largest_size, *shares)))
+            rectangles.append(tuple(of_group[first : last + 1].max(axis=0).tolist()))
+        return max(rectangles, key=lambda shares: math.prod(self.sizes.rectangle(self.sizes.largest_size, *shares)))
 
-    def _pools(self, positions: NDArray[np.int64], indices: NDArray[np.int64]) -> list[tuple[int, ...]]:
-        """Return the block of each position; the last block reaches back to have full length."""
-        pool = self._tile_pool
-        if not pool:
-            return [()] * len(positions)
-        starts = np.minimum(positions // pool * pool, max(0, len(indices) - pool)).tolist()
-        return [tuple(indices[start : start + pool].tolist()) for start in starts]
+
+class TrainBatchSampler(torch.utils.data.BatchSampler):
+    """The micro-batches of one rank, ``accumulate`` in a step, all of one size.
+
+    With ``sampler.tile_pool``, blocks of that many consecutive positions are the pools of their
+    requests. The order has the same blocks on any number of ranks.
+    """
+
+    sampler: TrainSampler
+
+    def __init__(self, sampler: TrainSampler) -> None:
+        self.images_per_rank = sampler.micro_batch_size // sampler.num_replicas  # in a micro-batch
+        self.accumulate = sampler.batch_size // sampler.micro_batch_size  # micro-batches in one step
+        self.steps_per_epoch = sampler.steps_per_epoch
+        self.sizes = sampler.sizes
+        self.batch_bytes = 3 * self.images_per_rank * self.sizes.largest_size**2  # of the largest, as uint8
+        super().__init__(sampler, self.images_per_rank, drop_last=True)
+
+    def __iter__(self) -> Iterator[list[Request]]:  # type: ignore[override]  # torch's class yields numbers
+        order = self.sampler
+        for positions in super().__iter__():
+            step = positions[0] // order.batch_size
+            size = self.sizes.size(order.epoch * order.steps_per_epoch + step)
+            height, width = self.sizes.rectangle(size, *order.rectangles[step])
+            places = zip(order.indices[positions].tolist(), order.repeats[positions].tolist(), positions, strict=True)
+            yield [Request(index, height, width, order.epoch, repeat, self._pool(at)) for index, repeat, at in places]
+
+    def _pool(self, position: int) -> tuple[int, ...]:
+        """The images of a position's block; the last block reaches back to have full length."""
+        indices, length = self.sampler.indices, self.sampler.tile_pool
+        start = max(0, min(position // length * length, len(indices) - length)) if length else 0
+        return tuple(indices[start : start + length].tolist())
 
 
 def repeat_factors(annotations: Annotations, threshold: float) -> NDArray[np.float64]:
-    """Return how often each image (N,) comes in an epoch, at least 1; more for rare classes.
+    """Return how often each image (N,) comes in an epoch: 1, or more with a rare class.
 
     Repeat factor sampling of LVIS (Gupta, Dollar, Girshick 2019, appendix B.2). A class in a share
-    f of the images has the factor max(1, sqrt(threshold / f)). An image has the largest factor of
-    its classes. Crowds do not count.
+    f of the images has the factor max(1, sqrt(threshold / f)), an image the largest factor of its
+    classes. Crowds do not count.
     """
     num_images, num_classes = len(annotations), len(annotations.names)
     objects = ~np.asarray(annotations.crowd)
@@ -223,10 +233,7 @@ def repeat_factors(annotations: Annotations, threshold: float) -> NDArray[np.flo
 
 
 def _shares(sizes: NDArray[np.int32]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return sides as shares of the longer one, and a number that rises from wide to tall.
-
-    The number has steps of 1/32, so images of nearly equal aspect keep their order.
-    """
+    """Return sides as shares of the longer one, and the aspect in steps of 1/32, wide to tall."""
     sides = sizes / sizes.max(axis=1, keepdims=True)
     return sides, np.round((sides[:, 0] - sides[:, 1]) * 32)
 
@@ -254,8 +261,8 @@ def _check_batch_sizes(num_images: int, batch_size: int, micro_batch_size: int, 
 def input_shape(size: tuple[int, int], image_size: int, stride: int, rect: bool, resize: Resize) -> tuple[int, int]:
     """Return height and width of the network input for an image of ``size`` (height, width).
 
-    This is the square of ``image_size`` or, with ``rect`` and a letterbox, the image's own
-    rectangle with a longer side of ``image_size``, rounded up to multiples of ``stride``.
+    That is a square of ``image_size`` or, with ``rect`` and a letterbox, the image's rectangle with
+    a longer side of ``image_size``; either is rounded up to multiples of ``stride``.
     """
     sides = (image_size, image_size)
     if rect and resize == Resize.letterbox:
@@ -264,17 +271,12 @@ def input_shape(size: tuple[int, int], image_size: int, stride: int, rect: bool,
 
 
 def eval_batches(
-    sizes: NDArray[np.int32],
-    image_size: int,
-    batch_size: int,
-    stride: int,
-    rect: bool,
-    resize: Resize = Resize.letterbox,
+    sizes: NDArray[np.int32], image_size: int, batch_size: int, *, stride: int, rect: bool, resize: Resize
 ) -> list[list[Request]]:
     """Group all images into batches of one shape, at most ``batch_size`` each, largest first.
 
-    ``sizes`` (N, 2) are heights and widths; see ``input_shape`` for the rest. As only images of
-    equal shape share a batch, an image's input depends neither on ``batch_size`` nor on its
+    ``sizes`` (N, 2) are heights and widths; see ``input_shape`` for the rest. Only images of equal
+    shape share a batch, so an image's input depends neither on ``batch_size`` nor on its
     neighbours. Rank r of n takes every n-th batch, from number r on.
     """
     by_shape: dict[tuple[int, int], list[int]] = {}

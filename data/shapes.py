@@ -1,7 +1,7 @@
 """Draw images of coloured shapes, and write them as a COCO set with exact boxes and areas.
 
-Objects overlap, but a good part of each stays visible. As in COCO, boxes and areas are those of the
-visible pixels. Every image is a function of (seed, split, number) alone.
+Objects overlap, but much of each stays visible; boxes and areas are those of the visible pixels, as
+in COCO. An image depends only on (seed, split, number).
 """
 
 import colorsys
@@ -18,17 +18,20 @@ from numpy.typing import NDArray
 
 from data.config import ShapesConfig
 from data.errors import DataError
-from data.io import counted, new_folder
+from data.io import new_folder
+from data.progress import tracked
+
+Mask = NDArray[np.bool_]  # (h, w)
 
 DRAWING_VERSION = 5  # raise it when the same settings give other files
 JPEG_QUALITY = 90
 CLASSES = ("circle", "square", "triangle", "star", "cross")
 # Distances of corners from the centre at equal angles, for all classes but the cross.
 RADII = {"circle": [1.0] * 48, "square": [1.0] * 4, "triangle": [1.0] * 3, "star": [1.0, 0.4] * 5}
-SMALLEST_OBJECT = 16.0  # pixels across
-LARGEST_OBJECT = 0.5  # of the image's shorter side
-MOST_OBJECTS = 7
-LEAST_VISIBLE = 0.45  # share of each object
+MIN_OBJECT = 16.0  # pixels across
+MAX_OBJECT = 0.5  # of the image's shorter side
+MAX_OBJECTS = 7
+MIN_VISIBLE_SHARE = 0.45  # of each object
 PLACEMENTS = 20  # attempts to place an object before it is left out
 ASPECTS = (0.6, 1.6)  # height over width
 AREAS = (0.7, 1.3)  # of an image, relative to image_size ** 2
@@ -36,9 +39,9 @@ HUE_SPREAD = 0.06  # standard deviation around a class's hue, as a share of the 
 
 
 def ensure_shapes(root: Path, config: ShapesConfig) -> Path:
-    """Return the folder below ``root`` with the set of ``config``; draw it if missing.
+    """Return the folder below ``root`` with the set of ``config``; draw it if it is missing.
 
-    Other settings have another folder. Any number of processes may call this at once.
+    Each ``config`` has its own folder. Any number of processes may call this at once.
     """
     parameters = {"version": DRAWING_VERSION, **asdict(config)}
     folder = root / hashlib.sha256(json.dumps(parameters, sort_keys=True).encode()).hexdigest()[:8]
@@ -54,12 +57,12 @@ def ensure_shapes(root: Path, config: ShapesConfig) -> Path:
     except OSError as error:
         raise DataError(
             f"cannot write the drawn data set to {root} ({error.strerror}). "
-            "fix: set data.root to a folder with space that you may write to"
+            "fix: set data.root to a writable folder with free space"
         ) from error
     return folder
 
 
-def visible_box(mask: NDArray[np.bool_]) -> tuple[int, int, int, int]:
+def visible_box(mask: Mask) -> tuple[int, int, int, int]:
     """Left, top, width and height of the pixels in ``mask``, which must not be empty."""
     left, top, width, height = cv2.boundingRect(mask.astype(np.uint8))
     return left, top, width, height
@@ -70,7 +73,7 @@ def _draw_split(folder: Path, count: int, image_size: int, seed: list[int]) -> d
     folder.mkdir()
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
-    for number in counted(range(count), f"drawing {folder.name} shapes", count):
+    for number in tracked(range(count), count, f"drawing {folder.name} shapes"):
         generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([*seed, number])))
         drawing = draw_image(image_size, generator)
         height, width = drawing.image.shape[:2]
@@ -91,7 +94,7 @@ class Drawing(NamedTuple):
 
     image: NDArray[np.uint8]
     classes: list[int]
-    masks: list[NDArray[np.bool_]]
+    masks: list[Mask]
 
 
 def draw_image(image_size: int, generator: np.random.Generator) -> Drawing:
@@ -102,10 +105,8 @@ def draw_image(image_size: int, generator: np.random.Generator) -> Drawing:
     coarse = generator.uniform(40, 216) + generator.uniform(-40, 40, (4, 4, 3))  # a smooth random texture
     smooth = cv2.resize(coarse.astype(np.float32), (width, height), interpolation=cv2.INTER_CUBIC)
     image = np.asarray(smooth, dtype=np.float32)
-    classes: list[int] = []
-    masks: list[NDArray[np.bool_]] = []
-    full_areas: list[int] = []
-    count = 0 if generator.random() < 0.05 else int(generator.integers(1, MOST_OBJECTS + 1))
+    classes, masks, full_areas = list[int](), list[Mask](), list[int]()
+    count = 0 if generator.random() < 0.05 else int(generator.integers(1, MAX_OBJECTS + 1))
     for _ in range(count):
         kind = int(generator.integers(len(CLASSES)))
         mask = _place(kind, masks, full_areas, (height, width), generator)
@@ -121,24 +122,20 @@ def draw_image(image_size: int, generator: np.random.Generator) -> Drawing:
 
 
 def _place(
-    kind: int,
-    masks: list[NDArray[np.bool_]],
-    full_areas: list[int],
-    size: tuple[int, int],
-    generator: np.random.Generator,
-) -> NDArray[np.bool_] | None:
-    """The mask of a new object that leaves enough of all earlier ones visible, if found."""
+    kind: int, masks: list[Mask], full_areas: list[int], size: tuple[int, int], generator: np.random.Generator
+) -> Mask | None:
+    """The mask of a new object that leaves enough of all earlier ones visible; None: no room."""
     height, width = size
     for _ in range(PLACEMENTS):
-        across = math.exp(generator.uniform(math.log(SMALLEST_OBJECT), math.log(LARGEST_OBJECT * min(size))))
+        across = math.exp(generator.uniform(math.log(MIN_OBJECT), math.log(MAX_OBJECT * min(size))))
         centre = generator.uniform((0.4 * across, 0.4 * across), (width - 0.4 * across, height - 0.4 * across))
         corners = _outline(CLASSES[kind], generator.uniform(0, 2 * math.pi)) * (across / 2) + centre
         filled = np.zeros(size, dtype=np.uint8)
-        # Integer corners with 4 fractional bits; OpenCV puts whole numbers at pixel centres.
+        # OpenCV takes integers with 4 fractional bits, and whole numbers are pixel centres.
         cv2.fillPoly(filled, [np.round((corners - 0.5) * 16).astype(np.int32)], 1, shift=4)
         new = filled.astype(bool)
         visible = np.array([np.count_nonzero(earlier & ~new) for earlier in masks]) / np.array(full_areas)
-        if new.any() and (visible >= LEAST_VISIBLE).all():
+        if new.any() and (visible >= MIN_VISIBLE_SHARE).all():
             return new
     return None
 
@@ -156,11 +153,11 @@ def _outline(name: str, angle: float) -> NDArray[np.float64]:
     return np.stack([radii * np.cos(angles), radii * np.sin(angles)], axis=1)
 
 
-def _paint(image: NDArray[np.float32], mask: NDArray[np.bool_], kind: int, generator: np.random.Generator) -> None:
+def _paint(image: NDArray[np.float32], mask: Mask, kind: int, generator: np.random.Generator) -> None:
     """Fill the mask with a slightly shaded colour that stands out from what it covers.
 
-    As with many real objects, colour hints at the class without deciding it: neighbouring classes
-    share hues. Learning shapes by outline alone takes far longer than a first try should.
+    Colour hints at the class, but neighbouring classes share hues. Learning shapes only by outline
+    would take far too long for a first try.
     """
     colour = behind = image[mask].mean(axis=0)
     while np.abs(colour - behind).max() < 70:

@@ -1,8 +1,8 @@
 """Draw images where a matrix maps them, touching only the pixels that the canvas shows.
 
 An image that stays upright and starts at a whole pixel of the canvas is resized. Any other is
-warped, which takes three to five times as long. Both interpolate linearly at the canvas's pixel
-centres, to 1/32 pixel.
+warped, which takes three to five times as long. Both interpolate linearly at pixel centres of the
+canvas, to 1/32 pixel.
 """
 
 import math
@@ -13,19 +13,19 @@ import numpy as np
 
 from data.geometry import Image, Matrix, Size, corner_points, is_upright, project
 
-WHOLE = 1e-6  # pixels: a coordinate this close to a whole number counts as whole
+TOLERANCE = 1e-6  # pixels: a coordinate this close to a whole number counts as whole
 MARGIN = 1  # source pixels that interpolation may read beyond the last one shown
 PRECISION = 1 / 32  # pixels: the grid of points at which OpenCV's warps sample
-FLIP_CODES = {(True, False): 0, (False, True): 1, (True, True): -1}  # of OpenCV: vertically, horizontally, both
-SEARCHED = 32  # lengths tried; about one in 16 is whole to that precision
+FLIP_CODES = {(True, False): 0, (False, True): 1, (True, True): -1}  # OpenCV's: vertically, horizontally, both
+MAX_LONGER = 32  # pixels tried for a whole length; about one in 16 is whole to that precision
 
 
 class Span(NamedTuple):
     """One axis of an upright tile: which pixels of the image become which pixels of the canvas.
 
-    The image's pixels ``source`` are scaled by ``factor``, starting at their first pixel or, with
-    ``from_end``, at their last. Pixels ``resized`` of the result go to pixels ``shown`` of the
-    canvas, in reverse order with ``reversed``.
+    Pixels ``source`` of the image are scaled by ``factor``, from the first or, with ``from_end``,
+    from the last one on. Pixels ``resized`` of the result go to pixels ``shown`` of the canvas, in
+    reverse order with ``reversed``.
     """
 
     source: slice
@@ -44,16 +44,16 @@ class UprightTile(NamedTuple):
 
     @property
     def last_row(self) -> int:
-        """The number of the image's first rows that are needed."""
+        """How many of the image's first rows are needed."""
         return int(self.rows.source.stop)
 
     def draw(self, canvas: Image, image: Image) -> None:
         """Draw the image, or the rows of it that are needed, onto the canvas."""
         rows, columns = self.rows, self.columns
-        part = image[rows.source, columns.source]
+        pixels = image[rows.source, columns.source]
         if (code := FLIP_CODES.get((rows.from_end, columns.from_end))) is not None:
-            part = np.asarray(cv2.flip(part, code), dtype=np.uint8)  # a resize counts from the top left
-        resized = cv2.resize(part, None, fx=columns.factor, fy=rows.factor, interpolation=cv2.INTER_LINEAR)
+            pixels = np.asarray(cv2.flip(pixels, code), dtype=np.uint8)  # a resize starts at the top left
+        resized = cv2.resize(pixels, None, fx=columns.factor, fy=rows.factor, interpolation=cv2.INTER_LINEAR)
         resized = resized[rows.resized, columns.resized]
         shown = canvas[rows.shown, columns.shown]
         if (code := FLIP_CODES.get((rows.reversed, columns.reversed))) is not None:
@@ -66,15 +66,15 @@ class WarpedTile(NamedTuple):
     """A tile that needs a warp."""
 
     matrix: Matrix
-    last_row: int  # number of the image's first rows that are needed
+    last_row: int  # how many of the image's first rows are needed
 
     def draw(self, canvas: Image, image: Image) -> None:
         """Draw the image, or the rows of it that are needed, onto the canvas.
 
         OpenCV 5 blends the image's edge pixels with the canvas; older ones leave them out.
         """
-        # Other samples of the batch may need more rows, but a warp's last bit depends on the size
-        # of its source.
+        # Other samples of the batch may need more rows, but the last bits of a warp depend on the
+        # size of its source.
         image = image[: self.last_row]
         corners = project(corner_points((image.shape[0], image.shape[1])), self.matrix)
         left, top = np.maximum(np.floor(corners.min(axis=0)), 0).astype(int).tolist()
@@ -82,8 +82,8 @@ class WarpedTile(NamedTuple):
         bottom = min(math.ceil(corners[:, 1].max()), canvas.shape[0])
         if left >= right or top >= bottom:
             return
-        # OpenCV puts whole numbers at pixel centres: add half a pixel in the image, take it off
-        # again on this part of the canvas.
+        # To OpenCV whole numbers are pixel centres: add half a pixel in the image, and subtract it
+        # on this part of the canvas.
         forth = np.array([[1, 0, 0.5], [0, 1, 0.5], [0, 0, 1]])
         back = np.array([[1, 0, -0.5 - left], [0, 1, -0.5 - top], [0, 0, 1]])
         matrix = back @ self.matrix @ forth
@@ -93,10 +93,7 @@ class WarpedTile(NamedTuple):
 
 
 def tile_of(matrix: Matrix, image_size: Size, canvas_size: Size) -> UprightTile | WarpedTile | None:
-    """Return how to draw an image of ``image_size`` (height, width) where ``matrix`` maps it.
-
-    ``None`` means that nothing of it shows.
-    """
+    """How to draw an image of ``image_size`` where ``matrix`` maps it; ``None``: nothing shows."""
     if is_upright(matrix):
         (factor_x, _, shift_x), (_, factor_y, shift_y), _ = matrix.tolist()
         horizontal = factor_x, shift_x, image_size[1], canvas_size[1]
@@ -106,8 +103,8 @@ def tile_of(matrix: Matrix, image_size: Size, canvas_size: Size) -> UprightTile 
         rows, columns = _span(*vertical), _span(*horizontal)
         if rows is not None and columns is not None:
             return UprightTile(rows, columns)
-    # Two convex shapes meet unless an edge of one separates them. In the coordinates of each shape
-    # an upright box tests its edges.
+    # Two convex shapes meet unless an edge of one separates them, and in the coordinates of one the
+    # bounding box of the other tests its edges.
     shown = project(corner_points(canvas_size), np.linalg.inv(matrix))
     if not _boxes_meet(project(corner_points(image_size), matrix), canvas_size) or not _boxes_meet(shown, image_size):
         return None
@@ -127,7 +124,7 @@ def _span(factor: float, shift: float, side: int, canvas_side: int) -> Span | No
     for at_end in (False, True):
         position = factor * side + shift if at_end else shift
         begin = round(position)
-        if abs(position - begin) > WHOLE:
+        if abs(position - begin) > TOLERANCE:
             continue
         grows = at_end == (factor < 0)  # whether canvas pixels count up from this edge into the image
         skipped, room = max(0, -begin if grows else begin - canvas_side), canvas_side - begin if grows else begin
@@ -151,12 +148,12 @@ def _span(factor: float, shift: float, side: int, canvas_side: int) -> Span | No
 
 
 def _whole_length(length: int, side: int, factor: float) -> int | None:
-    """Return a number of pixels, at least ``length``, that scales to a whole number of pixels.
+    """Return a number of pixels, at least ``length``, that scales to a whole one; None: not found.
 
-    A resize that counts from the first of them also meets the image's last edge, so the
-    image need not be flipped. ``None``: there is no such number within reach.
+    A resize from the first of these pixels then ends exactly at the image's last edge, so the image
+    need not be flipped.
     """
-    for longer in range(length, min(side, length + SEARCHED) + 1):
+    for longer in range(length, min(side, length + MAX_LONGER) + 1):
         if abs(longer * factor - round(longer * factor)) <= PRECISION:
             return longer
     return None

@@ -1,7 +1,8 @@
-"""Check what a reader found and sort it into the index; ``on_error`` decides on bad entries."""
+"""Check what a reader returned and sort it into columns; ``on_error`` decides on bad entries."""
 
 import os
 from collections.abc import Callable
+from itertools import compress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,10 +13,13 @@ from data.config import OnError
 from data.errors import DataError
 
 BORDER_TOLERANCE = 1.0  # pixels: common tools round up to one pixel outside
-LEAST_INSIDE = 1e-3  # pixels of a box, in each direction, that must lie inside its image
-CUT = "boxes that reach out of their image and are cut there"  # these three notes are faults of the source
+MIN_INSIDE = 1e-3  # pixels of a box, in each direction, that must lie inside its image
+CUT = "boxes that reach out of their image and are cut there"  # a fault of the source, as the next two and TINY_BOXES
 SCORED_OUTSIDE = "boxes that reach out of their image and are scored unchanged"
 SCORED_EMPTY = "boxes without area that are scored unchanged"
+TINY = 2.0  # pixels
+TINY_BOXES = f"boxes below {TINY:g} pixels, and no larger one, as if they were fractions of the image"
+CROWDS = "crowds (iscrowd=1), which are not learnt"
 
 # A kind of finding, which entries are good, and what is wrong with one that is not.
 Checks = tuple[tuple[str, NDArray[np.bool_], Callable[[int], str]], ...]
@@ -25,15 +29,15 @@ def check_source(source: Source, split: str, on_error: OnError) -> dict[str, NDA
     """Check a data set and return the columns of its index, boxes grouped by image.
 
     ``skip`` leaves bad entries out and collects them in ``source.findings``; otherwise the first
-    one raises ``DataError``. ``OnError`` says what happens to boxes that reach out of their image;
-    ``source.notes`` lists them. ``split`` is "train" or "val"; a training set needs a usable box.
+    one raises ``DataError``. ``source.notes`` lists boxes that reach out of their image; ``split``
+    ("train" or "val") and ``on_error`` decide what becomes of them. A training set needs a box.
     """
     if not source.file_names:
-        source.findings.stop()  # they say why
+        source.findings.stop()  # these say why
         raise DataError(f"{source.path} holds no images. fix: check data.{split}.annotations")
     image_used = _check_images(source, split)
     if on_error != OnError.skip:
-        source.findings.stop()  # before its boxes are reported as those of an unknown image
+        source.findings.stop()  # before boxes of a bad image are reported as those of an unknown one
     positions, box_used = _check_boxes(source, split, on_error, image_used)
     if on_error != OnError.skip:
         source.findings.stop()
@@ -50,7 +54,7 @@ def check_source(source: Source, split: str, on_error: OnError) -> dict[str, NDA
 def _usable(
     source: Source, entries: NDArray[np.bool_], checks: Checks, describe: Callable[[int, str], str]
 ) -> NDArray[np.bool_]:
-    """Which of the ``entries`` pass all checks; others are findings of the first they fail."""
+    """Which of the ``entries`` pass all checks; the others are findings of the first they fail."""
     usable = entries.copy()
     for kind, good, problem in checks:
         rows = np.flatnonzero(usable & ~good).tolist()
@@ -62,7 +66,9 @@ def _usable(
 def _check_images(source: Source, split: str) -> NDArray[np.bool_]:
     """Which images (N,) are usable."""
     count, root = len(source.file_names), source.image_root
-    exists = io.stamp_files([os.path.join(root, name) for name in source.file_names]).is_file
+    paths = [os.path.join(root, name) for name in source.file_names]
+    exists = io.stamp_files(paths).is_file
+    source.missing_files = list(compress(paths, ~exists))
     if not exists.any():  # a wrong folder, which skipping would hide
         raise DataError(
             f"none of the {count} images of {source.path} is in {root}: {source.file_names[:3]}. "
@@ -70,7 +76,7 @@ def _check_images(source: Source, split: str) -> NDArray[np.bool_]:
         )
     first = np.zeros(count, dtype=bool)
     first[np.unique(source.image_ids, return_index=True)[1]] = True
-    # Each side alone first: the product of two absurd ones may overflow.
+    # Each side first: the product of two absurd ones may overflow.
     readable = (source.sizes <= headers.MAX_PIXELS).all(axis=1) & (source.sizes.prod(axis=1) <= headers.MAX_PIXELS)
 
     def pixels(row: int) -> str:
@@ -94,7 +100,7 @@ def _check_images(source: Source, split: str) -> NDArray[np.bool_]:
 def _check_boxes(
     source: Source, split: str, on_error: OnError, image_used: NDArray[np.bool_]
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """The position of each box's image (M,), and whether it is usable. Cuts boxes of ``source``."""
+    """The position of each box's image (M,), and which boxes are usable. Cuts boxes in place."""
     order = np.argsort(source.image_ids, kind="stable")
     at = np.searchsorted(source.image_ids, source.box_image_ids, sorter=order)
     positions = order[np.minimum(at, len(order) - 1)]  # of equal ids the first, which is kept
@@ -108,7 +114,7 @@ def _check_boxes(
         beyond = np.max([-x, -y, x + w - width, y + h - height], axis=0)  # pixels, negative inside
         left, right = np.maximum(x, 0), np.minimum(x + w, width)
         top, bottom = np.maximum(y, 0), np.minimum(y + h, height)
-    is_inside = (right - left > LEAST_INSIDE) & (bottom - top > LEAST_INSIDE)
+    is_inside = (right - left > MIN_INSIDE) & (bottom - top > MIN_INSIDE)
     reaches_out = beyond > BORDER_TOLERANCE
     scored = np.bool_(split == "val" and on_error != OnError.stop)
     may_reach_out = np.bool_(on_error != OnError.stop)
@@ -142,13 +148,18 @@ def _check_boxes(
             lambda row: f"{overshoot(row)} (data.on_error=clip cuts it there)",
         ),
     )
-    # An image that is left out takes its boxes along.
+    # Boxes of an image that is left out go with it.
     usable = _usable(source, ~has_image | image_used[positions], checks, describe)
     rows = np.flatnonzero(usable & reaches_out)
     rows = rows[np.argsort(-beyond[rows], kind="stable")]  # the farthest first
     source.notes.add(SCORED_OUTSIDE if scored else CUT, [describe(row, overshoot(row)) for row in rows.tolist()])
     without = np.flatnonzero(usable & ~has_area).tolist()
     source.notes.add(SCORED_EMPTY, [describe(row, "has no area: no detection can match it") for row in without])
+    crowds = np.flatnonzero(usable & source.crowd).tolist() if split == "train" else []
+    source.notes.add(CROWDS, [describe(row, "is a crowd") for row in crowds])
+    sides = source.boxes_xywh[usable, 2:]
+    if len(sides) and sides.max() < TINY:
+        source.notes.add(TINY_BOXES, [describe(row, "is tiny") for row in np.flatnonzero(usable).tolist()])
     if not scored:
         source.boxes_xywh = source.boxes_xywh.copy()
         source.boxes_xywh[rows] = np.stack([left, top, right - left, bottom - top], axis=1)[rows]
@@ -158,16 +169,12 @@ def _check_boxes(
 def _columns(
     source: Source, image_used: NDArray[np.bool_], positions: NDArray[np.int64], box_used: NDArray[np.bool_]
 ) -> dict[str, NDArray[np.generic]]:
-    """The kept entries; boxes in the order of images, then of the file."""
+    """The columns of the usable entries; boxes in the order of images, then of the file."""
     new_position = np.cumsum(image_used) - 1
     rows = np.flatnonzero(box_used)
     rows = rows[np.argsort(positions[rows], kind="stable")]
     boxes_per_image = np.bincount(new_position[positions[rows]], minlength=int(image_used.sum()))
-    encoded = [
-        name.encode("utf-8", "surrogateescape")
-        for name, used in zip(source.file_names, image_used, strict=True)
-        if used
-    ]
+    encoded = [name.encode("utf-8", "surrogateescape") for name in compress(source.file_names, image_used)]
     category_ids = np.array(list(source.categories), dtype=np.int64)
     by_id = np.argsort(category_ids)
     classes = by_id[np.searchsorted(category_ids, source.box_category_ids[rows], sorter=by_id)]

@@ -1,7 +1,7 @@
 """Read Pascal VOC annotations (one xml file per image, in a list or folder) into flat columns.
 
-As in the usual COCO versions of VOC sets, left = xmin and width = xmax - xmin. Objects marked
-difficult or truncated count like any other: evaluation follows COCO, which ignores crowds instead.
+As in the usual COCO versions of VOC, left = xmin and width = xmax - xmin. Objects marked difficult
+or truncated count like any other: evaluation follows COCO, which ignores crowds instead.
 """
 
 import os
@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from data import io, layouts
-from data.annotations_read import Files, Findings, Source, relative_name
+from data.annotations_read import Findings, LocatedSplit, Source, relative_name
 from data.errors import DataError, shown
 
 BoxXywh = tuple[float, float, float, float]  # left, top, width, height
@@ -25,7 +25,7 @@ class _Listed(NamedTuple):
 
     stem: str
     xml: str
-    image_folders: tuple[str, ...]  # where to look for the image; messages name the last one
+    image_folders: tuple[str, ...]  # where the image may be; messages name the last one
 
 
 class _Annotation(NamedTuple):
@@ -36,11 +36,11 @@ class _Annotation(NamedTuple):
     objects: list[tuple[str, BoxXywh | None]]  # class and left, top, width, height; None: a corner is missing
 
 
-def locate_voc(pairs: Sequence[tuple[Path, Path]], image_root: Path, names: list[str] | None) -> Files:
+def locate_voc(pairs: Sequence[tuple[Path, Path]], image_root: Path, names: list[str] | None) -> LocatedSplit:
     """Find the files of image lists or folders of xml files, each with its folder of images.
 
-    The names of a list stand for files in ``Annotations`` and ``JPEGImages`` of that folder, or in
-    the folder itself where it lacks these. Raises ``DataError`` where there is no xml file.
+    The names in a list stand for files in ``Annotations`` and ``JPEGImages`` of that folder, or in
+    the folder itself if it lacks these. Raises ``DataError`` if there are no xml files.
     """
     listed: list[_Listed] = []
     digests = []
@@ -55,7 +55,7 @@ def locate_voc(pairs: Sequence[tuple[Path, Path]], image_root: Path, names: list
         listed += items
         digests.append(stamps.digest)
     path = pairs[0][0] if len(pairs) == 1 else image_root
-    return Files(
+    return LocatedSplit(
         stamps=[*digests, io.stamp_files([str(place) for place, _ in pairs if place.is_file()]).digest],
         image_root=image_root,
         read=lambda: read_voc(listed, path, image_root, names),
@@ -73,7 +73,7 @@ def _items_of_list(image_list: Path, voc_root: Path) -> list[_Listed]:
 
 
 def _items_below(folder: Path, images: Path) -> list[_Listed]:
-    """The xml files below a folder. Images lie beside them, or below ``images``."""
+    """The xml files below a folder. Their images are beside them or below ``images``."""
     items = []
     for xml in map(Path, io.files_below(folder, {".xml"})):
         below = xml.parent.relative_to(folder)
@@ -89,22 +89,18 @@ def _folder_or(parent: Path, name: str) -> str:
 def read_voc(listed: list[_Listed], path: Path, image_root: Path, names: list[str] | None) -> Source:
     """Read the listed images; ``names`` are the classes in order, ``path`` is for messages.
 
-    Image ids count from 1 in the order of the lists, category ids from 1 in that of ``names``. An
-    object's area is that of its box. Unreadable entries go to the findings.
+    Image ids count from 1 in the order of the lists, category ids from 1 in that of ``names``. The
+    area of an object is that of its box. Unreadable entries become findings.
     """
     assert names is not None  # by DataConfig.__post_init__
     category_ids = {name: number for number, name in enumerate(names, start=1)}
     findings = Findings()
     folders = {folder for item in listed for folder in item.image_folders if os.path.isdir(folder)}
     image_names = {folder: frozenset(os.listdir(folder)) for folder in folders}
-    file_names: list[str] = []
-    sizes: list[tuple[int, int]] = []
-    image_ids: list[int] = []
-    boxes: list[BoxXywh] = []
-    labels: list[tuple[int, int, int]] = []  # of each box: image id, category id, number within its file
-    annotations: list[_Annotation | str] = []
-    for chunk in io.in_chunks(lambda items: [_parse(item.xml) for item in items], listed, "reading labels"):
-        annotations += chunk
+    file_names, image_ids, sizes = list[str](), list[int](), list[tuple[int, int]]()
+    boxes, labels = list[BoxXywh](), list[tuple[int, int, int]]()  # label: image id, category id, number in its file
+    chunks = io.in_chunks(lambda items: [_parse(item.xml) for item in items], listed, "reading labels")
+    annotations = [annotation for chunk in chunks for annotation in chunk]
     for image_id, (item, annotation) in enumerate(zip(listed, annotations, strict=True), start=1):
         if isinstance(annotation, str):
             findings.add("unusable annotation files", [annotation])
@@ -142,7 +138,7 @@ def read_voc(listed: list[_Listed], path: Path, image_root: Path, names: list[st
 
 
 def _image_of(item: _Listed, file_name: str, present: dict[str, frozenset[str]]) -> str:
-    """The image of an xml file: by its own name, ``<filename>``, or its own name and any suffix.
+    """The image of an xml file: named like it, as in ``<filename>``, or like it with any suffix.
 
     Files edited by hand often lack the suffix in ``<filename>``, or name another image.
     """
@@ -154,7 +150,7 @@ def _image_of(item: _Listed, file_name: str, present: dict[str, frozenset[str]])
 
 
 def _parse(xml: str) -> _Annotation | str:
-    """Return the content of an xml file, or a sentence on why it is unusable."""
+    """Return the content of an xml file, or a sentence that says why it is unusable."""
     try:
         root = ElementTree.fromstring(layouts.read_file(xml))  # expat limits what entities expand to
         size = (int(root.findtext("size/height", "")), int(root.findtext("size/width", "")))

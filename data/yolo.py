@@ -1,7 +1,7 @@
 """Read YOLO label files (one txt file per image) into flat columns.
 
-A row is ``class cx cy w h``, in fractions of the image's width and height, or a polygon
-``class x1 y1 x2 y2 ...``, which stands for the box around it. Image sizes come from file headers.
+A row is ``class cx cy w h``, in fractions of the image's width and height, or a polygon ``class x1
+y1 x2 y2 ...``, which stands for its bounding box. Image sizes come from file headers.
 """
 
 import math
@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from data import headers, io, layouts
-from data.annotations_read import Files, Findings, Source, relative_name
+from data.annotations_read import Findings, LocatedSplit, Source, relative_name
 from data.config import Exif
 from data.errors import DataError, shown
 
-MAX_FRACTION = 2  # larger numbers are pixels; a little above 1, a box reaches out of its image
+MAX_FRACTION = 2  # larger numbers are pixels; just above 1, a box reaches out of its image
 IMAGE_FOLDERS = ("images", "JPEGImages")  # the usual ones, with a folder "labels" beside them
-SPLIT_KEYS = {"train": ("train",), "val": ("val", "valid")}  # of a data.yaml or obj.data
-COMPARED_LINES = 100  # of a list, which tell where its paths start
+SPLIT_KEYS = {"train": ("train",), "val": ("val", "valid")}  # in a data.yaml or obj.data
+COMPARED_LINES = 100  # of a list, to find out where its paths start
 
 
 class _Listed(NamedTuple):
@@ -31,9 +31,9 @@ class _Listed(NamedTuple):
 
 
 class _Read(NamedTuple):
-    """What the header and the label file of an image hold."""
+    """The content of an image's header and label file."""
 
-    size: tuple[int, int]  # height, width; (0, 0): no image
+    size: tuple[int, int]  # height, width; (0, 0): not an image
     is_turned: bool
     rows: Sequence[list[float]]  # line, class, cx, cy, w, h
     problems: Sequence[tuple[str, str]]  # kind and sentence of each unusable entry
@@ -41,12 +41,12 @@ class _Read(NamedTuple):
 
 def locate_yolo(
     pairs: Sequence[tuple[Path, Path]], image_root: Path, split: str, names: list[str] | None, exif: Exif
-) -> Files:
+) -> LocatedSplit:
     """Find the images and label files of each list, folder, data.yaml or obj.data, with its base.
 
-    A data.yaml holds a folder, a list, or several of these for each split; ``download`` is neither
-    fetched nor run. ``names`` are those of classes 0, 1, ...; where a data.yaml has names, they
-    choose and order among these. Raises ``DataError`` where there are no images, labels or names.
+    A data.yaml has a folder, a list, or several of these for each split; ``download`` is neither
+    fetched nor run. ``names`` are those of classes 0, 1, ..., or select and order the names of a
+    data.yaml. Raises ``DataError`` if there are no images, labels or names.
     """
     groups: list[list[str]] = []
     read = [place for place, _ in pairs if place.is_file()]
@@ -59,9 +59,9 @@ def locate_yolo(
         named += [content["names"]] if content.get("names") else []
         starts = layouts.starts_of(place, str(content.get("path") or ""))
         for entry in _entries(content, split, place):
-            part = layouts.find_place(entry, place, starts)
-            read += [part] if part.is_file() else []
-            groups.append(find_images(part, starts))
+            images = layouts.find_place(entry, place, starts)
+            read += [images] if images.is_file() else []
+            groups.append(find_images(images, starts))
     path = pairs[0][0] if len(pairs) == 1 else image_root
     if any(other != named[0] for other in named):
         raise DataError(f"data.{split}.annotations: the data.yaml files differ in their names. fix: make them agree")
@@ -89,25 +89,24 @@ def locate_yolo(
             f"none of the {len(listed)} images of {path} has a label file (first: {listed[0].label}). "
             "fix: put the .txt files there, or set data.format to that of the set"
         )
-    return Files(
+    return LocatedSplit(
         stamps=[*digests, io.stamp_files(list(map(str, read))).digest, str(categories)],
         image_root=image_root,
-        read=lambda: read_yolo(listed, path, image_root, len(classes), categories, exif),
+        read=lambda: read_yolo(listed, path, image_root, num_classes=len(classes), categories=categories, exif=exif),
     )
 
 
 def read_yolo(
-    listed: list[_Listed], path: Path, image_root: Path, num_classes: int, categories: dict[int, str], exif: Exif
+    listed: list[_Listed], path: Path, image_root: Path, *, num_classes: int, categories: dict[int, str], exif: Exif
 ) -> Source:
     """Read sizes and boxes of the listed images, turned upright with ``exif=apply``.
 
     ``path`` is for messages. Image ids count from 1, category ids are the numbers in the label
-    files. An object's area is that of its box. Unreadable entries go to the findings.
+    files. The area of an object is that of its box. Unreadable entries become findings.
     """
     findings, notes = Findings(), Findings()
-    images: list[_Read] = []
-    for chunk in io.in_chunks(lambda items: _read_chunk(items, num_classes, exif), listed, "reading labels"):
-        images += chunk
+    chunks = io.in_chunks(lambda items: _read_chunk(items, num_classes, exif), listed, "reading labels")
+    images = [image for chunk in chunks for image in chunk]
     for image in images:
         for kind, sentence in image.problems:
             findings.add(kind, [sentence])
@@ -155,7 +154,7 @@ def _read_chunk(listed: Sequence[_Listed], num_classes: int, exif: Exif) -> list
 
 
 def read_label_file(path: str, num_classes: int) -> tuple[list[list[float]], list[tuple[str, str]]]:
-    """Rows of line, class, cx, cy, w, h; and kind and sentence of each unusable row."""
+    """Rows of line, class, cx, cy, w, h; and the kind of and a sentence on each unusable row."""
     try:
         text = layouts.read_file(path).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -167,7 +166,7 @@ def read_label_file(path: str, num_classes: int) -> tuple[list[list[float]], lis
         try:
             rows.append([number, *_parse(line, num_classes)])
         except ValueError as error:
-            problems.append(("rows that are no boxes", f"{path}:{number} holds {shown(line)}: {str(error)[:200]}"))
+            problems.append(("rows that are not boxes", f"{path}:{number} holds {shown(line)}: {str(error)[:200]}"))
     return rows, problems
 
 
@@ -202,12 +201,12 @@ def find_images(place: Path, starts: Sequence[Path]) -> list[str]:
     """The absolute paths of all images below a folder, sorted, or of a list with one path per line.
 
     In a folder the suffix decides, and hidden files do not count. Relative paths of a list start at
-    the one of ``starts``, or the list's own folder, where most exist. Raises ``DataError``.
+    one of ``starts``, or at the list's folder: wherever most exist. Raises ``DataError``.
     """
     if place.is_dir():
         images = io.files_below(Path(os.path.normpath(place)), layouts.IMAGE_SUFFIXES)
     else:
-        lines = [line.strip().replace("\\", "/") for line in layouts.read_lines(place)]  # Windows writes \\
+        lines = [line.strip().replace("\\", "/") for line in layouts.read_lines(place)]  # as Windows writes
         images = [line for line in lines if line]
         bases = (*starts, place.parent)
         base = max(bases, key=lambda base: sum(os.path.exists(base / line) for line in images[:COMPARED_LINES]))
@@ -221,9 +220,9 @@ def find_images(place: Path, starts: Sequence[Path]) -> list[str]:
 def find_labels(images: list[str]) -> tuple[list[str], io.Stamps]:
     """The path of each image's label file, whether or not it exists, and the stamps of these.
 
-    Labels lie in ``labels`` instead of the last ``images`` in the image's path, in ``labels``
-    instead of ``JPEGImages``, or beside the image. The first of these that finds any label file
-    holds for the whole group; if none does, the very first.
+    It is in ``labels`` in place of the last ``images`` of the image's path, in ``labels`` in place
+    of ``JPEGImages``, or beside the image. The first of these with any label file holds for the
+    whole group; without any, the very first.
     """
     candidates = (_label_paths(images, folder) for folder in (*IMAGE_FOLDERS, None, IMAGE_FOLDERS[0]))
     for labels in candidates:
@@ -234,7 +233,7 @@ def find_labels(images: list[str]) -> tuple[list[str], io.Stamps]:
 
 
 def _label_paths(images: list[str], folder: str | None) -> list[str]:
-    """The label files if they lie in ``labels`` instead of ``folder``; ``None``: beside images."""
+    """The label files with ``labels`` in place of ``folder``; ``None``: beside the images."""
     folders: dict[str, str] = {}  # of images to that of their labels
     labels = []
     for image in images:

@@ -96,7 +96,9 @@ def best_overlaps(boxes_xyxy: Tensor, targets: Tensor) -> Tensor:
     """
     batch, count, _ = boxes_xyxy.shape
     best = boxes_xyxy.new_zeros(batch, count)
-    for part in targets.split(max(1, PAIRS_AT_ONCE // count)):
+    most = max(1, PAIRS_AT_ONCE // count)
+    for first in range(0, len(targets), most):  # Tensor.split of no rows does not compile before torch 2.11
+        part = targets[first : first + most]
         image = part[:, 0].long()
         iou = box_iou_aligned(boxes_xyxy[image], cxcywh_to_xyxy(part[:, 2:])[:, None], IouKind.iou)
         best.scatter_reduce_(0, image[:, None].expand_as(iou), iou, reduce="amax")

@@ -91,14 +91,16 @@ class AutoLoss(LossSection):
     yolov3. null: the value of conf/loss/yolox.yaml or yolov3.yaml.
     """
 
-    box: float | None  # weight of the box term
-    objectness: float | None  # weight of the objectness term
-    classification: float | None  # weight of the class term; with yolov3 that at 80 classes, scaled by classes / 80
+    box: NotNegative | None  # weight of the box term
+    objectness: NotNegative | None  # weight of the objectness term
+    classification: NotNegative | None  # weight of the class term; with yolov3 that at 80 classes, scaled by
+    # classes / 80
     iou: IouKind | None  # overlap measure of the box term
-    anchor_iou: float | None  # yolov3: a box matches an anchor if the IoU of their shapes is higher
-    dfl: float | None  # yolox: weight, relative to box, of the distribution focal loss (model.box_bins)
-    l1: float | None  # yolox: weight, relative to box, of the L1 distance of boxes in the epochs without mosaics
-    positives: int | None  # yolox: how many cells may learn each box, of those that reach its centre
+    anchor_iou: Annotated[float, ">= 0 and < 1"] | None  # yolov3: a box matches an anchor if the IoU of their shapes is
+    # higher
+    dfl: NotNegative | None  # yolox: weight, relative to box, of the distribution focal loss (model.box_bins)
+    l1: NotNegative | None  # yolox: weight, relative to box, of the L1 distance of boxes in the epochs without mosaics
+    positives: Annotated[int, ">= 1"] | None  # yolox: how many cells may learn each box, of those that reach its centre
     positives_by: PositivesBy | None  # yolox: what ranks them: cost of class and box (SimOTA, where as many learn as
     # the largest overlaps add up to), or alignment, score * overlap^6 (task-aligned)
 

@@ -52,7 +52,7 @@ class LossInputs(NamedTuple):
 
     maps: list[HeadMap]
     targets: Tensor
-    objectness_ratio: float
+    objectness_ratio: float | Tensor
     sum_over_ranks: SumOverRanks
     world_size: int
 
@@ -70,7 +70,7 @@ class HeadLoss(ABC):
         self,
         raw_maps: Sequence[Tensor],
         targets: Tensor,
-        objectness_ratio: float = 1.0,
+        objectness_ratio: float | Tensor = 1.0,
         sum_over_ranks: SumOverRanks = lambda tensor: tensor,
         world_size: int = 1,
     ) -> LossParts:

@@ -3,8 +3,8 @@
     python -m scripts.anchors data=bccd model=yolov3-tiny image_size=320 out=mine/model/cells.yaml
     python train.py --config-dir mine data=bccd model=cells
 
-It runs k-means with IoU as the distance, refines the result at random, and prints the recall before
-and after.
+Runs k-means with IoU as the distance, refines the result at random, and prints the recall of the
+anchors before and after.
 """
 
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
@@ -23,18 +23,18 @@ from data import open_annotations
 from data.anchors import SEED, Sizes, kmeans_anchors, match_anchors, network_sizes, recall, refine_anchors
 from train_utils import build
 
-MOST_BOXES = 50_000  # that the search uses; the metrics are for all boxes
+SEARCHED_BOXES = 50_000  # a sample for the search; recall and IoU are those of all boxes
 
 
 def find_anchors(config: schema.AnchorsConfig) -> Sizes:
     """Find, print and return anchors (k, 2) in pixels, as many as the model has.
 
-    With ``out`` it also writes the override file. Raises ConfigError if the data set has too few
-    boxes.
+    With ``out`` it also writes the options of the model. Raises ConfigError if the data set has too
+    few boxes.
     """
     current = np.array(build.build_meta_model(config.model).heads[0].all_anchors)
     annotations = open_annotations(config.data, "train")
-    sizes, searched = (network_sizes(annotations, config.image_size, most) for most in (None, MOST_BOXES))
+    sizes, searched = (network_sizes(annotations, config.image_size, limit) for limit in (None, SEARCHED_BOXES))
     generator = np.random.default_rng(SEED)
     try:
         start = kmeans_anchors(searched, len(current), generator)

@@ -5,8 +5,8 @@
 
 Prints a report and writes it to a folder, as report.txt and labels.jpg, some images with their
 boxes. *Problems* are wrong entries. *Notes* may be intended but are worth a look: empty images,
-classes without boxes, anchors that do not fit the boxes. Exit code 0: no problems, 1: some, 2: no
-such data set or option.
+classes without boxes, anchors that do not fit the boxes. Exit code 0: no problems, 1: some, 2: a
+wrong data set or option.
 """
 
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
@@ -27,6 +27,7 @@ from data import Annotations, DataConfig, DataError, ImageSource, OnError, check
 from data.anchors import LOW_RECALL, Sizes, fix_of_anchors, network_sizes, objects_per_image, recall
 from data.annotations_read import Findings
 from data.index import read_annotations
+from data.progress import counted, tracked
 from train_utils import build
 from train_utils.draw import Cell, save_sheet
 
@@ -37,7 +38,7 @@ BOTH = "train and val"
 
 @dataclass(frozen=True)
 class CheckedSet:
-    """The result of a check, by split; findings may also be of train and val together."""
+    """The result of a check, by split; findings may also concern train and val together."""
 
     splits: dict[str, Annotations]
     readable: dict[str, list[int]]  # positions of usable images
@@ -89,8 +90,8 @@ def labelled(annotations: Annotations, split: str, index: int) -> Cell:
 def check_dataset(config: DataConfig, image_size: int, anchors: Sizes, min_iou: float) -> CheckedSet:
     """Read all labels and decode all images of both sets.
 
-    ``anchors`` (k, 2) are those of the network at ``image_size`` pixels, which learn the boxes that
-    overlap one by more than ``min_iou``. Raises ``DataError`` where a set as a whole is missing or
+    ``anchors`` (k, 2) are those of the network at ``image_size`` pixels; it learns the boxes that
+    overlap one by more than ``min_iou``. Raises ``DataError`` if a set as a whole is missing or
     broken.
     """
     problems, notes = ({where: Findings() for where in (*SPLITS, BOTH)} for _ in range(2))
@@ -100,10 +101,10 @@ def check_dataset(config: DataConfig, image_size: int, anchors: Sizes, min_iou: 
         splits[split], problems[split], changed = read_annotations(config, split)
         annotations = splits[split]
         for kind, count in changed.counts.items():
-            part = problems if kind in (validate.CUT, validate.SCORED_OUTSIDE, validate.SCORED_EMPTY) else notes
-            part[split].add(kind, changed.examples[kind], count)
-        twice = [_box_name(annotations, row) for row in repeated_boxes(annotations).tolist()]
-        problems[split].add("boxes given twice", twice)
+            is_fault = kind in (validate.CUT, validate.SCORED_OUTSIDE, validate.SCORED_EMPTY, validate.TINY_BOXES)
+            (problems if is_fault else notes)[split].add(kind, changed.examples[kind], count)
+        repeated = [_box_name(annotations, row) for row in repeated_boxes(annotations).tolist()]
+        problems[split].add("repeated boxes", repeated)
         empty = np.flatnonzero(objects_per_image(annotations) == 0)
         notes[split].add("images without boxes", [annotations.path(index) for index in empty.tolist()])
         absent = np.flatnonzero(np.bincount(annotations.classes, minlength=len(annotations.names)) == 0)
@@ -126,30 +127,30 @@ def _without_fix(error: DataError) -> str:
 
 
 def _check_images(splits: dict[str, Annotations], problems: dict[str, Findings]) -> dict[str, list[int]]:
-    """Decode all images, report those that fail or have the same pixels; return the usable ones."""
+    """Decode all images; report unreadable and repeated ones, and return the readable ones."""
     readable: dict[str, list[int]] = {}
-    first: dict[bytes, tuple[str, int]] = {}  # by the hash of its pixels
-    for split, part in splits.items():
+    first: dict[bytes, tuple[str, int]] = {}  # split and position, by the hash of its pixels
+    for split, annotations in splits.items():
         readable[split] = []
-        images = [ImageSource(part, OnError.stop)] * len(part)
+        source, count = ImageSource(annotations, OnError.stop), len(annotations)
         with ThreadPoolExecutor(len(io.usable_cores())) as pool:  # OpenCV decodes without the GIL
-            hashes = pool.map(_pixel_hash, images, range(len(part)))
-            for index, result in enumerate(io.counted(hashes, f"decoding {split}", len(part))):
+            hashes = pool.map(_pixel_hash, [source] * count, range(count))
+            for index, result in enumerate(tracked(hashes, count, f"decoding {split}")):
                 if isinstance(result, str):
                     problems[split].add("images that cannot be read", [result])
                     continue
                 readable[split].append(index)
                 other, number = first.setdefault(result, (split, index))
-                pair = f"{splits[other].path(number)} and {part.path(index)}"
+                pair = f"{splits[other].path(number)} and {annotations.path(index)}"
                 if other != split:
-                    problems[BOTH].add("images given twice, once in each set", [pair])
+                    problems[BOTH].add("images in both sets", [pair])
                 elif number != index:
-                    problems[split].add("images given twice", [pair])
+                    problems[split].add("repeated images", [pair])
     return readable
 
 
 def _pixel_hash(source: ImageSource, index: int) -> bytes | str:
-    """The hash of an image's size and pixels, or a sentence on why it cannot be read."""
+    """The hash of an image's size and pixels, or a sentence that says why it cannot be read."""
     try:
         image = source.read(index)
     except DataError as error:
@@ -177,23 +178,24 @@ def text_report(checked: CheckedSet) -> list[str]:
     """Lines of a report: metrics, classes, notes and problems; the last line is the verdict."""
     lines: list[str] = []
     boxes: dict[str, dict[str, int]] = {}  # of each class in each set
-    for split, part in checked.splits.items():
-        metrics = f"{len(part):,} images, {len(part.classes):,} boxes"
-        lines.append(f"{split}: {metrics}, recall of the anchors {checked.recall[split]:.4f}")
-        for name, number in zip(part.names, np.bincount(part.classes, minlength=len(part.names)), strict=True):
+    for split, annotations in checked.splits.items():
+        names, classes = annotations.names, annotations.classes
+        size = f"{counted(len(annotations), 'image')}, {counted(len(classes), 'box')}"
+        lines.append(f"{split}: {size}, recall of the anchors {checked.recall[split]:.4f}")
+        for name, number in zip(names, np.bincount(classes, minlength=len(names)), strict=True):
             boxes.setdefault(name, {})[split] = int(number)
     width = max(map(len, ["class", *boxes]))
     lines += ["", f"{'class':{width}} {'train boxes':>12} {'val boxes':>12}"]
     for name, of_split in sorted(boxes.items(), key=lambda row: -sum(row[1].values())):
         train, val = (f"{of_split[split]:,}" if split in of_split else "-" for split in SPLITS)
         lines.append(f"{name:{width}} {train:>12} {val:>12}")
-    for title, part_findings in (("notes", checked.notes), ("problems", checked.problems)):
-        lines += ["", f"{title}:"] if any(findings.counts for findings in part_findings.values()) else []
-        for split, findings in part_findings.items():
+    for title, by_split in (("notes", checked.notes), ("problems", checked.problems)):
+        lines += ["", f"{title}:"] if any(findings.counts for findings in by_split.values()) else []
+        for split, findings in by_split.items():
             for kind, count in findings.counts.items():
                 examples = findings.examples[kind]
                 lines.append(f"  {split}: {kind} ({count:,})")
                 lines += [f"    {example}" for example in examples]
                 lines += [f"    ... and {count - len(examples):,} more"] if 1 < len(examples) < count else []
-    count, images = checked.num_problems, sum(map(len, checked.splits.values()))
-    return [*lines, "", f"{count:,} problem{'' if count == 1 else 's'} in {images:,} images"]
+    images = sum(map(len, checked.splits.values()))
+    return [*lines, "", f"{counted(checked.num_problems, 'problem')} in {counted(images, 'image')}"]

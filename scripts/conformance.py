@@ -6,8 +6,8 @@
 
 It trains a small network on drawn shapes, on all ranks and in one process, prints a table, and
 exits with 1 if a check failed. With ``kill`` the last rank kills itself after the table: the
-launcher has to end all others soon, and not with 0. The runs stay in runs/conformance/<date_time>,
-which all nodes must see.
+launcher must end all others soon, with an exit code other than 0. The runs stay in
+runs/conformance/<date_time>, which all nodes must see.
 """
 
 import contextlib
@@ -26,25 +26,26 @@ import torch
 
 from conf import REPOSITORY, launch
 from conf.run import options_of
+from data import Batch
 from eval import evaluate
 from models import Darknet, zoo_cfg
 from train import train
 from train_utils import build, checkpoint, distributed, engine, sync_batchnorm
 
 PRECISIONS = ("float64", "auto")
-EXACT = 1e-9  # largest relative difference in float64; the network multiplies rounding
-CLOSE = 0.05  # of the losses in the training's precision
-BYTES = 2**26  # of the exchange that is timed: the gradient of 16 million weights
-SECONDS = 120  # that a rank waits for the others
+EXACT = 1e-9  # largest relative difference in float64: the network multiplies rounding errors
+CLOSE = 0.05  # largest relative difference of the losses in the training's precision
+BYTES = 2**26  # size of the timed exchange: the gradient of 16 million weights
+SECONDS = 120  # a rank waits this long for the others
 
 
 class Conformance:
-    """The checks of one group of ranks, which call each of them together."""
+    """The checks of one process group; all ranks call each check together."""
 
     def __init__(self, world: distributed.World, folder: Path) -> None:
         self.world, self.folder, self.checks = world, folder, list[tuple[str, bool, str]]()
         ranks = world.world_size
-        # Three steps an epoch and an image left over; an evaluation ends with a batch of one.
+        # An epoch has three steps and one image left over; an evaluation ends with a batch of one.
         drawn = f"{{train_images: {12 * ranks + 1}, val_images: {4 * ranks + 1}, image_size: 64}}"
         self.data = [
             "data=shapes", f"data.root={folder}/shapes", f"data.index_dir={folder}/index", f"data.shapes={drawn}",
@@ -65,11 +66,11 @@ class Conformance:
     def train(self, name: str, *more: str) -> Path:
         """Train on all ranks; return the run folder."""
         run = self.folder / name
-        train(options_of("train", [*self.options, f"run_dir={run}", *more]))  # a list would end the group
+        train([*self.options, f"run_dir={run}", *more])
         return run
 
     def alone(self) -> None:
-        """Do the same in one process, from rank 0. Raises CalledProcessError if that fails."""
+        """Do the same in one process that rank 0 starts. Raises CalledProcessError if it fails."""
         trainings = [[*self.options, f"train.precision={p}", f"run_dir={self.folder}/one_{p}"] for p in PRECISIONS]
         scored = [*self.scored, f"out={self.folder}/one_evaluation"]
         program = f"import train, eval; [train.train(one) for one in {trainings}]; eval.evaluate({scored})"
@@ -81,7 +82,7 @@ class Conformance:
                 )  # fmt: skip
 
     def weights(self) -> None:
-        """Ranks against one process, in float64 and in the training's precision."""
+        """Compare with the weights of one process, in float64 and in the training's precision."""
         for precision in PRECISIONS:
             self.train(f"ranks_{precision}", f"train.precision={precision}")
         self.alone()
@@ -98,7 +99,7 @@ class Conformance:
                 self.record("losses of one process, train.precision=auto", worst <= CLOSE, f"differ by {worst:.1e}")
 
     def rank_without_boxes(self) -> None:
-        """Gradients if all boxes are on one rank, and if each rank has the whole batch."""
+        """Compare gradients with all boxes on one rank and with the whole batch on each rank."""
         world, config = self.world, options_of("train", self.options)
         images = torch.rand(2 * world.world_size, 3, 64, 64, generator=torch.Generator().manual_seed(0)).double()
         targets = torch.tensor([[0, 1, 20, 20, 10, 12], [1, 0, 40, 12, 33, 20.0]])
@@ -109,21 +110,21 @@ class Conformance:
             model = Darknet(zoo_cfg("yolov3-tiny"), 3, 0.125).to(world.device, torch.float64).train()
             sync_batchnorm.convert_sync_batchnorm(model, world)
             loss = build.build_loss(model.heads, config.loss)
-            forward = engine.ForwardPass(distributed.wrap_ddp(model, world), loss, torch.clone, None, world)
+            forward = engine.ForwardPass(distributed.wrap_ddp(model, world), loss, Batch.network_input, None, world)
             (forward(pictures.to(world.device), boxes.to(world.device), 1.0).total * world.world_size).backward()
             gradients.append({name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None})
         worst = largest_difference(*gradients)
         self.record("gradients with ranks without boxes", worst <= EXACT, f"differ by {worst:.1e}")
 
     def evaluation(self) -> None:
-        """The metrics of all ranks against those of one process, to the last bit."""
-        ours = dict(evaluate(options_of("eval", self.scored)))
+        """Compare the metrics with those of one process, to the last bit."""
+        ours = dict(evaluate(self.scored))
         if self.world.is_main:
             theirs = json.loads((self.folder / "one_evaluation" / "metrics.json").read_text())
             self.record("metrics of one process, to the bit", ours == theirs, f"AP {ours['AP']:.6f}")
 
     def resume(self) -> None:
-        """A run that a signal stopped, and continued, against one that nothing stopped."""
+        """Compare a run that a signal stopped, and that was resumed, with an undisturbed one."""
         steps = self.folder / "stopped" / "steps.csv"
 
         def stop() -> None:
@@ -134,7 +135,7 @@ class Conformance:
         if self.world.is_main:
             threading.Thread(target=stop, daemon=True).start()
         stopped = self.train("stopped", "train.precision=auto")
-        train(options_of("train", [f"resume={stopped}"]))
+        train([f"resume={stopped}"])
         if self.world.is_main:
             states = [checkpoint.load_checkpoint(run, "last") for run in (self.folder / "ranks_auto", stopped)]
             worst = largest_difference(*(state["model"] for state in states))
@@ -144,13 +145,13 @@ class Conformance:
     def exchange(self) -> None:
         """Time the sum of a large gradient over all ranks."""
         gradient = torch.ones(BYTES // 4, device=self.world.device)
-        for _ in range(3):  # the last time counts
+        for _ in range(3):  # the last round counts
             distributed.barrier()
             started = time.perf_counter()
             total = float(distributed.sum_over_ranks(gradient)[0])
             seconds = time.perf_counter() - started
-        metric = f"{BYTES / 2**20:.0f} MB in {1000 * seconds:.0f} ms"
-        self.record("exchange of a gradient", total == self.world.world_size, metric)
+        speed = f"{BYTES / 2**20:.0f} MB in {1000 * seconds:.0f} ms"
+        self.record("exchange of a gradient", total == self.world.world_size, speed)
 
 
 def largest_difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
@@ -181,11 +182,11 @@ def main(*arguments: str) -> None:
     if "kill" in arguments and world.rank == world.world_size - 1:
         os.kill(os.getpid(), signal.SIGKILL)
     if "kill" in arguments:
-        distributed.barrier()  # never ends: the launcher has to
+        distributed.barrier()  # waits forever: the launcher has to end this rank
     failed = distributed.any_rank(not all(passed for _, passed, _ in conformance.checks))
     launch.shutdown()
     sys.stdout.flush()
-    os._exit(int(failed))  # threads of torch sometimes abort an interpreter that ends, and with it the group
+    os._exit(int(failed))  # an exiting interpreter is sometimes aborted by torch's threads
 
 
 if __name__ == "__main__":

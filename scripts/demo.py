@@ -1,9 +1,9 @@
-"""Try a detector in a browser: drop pictures or videos, or use the camera.
+"""Try a detector in a browser, on pictures, videos or the camera.
 
     python -m scripts.demo ckpt=runs/quickstart/...
     python -m scripts.demo model=yolov4 model.weights=yolov4.weights resize=stretch
 
-The page is for this machine only, unless host= says otherwise, and asks no other server anything.
+Only this machine can open the page, unless host= says otherwise; it contacts no other server.
 Ctrl-C ends it.
 """
 
@@ -42,7 +42,7 @@ def build(config: schema.DemoConfig, folder: Path) -> Any:
         import gradio as gr
     except ImportError as error:
         fix = errors.install_command("gradio")
-        raise ConfigError(f"the demo needs gradio, not installed here. fix: {fix}") from error
+        raise ConfigError(f"the demo needs gradio, which is not installed. fix: {fix}") from error
     predictor = Predictor(config, distributed.choose_device(config.device.value))
     network, session = predictor.network, Session(predictor, folder)
     with gr.Blocks(title="Detector", analytics_enabled=False, delete_cache=(3600, 3600)) as page:
@@ -61,21 +61,21 @@ def build(config: schema.DemoConfig, folder: Path) -> Any:
             jsons = gr.File(file_count="multiple", label="As COCO json", interactive=False)
         with gr.Tab("Camera"), gr.Row():
             camera = gr.Image(sources=["webcam"], streaming=True, label="Camera: allow it, then Record")
-            shown = gr.Image(label="Detections", format="jpeg", interactive=False, buttons=["download", "fullscreen"])
+            result = gr.Image(label="Detections", format="jpeg", interactive=False, buttons=["download", "fullscreen"])
         busy: dict[str, Any] = {"concurrency_id": "network", "concurrency_limit": 1}  # one pass at a time
         gr.on(
             [files.change, confidence.release, overlap.release],
             session.files, [files, *settings], [summary, drawn, jsons], **busy, trigger_mode="always_last",
         )  # fmt: skip
         camera.stream(
-            session.camera, [camera, *settings], shown, **busy, stream_every=SECONDS_BETWEEN_FRAMES,
+            session.camera, [camera, *settings], result, **busy, stream_every=SECONDS_BETWEEN_FRAMES,
             show_progress="hidden", trigger_mode="always_last",
         )  # fmt: skip
     return page
 
 
 def launch(page: Any, config: schema.DemoConfig) -> str:
-    """Start to serve the page and return its address."""
+    """Start serving the page; return its address."""
     import gradio as gr
 
     page.queue(api_open=False).launch(
@@ -87,7 +87,7 @@ def launch(page: Any, config: schema.DemoConfig) -> str:
 
 
 class Session:
-    """What the page calls; its functions take the values of its controls."""
+    """The page's callbacks, which take the values of its controls."""
 
     def __init__(self, predictor: Predictor, folder: Path) -> None:
         self.predictor, self.folder = predictor, folder
@@ -95,10 +95,7 @@ class Session:
     def files(
         self, paths: list[str] | None, confidence: float, overlap: float
     ) -> tuple[str, list[tuple[str, str]], list[str]]:
-        """A text, drawn pictures and videos with their names, and the json files of predict.py.
-
-        What cannot be read is left out and named in the text.
-        """
+        """A text (with unreadable files), drawings by name, and the json files of predict.py."""
         out = Path(tempfile.mkdtemp(dir=self.folder))
         files = [Path(path) for path in paths or []]
         unique = len({path.name for path in files}) == len(files)
@@ -115,7 +112,7 @@ class Session:
         return "\n\n".join(filter(None, lines)), drawn, [str(out / "images.json"), str(out / "detections.json")]
 
     def camera(self, image: np.ndarray | None, confidence: float, overlap: float) -> np.ndarray | None:
-        """The image of the camera (uint8 RGB) with its boxes."""
+        """The camera's image (uint8 RGB) with boxes."""
         media = [] if image is None else [Medium(Path(), "camera", image=image)]
         drawn = [one.plot() for one in self._predict(media, confidence, overlap)]
         return np.ascontiguousarray(drawn[0][..., ::-1]) if drawn else None

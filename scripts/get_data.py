@@ -3,7 +3,7 @@
     python -m scripts.get_data coco2017 root=datasets/coco
     python -m scripts.get_data voc2007
 
-Archives are checked and unpacked once.
+Archives are verified, and unpacked once.
 """
 
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
@@ -18,7 +18,7 @@ from conf import ConfigError, schema
 from data.io import download
 
 _COCO, _VOC = "http://images.cocodataset.org", "http://host.robots.ox.ac.uk/pascal/VOC"
-# Of each set the folder to unpack into, and the MD5 of each archive by its address.
+# For each set the folder to unpack into, and the MD5 of each archive by its address.
 SETS = {
     "coco2017": (  # 118,287 + 5,000 images, 19 GB, for data=coco
         "datasets/coco",
@@ -45,7 +45,7 @@ SETS = {
 def get_data(config: schema.GetDataConfig) -> Path:
     """Fetch and unpack the archives of ``config.name``; return their folder.
 
-    Raises ConfigError for an unknown name, DataError where an archive cannot be fetched.
+    Raises ConfigError for an unknown name, DataError if an archive cannot be fetched.
     """
     if config.name not in SETS:
         raise ConfigError(f"no data set is called {config.name!r}. fix: one of {', '.join(SETS)}")
@@ -55,7 +55,7 @@ def get_data(config: schema.GetDataConfig) -> Path:
         path = root / ".archives" / url.rpartition("/")[2]
         done = path.with_name(f"{path.name}.unpacked")
         if done.is_file():
-            print(f"{path.name}: unpacked already")
+            print(f"{path.name}: already unpacked")
             continue
         download(url, path, f"md5:{md5}")
         print(f"{path.name}: unpacking", flush=True)

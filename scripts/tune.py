@@ -3,9 +3,10 @@
     python -m scripts.tune -- data=bccd train.epochs=30 'optim.lr=tag(log,interval(0.001,0.1))'
     python -m scripts.tune trials=50 name=tiny -- data=bccd model=yolov3-tiny,yolov4-tiny
 
-Options of train.py follow ``--``; those with several values or an interval are searched. The study
-is runs/<name>/study.db, beside a run folder for each trial. The same command goes on with it after
-a stop, and several of them at once, each with its own CUDA_VISIBLE_DEVICES, share the work.
+Options of train.py follow ``--``; the search varies those with several values or an interval. The
+study is runs/<name>/study.db, beside a run folder for each trial. After a stop the same command
+continues it. Started several times at once, each with its own CUDA_VISIBLE_DEVICES, it shares the
+work.
 """
 
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
@@ -19,21 +20,23 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from conf import ConfigError, compose, errors, from_checkpoint, options, schema
+from conf.run import PROGRAMS
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
-Space = dict[str, Any]  # by option its values, or Hydra's interval
-FAILED = float("nan")  # for Optuna a trial without a result
+Space = dict[str, Any]  # the values of each option, or Hydra's interval
+FAILED = float("nan")  # which Optuna takes for a trial without a result
 SECONDS_BETWEEN_LOOKS = 1.0  # at metrics.csv of a trial
 
 
 def tune(config: schema.TuneConfig) -> None:
-    """Train the trials that are missing. Raises ConfigError for options that train.py refuses."""
+    """Run the missing trials. Raises ConfigError for options that train.py refuses."""
     parsed = OverridesParser.create().parse_overrides(config.options)
     fixed = [str(each.input_line) for each in parsed if not each.is_sweep_override()]
     space: Space = {
@@ -44,16 +47,15 @@ def tune(config: schema.TuneConfig) -> None:
     if not space:
         raise ConfigError("nothing to search. fix: an option with several values or an interval behind --, see --help")
     first = {key: values[0] if isinstance(values, list) else values.start for key, values in space.items()}
-    checked = [*fixed, *written(first)]
-    compose.compose(
-        "train", schema.TrainConfig, checked, lambda options, _: from_checkpoint.with_full_names(options, once=False)
-    )
+    # A short name of a run would mean another one for the second trial.
+    program = replace(PROGRAMS["train"], fill_in=lambda given, _: from_checkpoint.with_full_names(given, once=False))
+    compose.compose("train", program.schema, [*fixed, *overrides(first)], program.complete)
     try:
         import optuna
     except ImportError as error:
         fix = errors.install_command("optuna")
         raise ConfigError(f"scripts.tune needs Optuna, not installed here. fix: {fix}") from error
-    optuna.logging.set_verbosity(optuna.logging.ERROR)  # train prints what happens
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # run_trial prints what happens
     folder = Path("runs", config.name)
     folder.mkdir(parents=True, exist_ok=True)
     storage = f"sqlite:///{folder.absolute()}/study.db"
@@ -61,20 +63,20 @@ def tune(config: schema.TuneConfig) -> None:
     study.pruner = optuna.pruners.MedianPruner(n_warmup_steps=config.prune_after)
     study.sampler = optuna.samplers.TPESampler(seed=config.seed + len(study.trials))
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
-    while len(study.trials) < config.trials:  # other processes may add some
-        study.optimize(lambda trial: train(trial, fixed, space, folder), n_trials=1)
+    while len(study.trials) < config.trials:  # other processes may add trials
+        study.optimize(lambda trial: run_trial(trial, fixed, space, folder), n_trials=1)
     if study.get_trials(states=[optuna.trial.TrialState.COMPLETE]):
-        best = shlex.join([*fixed, *written(study.best_params)])
+        best = shlex.join([*fixed, *overrides(study.best_params)])
         print(f"best AP {study.best_value:.4f}: python train.py {best}", flush=True)
 
 
-def train(trial: Any, fixed: list[str], space: Space, study_folder: Path) -> float:
-    """The best AP of a trial; FAILED without one."""
+def run_trial(trial: Any, fixed: list[str], space: Space, study_folder: Path) -> float:
+    """Train once; return the best AP, or FAILED."""
     import optuna
 
     folder = study_folder / f"trial-{trial.number:04}"
     folder.mkdir()
-    chosen = written({key: draw(trial, key, values) for key, values in space.items()})
+    chosen = overrides({key: draw(trial, key, values) for key, values in space.items()})
     print(f"trial {trial.number}: {' '.join(chosen)} -> {folder}", flush=True)
     command = [sys.executable, str(TRAIN), *fixed, *chosen, f"run_dir={options.quoted(str(folder))}"]
     with (folder / "terminal.txt").open("wb") as output:
@@ -90,20 +92,20 @@ def train(trial: Any, fixed: list[str], space: Space, study_folder: Path) -> flo
                 print(f"trial {trial.number}: pruned after epoch {epoch}", flush=True)
                 raise optuna.TrialPruned
     finally:
-        process.send_signal(signal.SIGINT)  # its only one, in a session of its own: it saves a checkpoint
+        process.send_signal(signal.SIGINT)  # its only one, as it has its own session: it saves a checkpoint
         process.wait()
     result = max(scores_of(folder).values(), default=FAILED) if process.returncode == 0 else FAILED
     print(f"trial {trial.number}: AP {result:.4f}, its output is in {folder / 'terminal.txt'}", flush=True)
     return result
 
 
-def written(values: dict[str, Any]) -> list[str]:
-    """Options as train.py takes them."""
+def overrides(values: dict[str, Any]) -> list[str]:
+    """Values as options of train.py."""
     return [f"{key}={value}" for key, value in values.items()]
 
 
 def draw(trial: Any, key: str, values: Any) -> Any:
-    """The value of an option that Optuna tries next."""
+    """The value of an option that Optuna suggests next."""
     if isinstance(values, list):
         return trial.suggest_categorical(key, values)
     suggest = trial.suggest_int if isinstance(values.start, int) else trial.suggest_float
@@ -111,7 +113,7 @@ def draw(trial: Any, key: str, values: Any) -> Any:
 
 
 def scores_of(folder: Path) -> dict[int, float]:
-    """The AP of each scored epoch of the run in ``folder``, from its metrics.csv."""
+    """The AP of each evaluated epoch of the run in ``folder``, from its metrics.csv."""
     path = folder / "metrics.csv"
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     rows = csv.DictReader(text[: text.rfind("\n") + 1].splitlines())  # the last line may be half written

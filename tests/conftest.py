@@ -48,10 +48,10 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session")
 def shared_dir() -> Path:
-    """The reference material of docs/develop/testing.md; tests skip where it is absent."""
+    """The reference material of CONTRIBUTING.md; tests skip where it is absent."""
     folder = Path(os.environ.get("YOLO_TEST_DATA", REPOSITORY.parent / "shared")).resolve()
     if not (folder / "darknet").is_dir() or not (folder / "data").is_dir():
-        pytest.skip(f"no reference material in {folder}. fix: YOLO_TEST_DATA=<folder>, see docs/develop/testing.md")
+        pytest.skip(f"no reference material in {folder}. fix: YOLO_TEST_DATA=<folder>, see CONTRIBUTING.md")
     return folder
 
 

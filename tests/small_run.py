@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from conf.compose import compose
 from conf.errors import TrainError
+from conf.run import options_of
 from conf.schema import TrainConfig
 from data import ShapesConfig
 from train_utils.checkpoint import CheckpointWriter
@@ -18,15 +18,15 @@ from train_utils.checkpoint import CheckpointWriter
 def small_run(root: Path, shapes: ShapesConfig, run_dir: Path, *more: str) -> TrainConfig:
     """A narrow yolov3-tiny on the drawn shapes in ``root``, without workers or pictures."""
     drawn = ", ".join(f"{key}: {value}" for key, value in asdict(shapes).items())
-    return compose(
+    config: TrainConfig = options_of(
         "train",
-        TrainConfig,
         [
             "data=shapes", f"data.root={root}", f"data.index_dir={root.parent / 'index'}", "data.workers=0",
             f"data.shapes={{{drawn}}}", "model=yolov3-tiny", "model.width=0.125", "train.image_size=64",
             "train.device=cpu", "evaluate.every=0", "logger.pictures=false", f"run_dir={run_dir}", *more,
         ],
     )  # fmt: skip
+    return config
 
 
 def die_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:

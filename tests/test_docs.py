@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import sys
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +29,7 @@ from tests.test_predict import folder
 __all__ = ["folder"]  # a fixture
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
+PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 STARTS = ("python ", "uv run ", "torchrun ", "sbatch ")
 NAMES = {program.command: name for name, program in PROGRAMS.items()}
 SBATCH_OPTIONS = {"--nodes", "--gpus-per-node", "--ntasks-per-node", "--array", "--no-requeue", "--cpus-per-task"}
@@ -191,6 +192,14 @@ def test_links_lead_to_pages_and_headings() -> None:
             target = page.parent / path if path else page
             assert target.exists(), f"{page} links to {path}"
             assert not anchor or anchor in anchors_of(target), f"{page}: {path} has no heading #{anchor}"
+
+
+def test_the_site_has_the_pages_of_the_index_in_its_order() -> None:
+    index = re.findall(r"^\| \[[^]]+\]\(([^)]+)\)", (REPOSITORY / "docs" / "README.md").read_text(), re.M)
+    nav = tomllib.loads((REPOSITORY / "zensical.toml").read_text())["project"]["nav"]
+    pages = [page for section in nav for part in section.values() for page in ([part] if part == "README.md" else part)]
+    assert pages == ["README.md", *index]
+    assert {*pages} == {str(page.relative_to(REPOSITORY / "docs")) for page in (REPOSITORY / "docs").rglob("*.md")}
 
 
 def test_pages_that_the_source_names_exist() -> None:

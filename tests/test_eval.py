@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,13 @@ def test_a_results_file_of_another_system_scores_as_pycocotools_scores_it(shared
     metrics = evaluate([*data, f"detections={results}"])
     assert list(metrics.values()) == expected
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"metrics.json", "per_class.json"}
+    # Without hotcoco the programs start, and pycocotools writes the same bytes.
+    program = "import sys; sys.modules['hotcoco'] = None; import train, eval; eval.evaluate(sys.argv[1:])"
+    without = [*data, f"detections={results}", f"out={tmp_path / 'without'}"]
+    said = subprocess.run([sys.executable, "-c", program, *without], check=True, capture_output=True, text=True).stdout
+    assert "\nscored by pycocotools 2." in said
+    for name in ("metrics.json", "per_class.json"):
+        assert (tmp_path / "without" / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
     for wrong in ([f"ckpt={results}"], ["model=yolov3", "model.weights=a.weights"]):
         with pytest.raises(ConfigError, match=r"detections= are scored as they are. fix: leave out ckpt and model"):
             compose("eval", EvalConfig, [*data, f"detections={results}", *wrong], complete_from_checkpoint)
@@ -106,7 +115,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_what_out_holds_and_pycocotools_makes_the_same_figures_of_it(
+def test_what_out_holds_and_pycocotools_makes_the_same_metrics_of_it(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     metrics = evaluate([*of_run(trained, 96), f"ckpt={trained}", "plots=true", f"out={tmp_path}"])  # its newest run

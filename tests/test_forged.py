@@ -71,7 +71,8 @@ def resume(run: Path) -> None:
     optimizer = optim.make_optimizer(model, config.optim)
     scaler = torch.amp.GradScaler("cpu", enabled=True)
     description = {key: FIRST[str(run)][key] for key in ("names", "data", "config")}
-    state = TrainState(model, optim.WeightAverage(model, schedule), optimizer, scaler, description)
+    average = optim.WeightAverage(model, schedule.ema_decay)
+    state = TrainState(model, average, schedule, optimizer, scaler, description)
     state.resume(saved, run, WORLD)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
@@ -82,7 +83,7 @@ def resume(run: Path) -> None:
     scaler.update()
     state.average.update()
     state.end_epoch()
-    state.why_over(config.train, WORLD)
+    state.stop_reason(config.train, WORLD)
     state.best_sentence()
     state.record({"AP": 0.5})
     checkpoint.to_plain(state.to_plain())

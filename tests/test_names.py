@@ -1,4 +1,4 @@
-"""Files, folders and classes whose names are no text in UTF-8 go through every program."""
+"""Files, folders and classes whose names are not UTF-8 go through every program."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import torch
 import yaml
 
 from conf.compose import compose
-from conf.errors import printable
 from conf.from_checkpoint import model_or_checkpoint
 from conf.run import override, run
 from conf.schema import DemoConfig
+from data.errors import printable
 from data.shapes import draw_image
 from scripts.demo import Session
 from tests.data.test_media import video

@@ -145,7 +145,7 @@ def test_what_does_not_fit_is_refused(folder: Path, tmp_path: Path, monkeypatch:
 def test_no_error_shows_a_password(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for given, message in (
         ("source=rtsp://me:secret@h/a?b=1", "cannot read the option source=rtsp://***@h/a?b=1. fix"),
-        ("sources=rtsp://me:secret@h/a debug=true", "sources=rtsp://***@h/a is no option here. fix: source="),
+        ("sources=rtsp://me:secret@h/a debug=true", "sources=rtsp://***@h/a is not an option here. fix: source="),
     ):
         monkeypatch.setattr(sys, "argv", ["predict.py", "ckpt=random.pt", *given.split()])
         with pytest.raises(SystemExit):

@@ -19,7 +19,7 @@ from eval import evaluate
 from tests.runs.process_group import run_group
 from tests.small_run import rows
 from train_utils.coco_eval import METRICS
-from train_utils.loggers import TABLES
+from train_utils.run_report import TABLES
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.slow
@@ -31,6 +31,8 @@ def start(folder: Path, *arguments: str, processes: int = 0, launcher: str = "to
     launch = [] if processes == 0 else ["-m", launcher, "--nproc-per-node", str(processes), "--standalone"]
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "RANK", "WORLD"))}
     environment.pop("OMP_NUM_THREADS", None)
+    if launcher == "torch.distributed.run":  # the other is deprecated, and says so
+        environment["PYTHONWARNINGS"] = "error::FutureWarning,error::DeprecationWarning"
     program, *rest = arguments
     return subprocess.run(
         [sys.executable, *launch, str(REPOSITORY / program), *rest],
@@ -55,6 +57,7 @@ def trained(folder: Path) -> Finished:
         "train.batch_size=8", "train.micro_batch_size=4", "train.epochs=2", "evaluate.batch_size=4", "devices=2",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    assert "warning" not in (done.stdout + done.stderr).lower(), done.stdout + done.stderr
     assert "2 process(es) on cpu (torchrun)" in done.stdout or torch.cuda.is_available()
     return done
 
@@ -116,5 +119,5 @@ def test_one_process_says_what_is_wrong_and_all_end(folder: Path) -> None:
     done = start(folder, "train.py", "train.epoch=3", processes=2)
     assert done.returncode != 0
     lines = [line for line in done.stderr.splitlines() if line.startswith("error:")]
-    assert lines == ["error: train.epoch=3 is no option here. fix: train.epochs=3"]
+    assert lines == ["error: train.epoch=3 is not an option here. fix: train.epochs=3"]
     assert done.stderr.count("Traceback (most recent call last)") <= 1, "more than the launcher's own"

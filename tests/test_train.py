@@ -84,7 +84,7 @@ def test_patience_ends_a_training_that_does_not_get_better_and_a_resume_knows(
     train(options(shapes, whole, *STILL))
     config = options(shapes, run, *STILL)
     with monkeypatch.context() as patch, pytest.raises(TrainError, match="power cut"):
-        patch.setattr("train_utils.run_report.finish_run", power_cut)
+        patch.setattr("train_utils.run_report.RunReport.finish", power_cut)
         train(config)
     assert closing_tables(run) == []
     before, table = load_last(run)[0], (run / "metrics.csv").read_bytes()
@@ -95,7 +95,7 @@ def test_patience_ends_a_training_that_does_not_get_better_and_a_resume_knows(
         assert (run / "metrics.csv").read_bytes() == table
         assert closing_tables(run) == closing_tables(whole) * number != []
     log = (run / "train.log").read_text()
-    assert log.count("nothing to train: no better AP in 2 epochs (train.patience)") == 2
+    assert log.count("the training ends here: no better AP in 2 epochs (train.patience)") == 3
     train(resumed(config, run, train=replace(config.train, patience=3)))
     assert len(rows(run)) == before["best_epoch"] + 3, "more patience is given"
 
@@ -110,7 +110,7 @@ def closing_tables(run: Path) -> list[str]:
     return re.findall(r"^ *AP  AP50.+?^best AP [\d.]+ after epoch \d+", text, re.MULTILINE | re.DOTALL)
 
 
-def test_a_validation_set_without_boxes_leaves_checkpoints_and_no_figures(shapes: Path, tmp_path: Path) -> None:
+def test_a_validation_set_without_boxes_leaves_checkpoints_and_no_metrics(shapes: Path, tmp_path: Path) -> None:
     shutil.copytree(shapes, tmp_path / "shapes")
     (path,) = (tmp_path / "shapes").glob("*/annotations/instances_val.json")
     path.write_text(json.dumps(json.loads(path.read_text()) | {"annotations": []}))
@@ -128,7 +128,7 @@ def test_a_validation_set_without_boxes_leaves_checkpoints_and_no_figures(shapes
 def test_images_that_vanish_end_a_training_and_a_damaged_one_is_counted(
     split: str, shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The checkpoint of before the fault stays."""
+    """The checkpoint written before the fault stays."""
     shutil.copytree(shapes, tmp_path / "shapes")
     (folder,) = (tmp_path / "shapes").glob(f"*/{split}")
     damaged = sorted(folder.iterdir())[1]

@@ -80,17 +80,17 @@ def min_iou_of(config: TrainConfig) -> float | None:
 
 
 def describe_run(
-    config: TrainConfig, given: TrainConfig, model: models.Darknet, train_set: Annotations
+    config: TrainConfig, requested: TrainConfig, model: models.Darknet, train_set: Annotations
 ) -> dict[str, Any]:
-    """Everything that a checkpoint needs, besides its values, to be used on its own.
+    """Everything besides its tensors that makes a checkpoint self-contained.
 
-    Options of the data are those ``given``: ``data.workers=auto`` is for each machine to resolve.
+    Its options of the data are those ``requested``: each machine resolves ``data.workers=auto``.
     """
     return {
         "network": build.describe_network(model, config.model),
         "names": list(train_set.names),
         "category_ids": train_set.category_ids.tolist(),
-        "config": compose.to_dictionary(replace(config, data=given.data)),
+        "config": compose.to_dictionary(replace(config, data=requested.data)),
         "weights_version": list(models.WEIGHTS_VERSION),
         "data": {"images": len(train_set), "boxes": len(train_set.classes), "digest": train_set.digest()},
     }

@@ -19,11 +19,13 @@ import models
 from conf import ConfigError, compose, run_files
 from conf.from_checkpoint import fetch_weights
 from conf.schema import CHOICES, DetectConfig, EvaluateConfig, TrainConfig
+from conf.train_options import TrainSection
 from data import Annotations, ImageSource
 from data.dataset import AUGMENTATIONS
 from data.io import usable_cores
+from data.loader import BatchLoader
 from models.config import MIN_DECOUPLED_SCALE, AutoLoss
-from train_utils import checkpoint, distributed
+from train_utils import checkpoint, distributed, numerics
 from train_utils.distributed import World, torch_distributed_zero_first
 
 MEMORY_FILES = Path("/dev/shm")
@@ -32,7 +34,7 @@ CPU_WORKERS = 2
 
 
 def load_network(config: models.ModelConfig) -> models.Cfg:
-    """Parse ``model.cfg``, a file or a name in the zoo, with the given bins and anchors."""
+    """Parse ``model.cfg``, a file or a name in the zoo, with the bins and anchors of ``config``."""
     path = Path(config.cfg)
     cfg = models.load_cfg(path if path.suffix else models.zoo_cfg(config.cfg))
     bins = config.bins()
@@ -54,9 +56,9 @@ def build_model(
 
     ``num_classes`` None keeps the count of the .cfg. The heads get fresh biases before the weights
     are loaded. All ranks of ``world`` call this.
-    With ``whole``, for everything but training, a layer that would stay random is an error.
-    With ``fitted`` (auto.fit_anchors), so are weights with heads: they learnt with other anchors.
-    The heads of a checkpoint bring their anchors, unless ``config`` names any.
+    With ``whole``, for everything but training, a layer that would stay random is an error. With
+    ``fitted`` anchors (auto.fit_anchors), so are weights with heads: they learnt other anchors. The
+    heads of a checkpoint bring their anchors, unless ``config`` names some.
     """
     path, cfg = weights_path(config, world), load_network(config)
     state = own_checkpoint(path) if path is not None else None
@@ -92,7 +94,7 @@ def weights_path(config: models.ModelConfig, world: World | None = None) -> Path
     All ranks of ``world`` call this together; one of a node fetches published weights.
     """
     compose = config.published()
-    # Ranks may have other weights: all enter the wait if one fetches.
+    # Ranks may have different weights: all wait if one fetches.
     together = world is not None and distributed.any_rank(compose is not None)
     with torch_distributed_zero_first(world) if world is not None and together else nullcontext():
         if compose is not None:
@@ -101,7 +103,7 @@ def weights_path(config: models.ModelConfig, world: World | None = None) -> Path
 
 
 def own_checkpoint(path: Path) -> dict[str, Any] | None:
-    """The state of a checkpoint of this project, or of a run's best.pt; None of another file."""
+    """The state of a checkpoint of this project, or of a run's best.pt; None for another file."""
     if path.is_dir():
         path = run_files.find_checkpoint(path, "best")
     if path.suffix not in (".pt", ".pth"):
@@ -127,10 +129,13 @@ def suitable_loss(heads: Sequence[models.Head], config: models.LossSection) -> m
         return config
     name = "yolox" if min(head.scale_x_y for head in heads) >= MIN_DECOUPLED_SCALE else "yolov3"
     given = {key: value for key, value in compose.to_dictionary(config).items() if value is not None} | {"name": name}
-    if others := given.keys() - {field.name for field in fields(CHOICES["loss"][name])}:
-        raise ConfigError(f"loss.{min(others)} is no option of loss={name}, which suits these heads. fix: leave it out")
-    overrides = [f"loss={name}", *(f"loss.{key}={value}" for key, value in given.items())]
-    return compose.compose("train", TrainConfig, overrides).loss
+    schema = CHOICES["loss"][name]
+    if others := given.keys() - {field.name for field in fields(schema)}:
+        raise ConfigError(
+            f"loss.{min(others)} is not an option of loss={name}, which suits these heads. fix: leave it out"
+        )
+    chosen: models.LossSection = compose.from_dictionary(compose.values_of_choice("loss", name) | given, schema)
+    return chosen
 
 
 def build_loss(heads: Sequence[models.Head], config: models.LossSection) -> models.HeadLoss:
@@ -176,6 +181,13 @@ def open_split(config: data.DataConfig, split: str, world: World) -> Annotations
         return data.open_annotations(config, split)
 
 
+def open_splits(config: data.DataConfig, world: World) -> tuple[Annotations, Annotations]:
+    """Open the training and the validation set. Raises DataError if their classes differ."""
+    train_set, val_set = open_split(config, "train", world), open_split(config, "val", world)
+    data.check_same_classes(train_set, val_set)
+    return train_set, val_set
+
+
 def open_images(annotations: Annotations, config: data.DataConfig, world: World) -> ImageSource:
     """Open the images of a split: files or, with ``data.cache``, images decoded once for all ranks.
 
@@ -217,26 +229,47 @@ def describe_left_out(images: ImageSource, what: str) -> str | None:
     return f"{what}: {images.check_left_out(len(positions), last)}"
 
 
+def to_device(model: models.Darknet, options: TrainSection, world: World) -> models.Darknet:
+    """Move a network to its device for a training; all ranks get the values of rank 0."""
+    dtype = numerics.weights_dtype(options.precision.value)
+    model = model.to(world.device, dtype).to(memory_format=torch.channels_last)
+    distributed.broadcast_module(model)
+    return model
+
+
 def build_dataset(config: TrainConfig, train_set: Annotations, images: ImageSource) -> data.TrainDataset:
     """The augmented training samples, changed by plugins if there are any."""
-    return data.TrainDataset(train_set, config.augment, config.train.seed, config.train.epochs, images, AUGMENTATIONS)
+    options, changes = config.train, AUGMENTATIONS
+    return data.TrainDataset(
+        train_set, images, config.augment, seed=options.seed, epochs=options.epochs, changes=changes
+    )
 
 
-def build_sampler(config: TrainConfig, train_set: Annotations, stride: int, world: World) -> data.TrainBatchSampler:
-    """Choose this rank's images of each step: the global batch is formed first, then dealt.
+def build_loader(
+    dataset: data.TrainDataset, batches: data.TrainBatchSampler, config: TrainConfig, world: World
+) -> BatchLoader:
+    """Load this rank's share of each batch, ahead of the step that needs it."""
+    timeout = config.train.timeout_seconds
+    return data.make_loader(
+        dataset, batches, config.data.workers, world.device, timeout, batch_bytes=batches.batch_bytes
+    )
+
+
+def build_sampler(config: TrainConfig, train_set: Annotations, stride: int, world: World) -> data.TrainSampler:
+    """The order of the images and this rank's share of it: the global batch is formed, then dealt.
 
     Image sizes are multiples of the network's largest ``stride``.
     """
     options = config.train
     low, high = options.multi_scale
-    return data.TrainBatchSampler(
-        num_images=len(train_set),
+    return data.TrainSampler(
+        len(train_set),
+        data.MultiScale(options.image_size, low, high, stride, options.seed),
         batch_size=options.batch_size,
         micro_batch_size=options.micro_batch_size,
-        world_size=world.world_size,
+        num_replicas=world.world_size,
         rank=world.rank,
         seed=options.seed,
-        sizes=data.MultiScale(options.image_size, low, high, stride, options.seed),
         factors=data.repeat_factors(train_set, options.repeat_threshold) if options.repeat_threshold else None,
         image_sizes=train_set.sizes if options.rect else None,
         tile_pool=config.augment.tile_pool,

@@ -18,6 +18,8 @@ import torch
 from msgspec import Meta
 
 from conf import errors, run_files
+from conf.train_options import TrainSection
+from data.errors import printable
 
 FORMAT = "hydra-yolov3-spp checkpoint"
 VERSION = 1
@@ -26,7 +28,7 @@ PREVIOUS = "last.previous"  # stem of the file that the newest last.pt replaced
 WHOLE, NAMED, TENSORS = Annotated[int, Meta(ge=0, le=2**63 - 1)], dict[str, Any], dict[str, torch.Tensor]
 LINE, WIDTH = Annotated[str, Meta(pattern=r"^[^\n\r]*\Z")], Annotated[float, Meta(gt=0, le=8)]
 SHAPE = [("cfg", str), ("source", LINE), ("num_classes", Annotated[int, Meta(ge=1, lt=2**31)]), ("width", WIDTH)]
-# What a state needs to be used as a network. Anyone can make a right digest of wrong content.
+# What a state needs to serve as a network. A right digest does not vouch for right content.
 NETWORK = {
     "config": NAMED,  # conf knows what is in it
     "network": msgspec.defstruct("Shape", SHAPE),
@@ -36,7 +38,7 @@ NETWORK = {
     **dict.fromkeys(("epoch", "step", "seen"), WHOLE),
     "ema": TENSORS,
 }
-# And to go on with a training, beside the parts of torch, which check theirs.
+# What a resumed training needs as well; torch checks the states of optimiser and scaler.
 TRAINING = NETWORK | {
     **dict.fromkeys(("best_epoch", "evaluated_epoch", "loss_steps", "ema_updates", "world_size"), WHOLE),
     **{"best": float, "metrics": dict[str, float], "data": NAMED, "model": TENSORS, "optimizer": NAMED},
@@ -78,14 +80,14 @@ def load_checkpoint(path: Path, which: str = "best") -> dict[str, Any]:
 
 
 def check_entries(state: dict[str, Any], source: object, kinds: dict[str, Any] = NETWORK) -> dict[str, Any]:
-    """The ``state`` of a file. Raises CheckpointError for the first entry of another kind."""
+    """Return ``state``. Raises CheckpointError, naming ``source``, for an entry of a wrong type."""
     try:
         msgspec.convert(state, msgspec.defstruct("State", list(kinds.items())))
         if (
             "names" in kinds
             and not len(state["names"]) == len(state["category_ids"]) == state["network"]["num_classes"]
         ):
-            raise msgspec.ValidationError("its names and category_ids are not those of its classes")
+            raise msgspec.ValidationError("names, category_ids and num_classes differ in number")
     except msgspec.ValidationError as error:
         raise errors.CheckpointError(f"{source} is damaged ({error}). fix: use another one") from error
     return state
@@ -99,9 +101,10 @@ def peek_config(path: Path) -> dict[str, Any]:
 
 
 def load_last(run_dir: Path) -> tuple[dict[str, Any], str | None]:
-    """The state in a run folder's ``last.pt``, or a message and the next best intact file's.
+    """The state in a run folder's ``last.pt``, and a message if another file had to be read.
 
-    Those are the ``last.pt`` before it and ``best.pt``. Raises CheckpointError if none can be read.
+    If last.pt is damaged, the last.pt before it is read, else best.pt. Raises CheckpointError if
+    none can be read.
     """
     last = run_dir / run_files.CHECKPOINTS / "last.pt"
     present = [file for file in (last, last.with_stem(PREVIOUS), last.with_stem("best")) if file.exists()]
@@ -133,15 +136,15 @@ def continue_from(resume: str | None) -> tuple[dict[str, Any] | None, str | None
     state, message = load_last(folder)
     if "optimizer" not in state:
         raise errors.CheckpointError(
-            f"resume={folder}: its checkpoint holds converted weights, no training to resume."
+            f"resume={folder}: its checkpoint holds converted weights, not a training."
             " fix: start a new run with model.weights=<the .pt file>"
         )
     return check_entries(state, f"resume={folder}", TRAINING), message
 
 
 def _content(file: Path, mapped: bool = False) -> dict[str, Any]:
-    """Content of a checkpoint, digest unchecked; ``mapped`` leaves the tensors on the disk."""
-    mapped = mapped and errors.printable(str(file)) == str(file)  # torch maps no file whose name is not Unicode
+    """The content of a checkpoint, digest unchecked; ``mapped`` leaves the tensors on the disk."""
+    mapped = mapped and printable(str(file)) == str(file)  # torch maps no file whose name is not Unicode
     try:
         content = torch.load(str(file), map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:
@@ -184,7 +187,7 @@ def to_plain(value: Any, key: str = "state", copied: bool = False) -> Any:
 
 
 def digest_of(state: Any) -> str:
-    """Sha256 over the place, type and value of every entry of plain data."""
+    """SHA-256 over the key, type and value of every entry of plain data."""
     sha = hashlib.sha256()
 
     def walk(value: Any, key: str) -> None:
@@ -209,15 +212,14 @@ def digest_of(state: Any) -> str:
 class CheckpointWriter:
     """Write the checkpoints of the run in ``folder`` in the background, one at a time.
 
-    ``every_steps`` and ``every_minutes`` space those within an epoch (0: no such rule). Training
-    continues after a failure, which ``log_line`` gets.
+    Training continues after a failure, which ``log_line`` gets.
     """
 
-    def __init__(
-        self, folder: Path, log_line: Callable[[str], None], every_steps: int = 0, every_minutes: float = 0
-    ) -> None:
+    def __init__(self, folder: Path, log_line: Callable[[str], None], options: TrainSection | None = None) -> None:
+        """Write into ``folder``; without ``options`` none is due within an epoch."""
         self._folder, self._log_line = folder / run_files.CHECKPOINTS, log_line
-        self._every_steps, self._every_seconds = every_steps, 60 * every_minutes
+        self._every_steps = options.save_every_steps if options is not None else 0
+        self._every_seconds = 60 * options.save_every_minutes if options is not None else 0.0
         self._last_save = time.monotonic()
         self._pool = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[None] | None = None

@@ -1,15 +1,22 @@
 """COCO metrics from plain arrays: the same to the last bit however the work was distributed.
 
-hotcoco gets what pycocotools reads from files, in the same order: images by id, detections in
-canonical order (equal scores rank by it), classes and images counted from 1. Ground truth keeps the
-float64 numbers of its file, because a rounded box or area changes matches.
+pycocotools is the reference; hotcoco computes the same bits a hundred times as fast. Both get what
+they would read from files, in the same order: images by id, detections in canonical order (equal
+scores rank by it), classes and images counted from 1. Ground truth keeps the float64 numbers of its
+file, because a rounded box or area changes matches.
 """
 
+import contextlib
+import io
+from importlib.metadata import version
 from typing import Any, NamedTuple
 
-import hotcoco
 import numpy as np
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
 
+from conf import ConfigError, errors
+from conf.schema import Scorer
 from train_utils.results import Detections, GroundTruth, canonical_order
 
 # In the order of pycocotools' stats; s, m, l: boxes of less than 32**2, up to 96**2, more pixels.
@@ -17,7 +24,7 @@ METRICS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "A
 PER_CLASS = ("AP", "AP50", "APs", "APm", "APl")
 OPERATING_POINT = ("threshold", "f1", "precision", "recall")  # of a class, as best_f1 finds it
 ABSENT = -1.0  # pycocotools' metric where there is no ground truth
-IOU = 0.5  # of an operating point and of the confusion matrix
+TESTED_HOTCOCO = "1.3."  # equals pycocotools to the bit; another version may not
 
 
 class Evaluation(NamedTuple):
@@ -28,60 +35,95 @@ class Evaluation(NamedTuple):
     truth: GroundTruth
     detections: Detections  # in any order
     losses: dict[str, float]  # by LOSS_NAMES, of the validation images of a training; else empty
+    scorer: str  # as choose_scorer names it
 
 
-def match(truth: GroundTruth, detections: Detections, every_size: bool = True, iou: float | None = None) -> Any:
-    """Return hotcoco's COCOeval after ``evaluate``.
+def choose_scorer(wanted: Scorer = Scorer.auto) -> str:
+    """Name and version of the package that scores, such as ``pycocotools 2.0.11``.
 
-    It numbers images, classes, boxes and detections from 1. ``every_size`` matches small, medium
-    and large boxes once more. ``iou`` is the only threshold; None: COCO's ten, .5 to .95.
+    ``auto`` takes hotcoco where a tested version is installed, else pycocotools. Raises ConfigError
+    if hotcoco is wanted and no tested version is installed.
+    """
+    try:
+        from hotcoco import __version__ as installed
+    except ImportError:
+        installed = "none"
+    if installed.startswith(TESTED_HOTCOCO) and wanted is not Scorer.pycocotools:
+        return f"hotcoco {installed}"
+    if wanted is Scorer.hotcoco:
+        fix = f"evaluate.scorer=auto, or {errors.install_command(f'hotcoco=={TESTED_HOTCOCO}*')}"
+        raise ConfigError(f"evaluate.scorer=hotcoco needs hotcoco {TESTED_HOTCOCO}x, found {installed}. fix: {fix}")
+    return f"pycocotools {version('pycocotools')}"
+
+
+def match(truth: GroundTruth, detections: Detections, scorer: str | None = None, *, every_size: bool = True) -> Any:
+    """Return COCOeval of pycocotools or hotcoco after ``evaluate`` and ``accumulate``.
+
+    It numbers images, classes, boxes and detections from 1. ``scorer`` comes from choose_scorer;
+    None: that of ``auto``. ``every_size`` matches small, medium and large boxes once more.
     """
     assert np.isin(detections["image_id"], truth.image_ids).all(), "a detection on an unknown image"
-    by_id = np.argsort(truth.image_ids)
-    coco = hotcoco.COCO.from_arrays(
-        [{"id": number, "height": 1, "width": 1} for number in range(1, len(by_id) + 1)],  # sizes are for masks
-        [{"id": number, "name": str(number)} for number in range(1, len(truth.names) + 1)],
-        image_ids=np.argsort(by_id)[truth.image_of_box] + 1,
-        category_ids=truth.classes.astype(np.int64) + 1,
-        boxes=truth.boxes_xywh,
-        area=truth.areas,
-        iscrowd=truth.crowd.astype(bool),
-    )
+    by_id, crowd = np.argsort(truth.image_ids), truth.crowd.astype(bool)
+    images = [{"id": number, "height": 1, "width": 1} for number in range(1, len(by_id) + 1)]  # sizes are for masks
+    categories = [{"id": number, "name": str(number)} for number in range(1, len(truth.names) + 1)]
+    labels = np.argsort(by_id)[truth.image_of_box] + 1, truth.classes.astype(np.int64) + 1, truth.boxes_xywh
     ordered = canonical_order(detections)
-    images = np.searchsorted(truth.image_ids[by_id], ordered["image_id"]) + 1
-    table = np.column_stack((images, ordered["box_xywh"].astype(np.float64), ordered["score"], ordered["class"] + 1))
-    evaluation = hotcoco.COCOeval(coco, coco.load_res(table), "bbox")
-    parameters = evaluation.params
-    if not every_size:
-        parameters.area_rng, parameters.area_rng_lbl = parameters.area_rng[:1], parameters.area_rng_lbl[:1]
-    if iou is not None:
-        parameters.iou_thrs = [iou]
-    evaluation.params = parameters
-    evaluation.evaluate()
+    numbers = np.searchsorted(truth.image_ids[by_id], ordered["image_id"]) + 1
+    classes, boxes, scores = ordered["class"] + 1, ordered["box_xywh"].astype(np.float64), ordered["score"]
+    with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints what it does
+        if (scorer or choose_scorer()).startswith("hotcoco"):
+            import hotcoco
+
+            coco = hotcoco.COCO.from_arrays(images, categories, *labels, area=truth.areas, iscrowd=crowd)
+            found = coco.load_res(np.column_stack((numbers, boxes, scores, classes)))
+            evaluation: Any = hotcoco.COCOeval(coco, found, "bbox")
+        else:
+            coco = _as_coco(images, categories, *labels, truth.areas, crowd)
+            areas, no_crowd = boxes[:, 2:].prod(1), np.zeros(len(boxes), bool)
+            found = _as_coco(images, categories, numbers, classes, boxes, areas, no_crowd, scores)
+            evaluation = COCOeval(coco, found, "bbox")
+        parameters = evaluation.params
+        if not every_size:
+            parameters.areaRng, parameters.areaRngLbl = parameters.areaRng[:1], parameters.areaRngLbl[:1]
+        evaluation.params = parameters  # hotcoco's is a copy
+        evaluation.evaluate()
+        evaluation.accumulate()
     return evaluation
 
 
-def score(truth: GroundTruth, detections: Detections) -> Evaluation:
-    """Compute the 12 COCO metrics and those of each class; ``detections`` in any order.
+def _as_coco(images: list[Any], categories: list[Any], *columns: np.ndarray) -> COCO:
+    """Annotations as pycocotools reads them from a file.
 
-    To the last bit those of COCOeval.summarize: means over what is present.
+    Their ids start at 1: it takes a match with annotation 0 for none.
     """
-    evaluation = match(truth, detections)
-    evaluation.accumulate()
-    # (IoU thresholds, recalls, classes, areas: all, small, medium, large; limits: 1, 10, 100),
-    # and the same without recalls.
+    coco, keys = COCO(), ("image_id", "category_id", "bbox", "area", "iscrowd", "score")
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    annotations = [dict(zip(keys, row, strict=False), id=number) for number, row in enumerate(rows, start=1)]
+    coco.dataset = {"images": images, "categories": categories, "annotations": annotations}
+    coco.createIndex()
+    return coco
+
+
+def score(truth: GroundTruth, detections: Detections, scorer: str | None = None) -> Evaluation:
+    """Compute the 12 COCO metrics and those of each class, as COCOeval.summarize does.
+
+    ``detections`` come in any order, ``scorer`` is that of ``match``.
+    """
+    scorer = scorer or choose_scorer()
+    evaluation = match(truth, detections, scorer)
+    # Axes: IoU, recall (precision only), class, area (all, then by size), limit (1, 10, 100)
     precision, recall = evaluation.eval["precision"], evaluation.eval["recall"]
     of_all, by_size = precision[..., 0, 2], np.moveaxis(precision[..., 1:, 2], -1, 0)
     by_limit, recall_by_size = np.moveaxis(recall[..., 0, :], -1, 0), np.moveaxis(recall[..., 1:, 2], -1, 0)
-    parts = [of_all, of_all[0], of_all[5], *by_size, *by_limit, *recall_by_size]
-    metrics = dict(zip(METRICS, map(_mean_of_present, parts), strict=True))
+    arrays = [of_all, of_all[0], of_all[5], *by_size, *by_limit, *recall_by_size]
+    metrics = dict(zip(METRICS, map(_mean_of_present, arrays), strict=True))
     per_class = {}
     for index, name in enumerate(truth.names):
         of_class = (truth.classes == index) & ~truth.crowd.astype(bool)
-        parts = [of_all[..., index], of_all[0, :, index], *by_size[..., index]]
-        row = dict(zip(PER_CLASS, map(_mean_of_present, parts), strict=True))
+        arrays = [of_all[..., index], of_all[0, :, index], *by_size[..., index]]
+        row = dict(zip(PER_CLASS, map(_mean_of_present, arrays), strict=True))
         per_class[name] = row | {"images": len(np.unique(truth.image_of_box[of_class])), "boxes": int(of_class.sum())}
-    return Evaluation(metrics, per_class, truth, detections, losses={})
+    return Evaluation(metrics, per_class, truth, detections, losses={}, scorer=scorer)
 
 
 def _mean_of_present(values: np.ndarray) -> float:
@@ -90,54 +132,59 @@ def _mean_of_present(values: np.ndarray) -> float:
 
 
 class Matches(NamedTuple):
-    """The n detections that count at IoU .5, and the boxes that count of K classes."""
+    """n detections and the boxes of K classes on N images, matched at COCO's T = 10 IoUs.
+
+    Of each class at most 100 detections on an image; by class, then by image.
+    """
 
     classes: np.ndarray  # int64 (n,)
+    images: np.ndarray  # int64 (n,) positions in the order of image ids
     scores: np.ndarray  # float64 (n,)
-    right: np.ndarray  # bool (n,)
-    boxes: np.ndarray  # int64 (K,) without crowds
+    right: np.ndarray  # bool (T, n) matched with a box that counts
+    wrong: np.ndarray  # bool (T, n) matched with none; those matched with crowds are neither
+    boxes: np.ndarray  # int64 (K, N) number of boxes that count, all but crowds
 
 
-def matches_at_half(truth: GroundTruth, detections: Detections) -> Matches:
-    """COCO's matches at IoU .5, of each class at most 100 detections on an image."""
-    rows, boxes = [], np.zeros(len(truth.names), np.int64)
-    for pair in match(truth, detections, every_size=False, iou=IOU).eval_imgs:
-        if pair is None:  # an image without boxes and detections of a class
-            continue
-        index = pair["category_id"] - 1
-        boxes[index] += pair["gtIgnore"].count(False)
-        found = zip(pair["dtScores"], pair["dtMatched"][0], pair["dtIgnore"][0], strict=True)
-        rows += [(index, value, is_right) for value, is_right, is_ignored in found if not is_ignored]
-    classes, scores, right = np.array(rows, np.float64).reshape(-1, 3).T
-    return Matches(classes.astype(np.int64), scores, right.astype(bool), boxes)
+def find_matches(truth: GroundTruth, detections: Detections, scorer: str | None = None) -> Matches:
+    """The matches that AP is computed from; ``scorer`` is that of ``match``."""
+    pairs = [pair for pair in match(truth, detections, scorer, every_size=False).evalImgs if pair is not None]
+    pairs.sort(key=lambda pair: (pair["category_id"], pair["image_id"]))
+    places = np.array([(pair["category_id"], pair["image_id"]) for pair in pairs], np.int64).reshape(-1, 2) - 1
+    boxes = np.zeros((len(truth.names), len(truth.image_ids)), np.int64)
+    boxes[tuple(places.T)] = [np.logical_not(pair["gtIgnore"]).sum() for pair in pairs]
+    scores = [np.asarray(pair["dtScores"], np.float64) for pair in pairs]
+    classes, images = np.repeat(places, np.array([len(one) for one in scores], np.int64), axis=0).T
+    matched, ignored = (
+        np.concatenate([np.zeros((10, 0)), *(np.reshape(pair[key], (10, -1)) for pair in pairs)], axis=1) > 0
+        for key in ("dtMatches", "dtIgnore")
+    )
+    return Matches(classes, images, np.concatenate([[], *scores]), matched & ~ignored, ~matched & ~ignored, boxes)
 
 
 def best_f1(matches: Matches, index: int | None = None) -> dict[str, float] | None:
-    """The highest threshold of the best F1 of a class, or of all together, as OPERATING_POINT.
+    """The highest threshold of the best F1 at IoU .5 of a class, or of all, as OPERATING_POINT.
 
     A threshold reports all detections with at least that score. None if no detection is right:
     then no threshold is better than another.
     """
-    scores, right, boxes = matches.scores, matches.right, matches.boxes.sum()
+    chosen, boxes = matches.right[0] | matches.wrong[0], matches.boxes.sum()
     if index is not None:
-        of_class = matches.classes == index
-        scores, right, boxes = scores[of_class], right[of_class], matches.boxes[index]
-    if not right.any():
+        chosen, boxes = chosen & (matches.classes == index), matches.boxes[index].sum()
+    if not matches.right[0, chosen].any():
         return None
-    order = np.argsort(-scores, kind="stable")
-    scores, hits = scores[order], np.cumsum(right[order])
+    order = np.argsort(-matches.scores[chosen], kind="stable")
+    scores, hits = matches.scores[chosen][order], np.cumsum(matches.right[0, chosen][order])
     last = np.flatnonzero(np.append(scores[1:] != scores[:-1], True))  # equal scores are reported together
     precision, recall = hits[last] / (last + 1), hits[last] / boxes
-    total = precision + recall
-    f1 = 2 * precision * recall / np.where(total > 0, total, 1)
-    at = int(f1.argmax())
-    values = (scores[last][at], f1[at], precision[at], recall[at])
+    f1 = 2 * hits[last] / (last + 1 + boxes)
+    best = int(f1.argmax())
+    values = (scores[last][best], f1[best], precision[best], recall[best])
     return dict(zip(OPERATING_POINT, map(float, values), strict=True))
 
 
 def format_table(result: Evaluation) -> str:
     """Format the 12 metrics and a row per class; "-" means no ground truth."""
-    lines = [" ".join(f"{name:>5}" for name in METRICS)]
+    lines = [f"scored by {result.scorer}", " ".join(f"{name:>5}" for name in METRICS)]
     lines.append(" ".join(f"{format_metric(result.metrics[name]):>5}" for name in METRICS))  # fits into 80 columns
     width = max(len(name) for name in ("class", *result.per_class))
     columns = PER_CLASS + OPERATING_POINT * any("f1" in row for row in result.per_class.values())

@@ -10,13 +10,14 @@ read before, and gradients that a later micro-batch adds to are copied out.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
 from conf import errors, launch
 from conf.train_options import TrainSection, is_installed
-from train_utils import distributed, engine
+from data import Batch
+from models.loss import HeadLoss, LossParts
+from train_utils import distributed
 
 CUDA_GRAPHS = "reduce-overhead"  # torch's name of the mode
 INPUT_ONLY = "input"  # colours are a dozen kernels; as one they save a GPU some milliseconds a batch
@@ -53,8 +54,8 @@ def can_generate_code() -> bool:
 
 
 def compile_step(
-    network: torch.nn.Module, loss: engine.Loss, to_input: Callable[[Any], torch.Tensor], mode: str, sizes: int
-) -> tuple[engine.Loss, Callable[[Any], torch.Tensor]]:
+    network: torch.nn.Module, loss: HeadLoss, to_input: Callable[[Batch], torch.Tensor], mode: str, sizes: int
+) -> tuple[Callable[..., LossParts], Callable[[Batch], torch.Tensor]]:
     """Compile ``network`` in place; return ``loss`` and ``to_input`` compiled, too.
 
     ``mode`` is as chosen by ``choose_mode``, and ``sizes`` the number of image sizes. Each is
@@ -72,7 +73,7 @@ def compile_step(
     compiled_input = torch.compile(to_input, mode=mode, dynamic=False, fullgraph=True)
     parameters = list(network.parameters())
 
-    def begin_micro_batch(batch: Any) -> torch.Tensor:
+    def begin_micro_batch(batch: Batch) -> torch.Tensor:
         if mode == CUDA_GRAPHS:
             for parameter in parameters:
                 if parameter.grad is not None:
@@ -87,19 +88,21 @@ def compile_step(
 class _CompiledLoss:
     """A loss on targets filled up with rows of zeros, which count for nothing."""
 
-    def __init__(self, loss: engine.Loss, mode: str) -> None:
-        def parts(maps: list[torch.Tensor], targets: torch.Tensor, ratio: Any, world_size: int) -> Any:
-            exchange = {"sum_over_ranks": distributed.sum_over_ranks, "world_size": world_size}
-            return loss(maps, targets, objectness_ratio=ratio, **exchange)
+    def __init__(self, loss: HeadLoss, mode: str) -> None:
+        def parts(maps: list[torch.Tensor], targets: torch.Tensor, ratio: torch.Tensor, world_size: int) -> LossParts:
+            return loss(
+                maps, targets, objectness_ratio=ratio, sum_over_ranks=distributed.sum_over_ranks, world_size=world_size
+            )
 
         self._eager, self._is_prepared = loss, False
         self._parts = torch.compile(parts, mode=mode, dynamic=False, fullgraph=True)
 
     def __call__(
-        self, raw_maps: Sequence[Any], targets: torch.Tensor, *, objectness_ratio: float, world_size: int, **_: Any
-    ) -> Any:
+        self, raw_maps: Sequence[torch.Tensor], targets: torch.Tensor, *, objectness_ratio: float, world_size: int,
+        sum_over_ranks: Callable[[torch.Tensor], torch.Tensor],
+    ) -> LossParts:  # fmt: skip
         """The parts of the loss; the exchange between ranks lies in its graph."""
-        if not self._is_prepared:  # what a loss keeps for a device, such as its anchors, is to be no part of its graph
+        if not self._is_prepared:  # what a loss caches for a device, such as anchors, must not enter its graph
             with torch.no_grad():
                 self._eager(raw_maps, targets, objectness_ratio=1.0, sum_over_ranks=lambda tensor: tensor, world_size=1)
             self._is_prepared = True

@@ -1,4 +1,4 @@
-"""Detections for every image of a loader, for evaluation and prediction."""
+"""Detect on all batches of a loader, for evaluation and prediction."""
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -8,48 +8,37 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.backends import cudnn
 
 from data.progress import Progress
 from train_utils.numerics import keep_to_one_thread, one_thread_per_operator
 from train_utils.results import Detections, make_detections
 
 AnyBatch = Any  # data.Batch, or FrameBatch without indices
-
+NO_GAINS = torch.empty(0, 3)  # leave the colours as they are
 _QUEUEING = Lock()
 
 
-@torch.inference_mode()
-def detect(
-    model: nn.Module,
-    loader: Iterable[AnyBatch],
-    postprocess: Callable[[list[Tensor]], list[Tensor]],
+def collect_detections(
+    found: Iterable[tuple[AnyBatch, list[Tensor]]],
     to_original: Callable[[AnyBatch, int, np.ndarray], np.ndarray],
-    device: torch.device,
     progress: Progress,
-    dtype: torch.dtype | None = None,
-    tf32: bool = False,
-    on_raw_maps: Callable[[AnyBatch, list[Tensor]], object] | None = None,
 ) -> Detections:
-    """Detections of ``model`` on every image of ``loader``, in original pixels.
+    """The detections of a whole data set, in original pixels, from what detect_batches yields.
 
-    ``postprocess`` turns raw maps into one (n, 6) tensor per image, on the CPU: x1, y1, x2, y2,
-    score, class, at network scale. ``to_original(batch, i, boxes_xyxy)`` maps float64 boxes of the
-    batch's i-th image to its original pixels. The result's image ids are positions in the data set.
-    ``on_raw_maps`` gets each batch and its raw maps. Detections do not depend on ranks or threads.
+    ``to_original(batch, i, boxes_xyxy)`` maps float64 boxes of the batch's i-th image to its
+    original pixels. Image ids are positions in the data set.
     """
-    was_training = model.training
-    model.eval()
-    tables = []
+    tables = [make_detections(0, np.zeros(0, int), np.zeros(0), np.zeros((0, 4)))]
     with progress:
-        for batch, detections in detect_batches(model, loader, postprocess, device, dtype, tf32, on_raw_maps):
+        for batch, detections in found:
             for i, rows in enumerate(detections):
                 table = rows.double().numpy()
                 boxes_xyxy = to_original(batch, i, table[:, :4])
                 tables.append(make_detections(int(batch.indices[i]), table[:, 5].astype(int), table[:, 4], boxes_xyxy))
             progress.advance(len(detections))
-    model.train(was_training)
-    return np.concatenate(tables) if tables else make_detections(0, np.zeros(0, int), np.zeros(0), np.zeros((0, 4)))
+    return np.concatenate(tables)
 
 
 def detect_batches(
@@ -57,6 +46,7 @@ def detect_batches(
     loader: Iterable[AnyBatch],
     postprocess: Callable[[list[Tensor]], list[Tensor]],
     device: torch.device,
+    *,
     dtype: torch.dtype | None = None,
     tf32: bool = False,
     on_raw_maps: Callable[[AnyBatch, list[Tensor]], object] | None = None,
@@ -64,19 +54,20 @@ def detect_batches(
 ) -> Iterator[tuple[AnyBatch, list[Tensor]]]:
     """Yield each batch with its detections, in order; ``model`` is on ``device``, in eval mode.
 
-    On a CPU the last bits of a convolution depend on how many threads share it. So there one thread
-    computes a batch, while others compute other batches: any number of cores gives the same result.
-    With ``in_turn`` all threads share one batch after the other, which is faster for a single one,
-    but its last bits then depend on their number. On a GPU a batch is finished while the next one
-    is computed. ``dtype`` is that of autocast, if any; otherwise ``tf32`` lets convolutions on a
-    GPU round their factors.
+    ``postprocess`` turns raw maps into one (n, 6) tensor per image, on the CPU: x1, y1, x2, y2,
+    score, class, at network scale. ``on_raw_maps`` gets each batch and its raw maps. ``dtype`` is
+    that of autocast, if any; otherwise ``tf32`` lets convolutions on a GPU round their factors.
+
+    On a CPU the last bits of a convolution depend on how many threads share it. So each batch is
+    computed by one thread, several at a time, and any number of cores gives the same result. With
+    ``in_turn`` all threads share a batch, which is faster for a single one. On a GPU a batch is
+    finished while the next one is computed.
     """
 
     # The mode is thread-local, so it is entered in each function.
     def forward(batch: AnyBatch) -> list[Tensor]:
-        autocast = torch.autocast(device.type, dtype, enabled=dtype is not None)
-        with torch.inference_mode(), autocast:
-            return model(batch.to(device, non_blocking=True).images.float().div_(255))
+        with torch.inference_mode(), torch.autocast(device.type, dtype, enabled=dtype is not None):
+            return model(batch.to(device, non_blocking=True).network_input())
 
     def finish(batch: AnyBatch, raw_maps: list[Tensor]) -> tuple[AnyBatch, list[Tensor]]:
         with torch.inference_mode():
@@ -85,11 +76,10 @@ def detect_batches(
             return batch, postprocess(raw_maps)
 
     def forward_by_cudnn(batch: AnyBatch) -> list[Tensor]:
-        # A benchmark would choose algorithms by speed, different ones on each rank. Without tf32
-        # metrics are those of IEEE 754's float32, also in a training with TF32. The flags are those
-        # of the process, so one thread at a time queues its batch.
-        flags = torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=tf32)
-        with _QUEUEING, flags:
+        # A benchmark would choose other algorithms on each rank. Without tf32 the metrics are those
+        # of IEEE 754's float32, even in a training with TF32. The flags are process-wide, so one
+        # thread at a time queues its batch.
+        with _QUEUEING, cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=tf32):
             return forward(batch)
 
     if device.type != "cpu":
@@ -102,7 +92,7 @@ def detect_batches(
         waiting: list[Future[tuple[AnyBatch, list[Tensor]]]] = []
         for batch in loader:
             waiting.append(pool.submit(lambda batch: finish(batch, forward(batch)), batch))
-            # What is finished leaves at once: the next frame of a slow camera may take its time.
+            # Yield results as soon as they are there: the next frame of a camera may be slow.
             while waiting and (len(waiting) > threads or waiting[0].done()):
                 yield waiting.pop(0).result()
         for future in waiting:
@@ -113,8 +103,7 @@ def detect_batches(
 def side_stream(device: torch.device) -> torch.cuda.Stream:
     """One stream of a GPU for all evaluations.
 
-    torch keeps freed memory for the stream that asked for it. With a new one each time, as many as
-    torch's 32 streams would each keep what an evaluation takes.
+    torch caches freed memory per stream: new streams would each keep the memory of an evaluation.
     """
     return torch.cuda.Stream(device)
 
@@ -125,10 +114,9 @@ def _overlapped(
     loader: Iterable[AnyBatch],
     device: torch.device,
 ) -> Iterator[tuple[AnyBatch, list[Tensor]]]:
-    """Queue each batch's forward pass before the one before it is finished on a second stream.
+    """Queue the forward pass of the next batch, then finish the previous one on a second stream.
 
-    ``finish`` ends with a copy to the host, so that nothing on that stream still needs the raw maps
-    when they are freed.
+    ``finish`` ends with a copy to the host, so that stream no longer needs the raw maps then.
     """
     beside = side_stream(device)
 

@@ -1,4 +1,4 @@
-"""A trained network at work: ``Detector`` for callers in Python, and what it finds on a picture."""
+"""The Python API: ``Detector``, a trained network, and the ``Prediction`` it returns."""
 
 import os
 import sys
@@ -25,13 +25,13 @@ from models import Postprocess, for_detection
 from models.darknet import fuse_batch_norm
 from train_utils import build, detect, distributed, draw, numerics, open_checkpoint, results
 
-FILE_OPTIONS = {"source", "out", "draw", "save_json", "save_txt"}  # of predict.py, which mean nothing to a Detector
-GPU_BATCH_SIZE = 8  # on a CPU it is 1, because threads process several batches at a time
+FILE_OPTIONS = {"source", "out", "draw", "save_json", "save_txt"}  # of predict.py; a Detector has none of them
+GPU_BATCH_SIZE = 8  # on a CPU it is 1: threads process several batches at a time
 
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """The n objects on a picture, best first: as arrays, or one by one in a loop."""
+    """The n objects on a picture, best first, as arrays; iterating yields them one by one."""
 
     boxes_xyxy: np.ndarray  # float64 (n, 4) in pixels of the picture, clipped to it
     scores: np.ndarray  # float64 (n,) in 0..1
@@ -69,27 +69,21 @@ class Prediction:
         return f"<Prediction: {format_counts(Counter(self.class_names)) or 'nothing'} on {width}x{height} pixels>"
 
     def _repr_jpeg_(self) -> bytes:
-        """What a notebook shows."""
+        """The drawn picture, which notebooks display."""
         return cv2.imencode(".jpg", self.plot())[1].tobytes()
 
     def to_coco(self, image_id: int) -> list[dict[str, Any]]:
-        """The objects as COCO results, with image_id, category_id, bbox and score.
-
-        A bbox is left, top, width and height in pixels.
-        """
+        """COCO results: image_id, category_id, bbox (left, top, width, height in pixels), score."""
         rows = results.make_detections(image_id, self.classes, self.scores, self.boxes_xyxy)
         return results.to_coco_json(rows, self.all_category_ids)
 
     def to_supervision(self) -> Any:
-        """The objects as ``supervision.Detections``, with ``data["class_name"]``.
-
-        Raises ConfigError without the package supervision.
-        """
+        """``supervision.Detections`` with ``class_name``; raises ConfigError if it is missing."""
         try:
             import supervision
         except ImportError as error:
             fix = errors.install_command("supervision")
-            raise ConfigError(f"to_supervision() needs supervision, not installed here. fix: {fix}") from error
+            raise ConfigError(f"to_supervision() needs supervision, which is not installed. fix: {fix}") from error
         return supervision.Detections(
             xyxy=self.boxes_xyxy.astype(np.float32),
             confidence=self.scores.astype(np.float32),
@@ -98,7 +92,7 @@ class Prediction:
         )
 
     def plot(self) -> np.ndarray:
-        """A copy of the picture with boxes, names and scores, uint8 (h, w, 3) in BGR."""
+        """A copy of the picture with boxes, names and scores: uint8 (h, w, 3) in BGR."""
         drawn = draw.draw_boxes(self.frame.image, self.boxes_xyxy, self.classes, self.all_class_names, self.scores)
         return cv2.cvtColor(drawn, cv2.COLOR_RGB2BGR)
 
@@ -108,28 +102,25 @@ class Prediction:
         return Path(path)
 
     def show(self) -> None:
-        """Show the drawn picture: below the cell of a notebook, else in the system's viewer.
-
-        Raises TrainError if there is no viewer.
-        """
+        """Show the drawn picture in a notebook or a viewer; raises TrainError without either."""
         ipython = sys.modules.get("IPython")  # imported in every notebook
         if ipython is not None and hasattr(ipython.get_ipython(), "kernel"):
             from IPython.display import display
 
             display(self)
         elif not PIL.ImageShow.show(PIL.Image.fromarray(self.plot()[..., ::-1])):
-            raise errors.TrainError("no program to show pictures is found here. fix: save() the picture")
+            raise errors.TrainError("this system has no picture viewer. fix: save() the picture")
 
 
 def format_counts(counts: Counter[str], most: int = 10) -> str:
-    """Classes by falling count: ``car 12, dog 1``; beyond ``most`` only how many more there are."""
+    """The ``most`` frequent classes, and how many others: ``car 12, dog 1, 3 more classes``."""
     ordered = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
-    more = f", {len(ordered) - most} classes more" if len(ordered) > most else ""
+    more = f", {len(ordered) - most} more classes" if len(ordered) > most else ""
     return ", ".join(f"{name} {count}" for name, count in ordered[:most]) + more
 
 
 class Predictor:
-    """A network and its suppression, as configured; threads may share it."""
+    """A network with its preprocessing and NMS, as configured; threads may share it."""
 
     def __init__(self, config: DetectConfig, device: torch.device) -> None:
         self.config, self.device = config, device
@@ -138,17 +129,17 @@ class Predictor:
         self.model = self.for_one = for_detection(self.network.model.to(device), device)
         self.fit = InputFit(self.network.image_size, self.network.model.max_stride, config.resize, config.rect)
         self.postprocess = self._suppression()
-        # torchvision and the device's kernels load here, not with the first picture.
-        import torchvision  # noqa: F401 - a blank image has too few boxes to need it
+        # Load torchvision and the device's kernels now, not with the first picture.
+        import torchvision  # noqa: F401 - NMS imports it lazily, but not for the few boxes of a blank image
 
         blank = FrameBatch([], torch.zeros(1, 3, *[self.network.model.max_stride] * 2, dtype=torch.uint8), [])
         every_box = replace(self.postprocess, confidence=0.0, classes=None)
-        list(detect.detect_batches(self.model, [blank], every_box, device, self.dtype))
+        list(detect.detect_batches(self.model, [blank], every_box, device, dtype=self.dtype))
 
     def at(self, **limits: Any) -> Self:
-        """The same network with other options of its suppression, such as ``confidence``.
+        """The same network with other options of NMS, such as ``confidence``.
 
-        Raises ConfigError for a number that is out of range, DataError for a class that is none.
+        Raises ConfigError for a number out of range, DataError for an unknown class.
         """
         other = copy(self)
         other.config = replace(self.config, **limits)
@@ -162,31 +153,23 @@ class Predictor:
         return build.build_postprocess(self.config, self.model.heads, classes)
 
     def frames(self, media: Sequence[Medium], on_error: OnBadFile, batch_size: int | None = None) -> FrameBatches:
-        """The frames of ``media`` in batches; ``batch_size`` None: as suits the device."""
+        """The frames of ``media`` in batches; ``batch_size`` None: 1 on a CPU, else 8."""
         size = batch_size or (1 if self.device.type == "cpu" else GPU_BATCH_SIZE)
-        return FrameBatches(media, self.fit, size, self.config.exif, on_error, self.config.workers)
+        exif, threads = self.config.exif, self.config.workers
+        return FrameBatches(media, self.fit, size, exif=exif, on_error=on_error, threads=threads)
 
     def predict(self, batches: Iterable[FrameBatch], in_turn: bool = False) -> Iterator[Prediction]:
-        """The objects on each frame of the batches, in order, without boxes in the padding.
-
-        ``in_turn`` is that of detect_batches.
-        """
+        """The objects on each frame, in order; ``in_turn`` is that of detect_batches."""
         names, category_ids = self.network.names, self.network.category_ids
-        tf32 = self.config.precision is EvalPrecision.tf32
+        model, tf32 = self.for_one if in_turn else self.model, self.config.precision is EvalPrecision.tf32
         found = detect.detect_batches(
-            self.for_one if in_turn else self.model,
-            batches,
-            self.postprocess,
-            self.device,
-            self.dtype,
-            tf32,
-            in_turn=in_turn,
+            model, batches, self.postprocess, self.device, dtype=self.dtype, tf32=tf32, in_turn=in_turn
         )
         for batch, tables in found:
             for frame, letterbox, rows in zip(batch.frames, batch.letterboxes, tables, strict=True):
                 table = rows.double().numpy()
                 boxes = cut_at_edges(letterbox.to_original(table[:, :4]), frame.size)
-                inside = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)
+                inside = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)  # others lie in the padding
                 boxes, scores, classes = boxes[inside], table[inside, 4], table[inside, 5].astype(int)
                 yield Prediction(boxes, scores, classes, names, category_ids, frame)
 
@@ -197,21 +180,20 @@ class Detector(Predictor):
         detector = Detector("runs/quickstart/<date_time>", confidence=0.4)
         detector("street.jpg").save("out.jpg")
 
-    ``ckpt`` and the keywords are the options of predict.py, under the same names; for those with a
-    dot write ``**{"model.weights": "coco"}``. A detector finds what predict.py finds, but on a CPU
-    the last bits for a picture by itself are others, and depend on the number of threads. Several
-    threads may share a detector. Raises ConfigError, CheckpointError and the other errors of
-    predict.py, with the same messages. ``names`` are the class names, in their numbers' order.
+    ``ckpt`` and the keywords are the options of predict.py; for those with a dot write
+    ``**{"model.weights": "coco"}``. Results equal those of predict.py, except for the last bits of
+    a single picture on a CPU, which depend on the number of threads. Threads may share a detector.
+    Raises the errors of predict.py. ``names`` are the class names in the order of their numbers.
     """
 
     def __init__(self, ckpt: str | os.PathLike[str] | None = None, **options: Any) -> None:
         if wrong := FILE_OPTIONS & options.keys():
-            raise ConfigError(f"{', '.join(sorted(wrong))} is for the files of predict.py. fix: leave it out")
+            raise ConfigError(f"{', '.join(sorted(wrong))}: only predict.py writes files. fix: leave it out")
         options = options if ckpt is None else {"ckpt": ckpt, **options}
         overrides = [run.override(key, value) for key, value in options.items()]
         config = run.options_of("predict", [*overrides, "source=''"])
         super().__init__(config, distributed.choose_device(config.device.value))
-        # Batch norm of its own would take a tenth of the time of a single picture.
+        # Without fusing, batch norm would take a tenth of the time of a single picture.
         self.for_one = fuse_batch_norm(self.model).to(memory_format=torch.channels_last)
         self.batch_size, self.on_error = config.batch_size, config.on_error
         self.names = list(self.network.names)
@@ -222,20 +204,19 @@ class Detector(Predictor):
     def __call__(self, source: Any, *, confidence: float | None = None, classes: Any = None) -> Any:
         """Detect on ``source``.
 
-        For a picture (a path, an address, a Pillow image or an array) this returns a Prediction. An
-        array is uint8 (h, w, 3) in BGR order, as OpenCV reads it. For a list of pictures it returns
-        a list in the same order. For any other source of predict.py (a video, a camera by its
-        number, a stream, a folder or a glob pattern) it returns a lazy iterator, which yields
-        pictures in the order in which they are finished.
+        A picture (path, URL, Pillow image, or array uint8 (h, w, 3) in BGR order, as OpenCV reads
+        it) gives a Prediction, a list of pictures a list in the same order. Any other source of
+        predict.py (video, camera number, stream, folder, glob pattern) gives a lazy iterator, with
+        pictures as they finish.
 
-        ``confidence`` (0..1) and ``classes`` (names or numbers) hold for this call alone; None: as
-        the detector was made. Raises DataError if the source cannot be read or is none of these, or
-        a class is none of the network's, and ConfigError for a confidence out of range.
+        ``confidence`` (0..1) and ``classes`` (names or numbers) override the options for this call.
+        Raises DataError for an unreadable source or an unknown class, ConfigError for a confidence
+        out of range.
         """
-        own = {} if confidence is None else {"confidence": float(confidence)}
-        own |= {} if classes is None else {"classes": classes}
-        if own:
-            return self.at(**own)(source)
+        limits = {} if confidence is None else {"confidence": float(confidence)}
+        limits |= {} if classes is None else {"classes": classes}
+        if limits:
+            return self.at(**limits)(source)
         if isinstance(source, list | tuple):
             media = [_picture(one, number, self.config.exif) for number, one in enumerate(source)]
             found = self.predict(self.frames(media, OnBadFile.stop, self.batch_size))
@@ -249,7 +230,7 @@ class Detector(Predictor):
 
 
 def _picture(source: Any, number: int, exif: Exif) -> Medium:
-    """One picture of a call, named by its number. Raises DataError if it is no picture."""
+    """A picture named by its number in the call. Raises DataError for anything else."""
     if isinstance(source, PIL.Image.Image):
         source = pixels_of(source, exif)[:, :, ::-1]
     if isinstance(source, np.ndarray):
@@ -258,5 +239,5 @@ def _picture(source: Any, number: int, exif: Exif) -> Medium:
         return Medium(Path(), str(number), image=np.asarray(cv2.cvtColor(source, cv2.COLOR_BGR2RGB), dtype=np.uint8))
     medium = Medium.at(str(source), str(number)) if isinstance(source, str | os.PathLike) else None
     if medium is None or medium.is_video:
-        raise DataError(f"{source!r} is no picture. fix: a path, address, array, Pillow image, list; call videos alone")
+        raise DataError(f"{source!r} is not a picture. fix: a path, URL, array, Pillow image, list; call videos alone")
     return medium

@@ -112,11 +112,12 @@ def _grow_memory_segments(device: torch.device) -> None:
     """
     if sys.platform != "linux" or launch.chose_allocator():
         return
-    torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+    # As torch 2.10 to 2.15 name it; the name in torch.cuda.memory warns.
+    torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
     try:
         torch.empty(1, device=device)
     except RuntimeError:
-        torch.cuda.memory._set_allocator_settings("expandable_segments:False")
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
 
 
 def _open_group(place: launch.Launch, device: torch.device, timeout_seconds: float) -> None:
@@ -177,7 +178,7 @@ def torch_distributed_zero_first(world: World) -> Iterator[None]:
     try:
         yield
     except BaseException as error:  # Ctrl-C too: peers must not wait for a builder that ends
-        launch.claim_report()  # before its peers wake: this rank has the traceback
+        launch.claim_error()  # before its peers wake: this rank has the traceback
         store.compare_set(f"{section}/failure", "", f"{error} ({type(error).__name__} on rank {world.rank})")
         raise
     if world.is_local_main:

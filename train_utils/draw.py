@@ -1,4 +1,4 @@
-"""Boxes drawn on pictures, pictures in a sheet, and drawn pictures and videos as files."""
+"""Draw boxes on pictures and videos, arrange pictures in a sheet, and write the files."""
 
 import colorsys
 import os
@@ -10,7 +10,8 @@ from typing import Any, NamedTuple, Self
 import cv2
 import numpy as np
 
-from conf.errors import TrainError, printable
+from conf.errors import TrainError
+from data.errors import printable
 
 DARK, LIGHT = (0, 0, 0), (255, 255, 255)
 FONT = cv2.FONT_HERSHEY_SIMPLEX
@@ -29,9 +30,9 @@ def draw_boxes(
     names: Sequence[str],
     scores: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Copy ``image`` (uint8 RGB, H x W x 3) and draw ``boxes_xyxy`` (n, 4, pixels) and their names.
+    """Draw boxes (n, 4, pixels) and their names on a copy of ``image`` (uint8 RGB, H x W x 3).
 
-    The first boxes, those with the best scores, are drawn on top.
+    The first boxes, those with the best scores, come on top.
     """
     canvas = np.ascontiguousarray(image).copy()
     rows, columns = canvas.shape[:2]
@@ -54,11 +55,11 @@ def draw_boxes(
 
 
 SIDE, GAP, LINE = 440, 8, 24  # pixels of a cell's picture, between cells, and of a line of text
-LONGEST = 46  # characters that fit over a cell
+MAX_TITLE = 46  # characters that fit above a cell
 
 
 class Cell(NamedTuple):
-    """A picture with boxes, under a title that is cut at its start to fit."""
+    """A picture with boxes under a title; a long title loses its start."""
 
     image: np.ndarray  # uint8 RGB (H, W, 3)
     boxes_xyxy: np.ndarray  # (n, 4) in its pixels
@@ -69,10 +70,9 @@ class Cell(NamedTuple):
 
 
 def save_sheet(cells: Sequence[Cell], columns: int, out: Path) -> None:
-    """Save cells as one picture, with ``columns`` of them in a row.
+    """Save cells as one picture, ``columns`` in a row; raises TrainError if that fails.
 
-    Each image is scaled to fit a square of SIDE pixels before boxes are drawn, so that names stay
-    readable. Raises TrainError if the file cannot be written.
+    Images are scaled to SIDE pixels before boxes are drawn, so that names stay readable.
     """
     rows, height, width = -(-len(cells) // columns), LINE + SIDE + GAP, SIDE + GAP
     page = np.full((rows * height + GAP, min(columns, len(cells)) * width + GAP, 3), 255, np.uint8)
@@ -84,7 +84,7 @@ def save_sheet(cells: Sequence[Cell], columns: int, out: Path) -> None:
         drawn = draw_boxes(small, cell.boxes_xyxy * ratio, cell.classes, cell.names, cell.scores)
         page[top : top + size[1], left : left + size[0]] = drawn
         title = printable(cell.title)
-        title = title if len(title) <= LONGEST else f"...{title[-LONGEST:]}"
+        title = title if len(title) <= MAX_TITLE else f"...{title[-MAX_TITLE:]}"
         cv2.putText(page, title, (left, top - 7), FONT, 0.5, DARK, 1, cv2.LINE_AA)
     write_image(out, page[..., ::-1], "or choose another folder")
 
@@ -104,17 +104,17 @@ def draw_targets(images: np.ndarray, targets: np.ndarray, names: Sequence[str], 
     save_sheet(cells, 4, out)
 
 
-WRITTEN = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")  # suffixes of pictures that any OpenCV writes
+PICTURE_SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")  # that any OpenCV writes
 CODECS = {".mp4": "mp4v", ".webm": "VP80"}  # MPEG-4 part 2, and VP8, which browsers play
 MOST_WAITING = 8  # pictures in memory
 
 
 class DrawnFiles:
-    """Draws and writes pictures and videos in a thread while the network works on.
+    """Draws and writes pictures and videos in a thread while the network continues.
 
-    Use it in a ``with`` statement: leaving it waits for the last file. ``picture``, ``frame`` or
-    leaving raises TrainError if a file cannot be written. ``columns`` are boxes (n, 4: x1, y1, x2,
-    y2 in pixels), classes (n,) and scores (n,).
+    Leaving its ``with`` statement waits for the last file. ``picture``, ``frame`` and leaving raise
+    TrainError if a file cannot be written. ``columns`` are boxes (n, 4: x1, y1, x2, y2 in pixels),
+    classes (n,) and scores (n,).
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -129,9 +129,9 @@ class DrawnFiles:
         self._start(lambda: write_image(path, self._draw(image, *columns), "another out=, or draw=false"))
 
     def frame(self, path: Path, frames_per_second: float, image: np.ndarray, *columns: np.ndarray) -> None:
-        """Add a frame to the .mp4 or .webm at ``path``; a new path is a new video.
+        """Add a frame to the .mp4 or .webm at ``path``; another path starts another video.
 
-        The codecs have even sides only, so an odd side loses its last row or column.
+        The codecs need even sides, so an odd side loses its last row or column.
         """
         self._start(lambda: self._write_frame(path, frames_per_second, self._draw(image, *columns)))
 
@@ -158,9 +158,9 @@ class DrawnFiles:
             path.parent.mkdir(parents=True, exist_ok=True)
             codec = cv2.VideoWriter.fourcc(*CODECS[path.suffix])
             self._video_path, self._size = path, size
-            name: Any = os.fsencode(path)  # OpenCV takes these, too, and crashes on text that is not Unicode
+            name: Any = os.fsencode(path)  # as text, OpenCV would crash on a name that is not Unicode
             self._video = cv2.VideoWriter(name, codec, frames_per_second, size)
-        if not self._video.isOpened() or size != self._size:  # OpenCV would drop the frame silently
+        if not self._video.isOpened() or size != self._size:  # OpenCV would silently drop the frame
             raise TrainError(f"cannot write {path} with frames of {size[0]} x {size[1]} pixels. fix: draw=false")
         self._video.write(drawn)
 
@@ -178,5 +178,5 @@ def write_image(path: Path, image: np.ndarray, fix: str) -> None:
             raise OSError("OpenCV does not say why")
         path.write_bytes(content.tobytes())  # imwrite crashes on names that are not Unicode
     except (OSError, cv2.error) as error:
-        why = getattr(error, "err", error)  # OpenCV's without the line of its source
+        why = getattr(error, "err", error)  # of OpenCV's without its line of source
         raise TrainError(f"cannot write {path} ({why}). fix: free some space, {fix}") from error

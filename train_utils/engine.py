@@ -1,43 +1,66 @@
-"""One epoch of training: the loop over batches, and steps that are not finite."""
+"""One epoch of training: the loop over batches, and what happens to steps that are not finite."""
 
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple, Self
 
 import torch
 
 from conf import errors
+from conf.train_options import TrainSection
+from data import Batch, TrainBatchSampler
 from data.progress import Progress
-from train_utils import checkpoint, distributed, optim, train_state
+from models.loss import HeadLoss, LossParts
+from train_utils import checkpoint, compile, distributed, numerics, optim, train_state
 from train_utils.stop import StopRequest
 
-Loss = Callable[..., Any]  # models.YoloLoss is one: four scalars in the order of LOSS_NAMES, the first is ``total``
 # By these the CPU's allocator, CUDA, cuDNN (no room for any algorithm's workspace) and cuBLAS (none
 # for its handle) say that memory is full; torch.OutOfMemoryError is but one of their errors.
 MEMORY_IS_FULL = (
     *("can't allocate memory", "out of memory", "unable to find an engine", "CUDNN_STATUS_ALLOC_FAILED"),
     *("CUBLAS_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED"),
 )
+MAX_NONFINITE_STEPS = 3  # in a row; one more ends the training
 HELP = "a lower optim.lr, a longer optim.warmup_epochs, optim.clip_norm=10, or train.precision=float32"
 
 
-class ForwardPass(NamedTuple):
+@dataclass(frozen=True)
+class ForwardPass:
     """The network with its loss: what every micro-batch goes through."""
 
     model: torch.nn.Module  # the plain model, or as ``wrap_ddp`` returned it
-    loss: Loss
-    to_input: Callable[[Any], torch.Tensor]  # turns a batch, on its device, into the network's floats
+    loss: Callable[..., LossParts]
+    to_input: Callable[[Batch], torch.Tensor]  # turns a batch, on its device, into the network's floats
     autocast_dtype: torch.dtype | None  # None: that of the weights
     world: distributed.World
 
-    def __call__(self, images: torch.Tensor, targets: torch.Tensor, warmup: float) -> Any:
-        """The parts of the loss of ``images`` (B, 3, H, W); ``warmup``: the share that is done."""
+    @classmethod
+    def create(
+        cls,
+        model: torch.nn.Module,
+        loss: HeadLoss,
+        options: TrainSection,
+        *,
+        compile_mode: str,
+        num_sizes: int,
+        world: distributed.World,
+    ) -> Self:
+        """Compile the step by ``compile_mode``, for ``num_sizes`` image sizes, and wrap for DDP."""
+        step_loss, to_input = compile.compile_step(model, loss, Batch.network_input, compile_mode, num_sizes)
+        dtype = numerics.autocast_dtype(options.precision.value, world.device)
+        return cls(distributed.wrap_ddp(model, world), step_loss, to_input, dtype, world)
+
+    def __call__(self, images: torch.Tensor, targets: torch.Tensor, warmup: float) -> LossParts:
+        """The loss of ``images`` (B, 3, H, W), float; ``warmup`` is its finished share, 0..1."""
         with torch.autocast(images.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None):
             raw_maps = self.model(images)
-        exchange = {"sum_over_ranks": distributed.sum_over_ranks, "world_size": self.world.world_size}
-        return self.loss(raw_maps, targets, objectness_ratio=warmup, **exchange)
+        return self.loss(
+            raw_maps, targets, objectness_ratio=warmup, sum_over_ranks=distributed.sum_over_ranks,
+            world_size=self.world.world_size,
+        )  # fmt: skip
 
 
 class EpochResult(NamedTuple):
@@ -51,8 +74,9 @@ class EpochResult(NamedTuple):
 
 def train_one_epoch(  # noqa: PLR0915 - all that a step does
     forward: ForwardPass,
-    loader: Iterable[Any],
     state: train_state.TrainState,
+    loader: Iterable[Batch],
+    *,
     guard: "NonFiniteGuard",
     stop: StopRequest,
     writer: checkpoint.CheckpointWriter,
@@ -62,14 +86,12 @@ def train_one_epoch(  # noqa: PLR0915 - all that a step does
 ) -> EpochResult:
     """Train on the batches that ``loader`` has left of an epoch, or until all ranks stop.
 
-    A step takes ``accumulate`` batches. ``log_step`` gets the step, the rate and this rank's losses
-    after each step that was not skipped: one whose loss or gradient is not finite changes nothing.
-    Raises TrainError if too many steps in a row are skipped, or by ``check_weights``, which comes
-    before a checkpoint and the end of the epoch.
+    A step takes ``accumulate`` batches. One whose loss or gradient is not finite is skipped: it
+    changes nothing. After every other step ``log_step`` gets its number, the rate and this rank's
+    losses. Raises what ``guard.skip`` and, before checkpoints and at the end, ``check_weights`` do.
     """
-    model, world, schedule = forward.model, forward.world, state.average.schedule
+    model, world = forward.model, forward.world
     model.train()
-    parameters = [p for group in state.optimizer.param_groups for p in group["params"]]
     sums, passes, images = torch.zeros_like(state.loss_sums), 0, 0  # of the step under way, and of the epoch
     waited, started = 0.0, time.perf_counter()
 
@@ -86,12 +108,12 @@ def train_one_epoch(  # noqa: PLR0915 - all that a step does
             break
         if passes == 0:
             guard.begin_step()
-            schedule.apply(state.optimizer, state.step)
+            state.schedule.apply(state.optimizer, state.step)
         passes += 1
         if isinstance(model, torch.nn.parallel.DistributedDataParallel):
             model.require_backward_grad_sync = passes == accumulate  # as its no_sync() does
         batch = batch.to(world.device, non_blocking=True)
-        parts = forward(forward.to_input(batch), batch.targets, schedule.warmup(state.step))
+        parts = forward(forward.to_input(batch), batch.targets, state.schedule.warmup(state.step))
         # Each rank has its share of the loss, and DDP averages gradients over the ranks.
         state.scaler.scale(parts.total * (world.world_size / accumulate)).backward()
         # Times the number of ranks, so that the mean over ranks is the loss.
@@ -103,7 +125,7 @@ def train_one_epoch(  # noqa: PLR0915 - all that a step does
             continue
 
         state.scaler.unscale_(state.optimizer)
-        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        norm = torch.nn.utils.get_total_norm([p.grad for p in state.parameters if p.grad is not None])
         means = sums / accumulate
         numbers = torch.cat([means, norm.to(means).view(1)])
         votes = stop.votes(skip=~numbers.isfinite().all(), save=writer.is_due(state.step + 1))
@@ -114,19 +136,13 @@ def train_one_epoch(  # noqa: PLR0915 - all that a step does
             guard.skip(state, named)
         else:
             guard.in_a_row = 0
-            if schedule.config.clip_norm is not None:
-                torch.nn.utils.clip_grads_with_norm_(parameters, schedule.config.clip_norm, norm)
-            state.optimizer.step()  # scaler.step() would ask the device again whether all is finite
-            state.scaler.update()
-            state.average.update()
-            state.loss_sums += means
-            state.loss_steps += 1
+            state.update(norm, means)
         state.optimizer.zero_grad(set_to_none=True)
         state.step += 1
         sums.zero_()
         passes = 0
         if not skip:
-            log_step(state.step, {"lr": state.optimizer.param_groups[0]["lr"], **named})
+            log_step(state.step, {"lr": state.lr, **named})
         if save or stop.agreed:
             check_weights(state)
             writer.save(state.to_plain())
@@ -135,9 +151,7 @@ def train_one_epoch(  # noqa: PLR0915 - all that a step does
         progress.at(images, live_metrics)
     check_weights(state)
     seconds = time.perf_counter() - started
-    epoch_means = (distributed.sum_over_ranks(state.loss_sums) / max(1, state.loss_steps * world.world_size)).tolist()
-    losses_by_name = dict(zip(train_state.LOSS_NAMES, epoch_means, strict=True))
-    return EpochResult(state.optimizer.param_groups[0]["lr"], losses_by_name, images / seconds, waited / seconds)
+    return EpochResult(state.lr, state.mean_losses(world), images / seconds, waited / seconds)
 
 
 def rehearse(forward: ForwardPass, state: train_state.TrainState, side: int) -> None:
@@ -163,8 +177,8 @@ def check_weights(state: train_state.TrainState) -> None:
     largest = torch.nn.utils.get_total_norm([value for value in values if value.is_floating_point()], math.inf)
     if distributed.any_rank(not math.isfinite(largest)):
         raise errors.TrainError(
-            f"a weight or batch-norm statistic is not finite after {state.step} step(s), and no later step could "
-            f"mend it; checkpoints are of before. fix: {HELP}"
+            f"a weight or batch-norm statistic is not finite after {state.step} step(s), and training cannot recover; "
+            f"the last checkpoint predates it. fix: {HELP}"
         )
 
 
@@ -216,15 +230,15 @@ class NonFiniteGuard:
 
 
 @contextmanager
-def explain_out_of_memory(sampler: Any, world: distributed.World) -> Iterator[None]:
+def explain_out_of_memory(batches: TrainBatchSampler, world: distributed.World) -> Iterator[None]:
     """Raise TrainError with the next lower train.micro_batch_size if torch runs out of memory."""
     try:
         yield
     except RuntimeError as error:
         if not isinstance(error, torch.OutOfMemoryError) and not any(words in str(error) for words in MEMORY_IS_FULL):
             raise
-        images = sampler.images_per_rank
-        lower = [size for size in range(1, images) if images * sampler.accumulate % size == 0]
+        images = batches.images_per_rank
+        lower = [size for size in range(1, images) if images * batches.accumulate % size == 0]
         fix = f"train.micro_batch_size={lower[-1] * world.world_size}, or " if lower else ""
         raise errors.TrainError(
             f"out of memory in a pass of train.micro_batch_size={images * world.world_size} images over all ranks. "

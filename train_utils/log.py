@@ -1,9 +1,8 @@
-"""What a run leaves as text: its log, and tables with one row per epoch or step."""
+"""Files of text that grow during a run, and tables of one row an epoch or step."""
 
 import csv
 import io
 import os
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -26,8 +25,9 @@ class GrowingFile:
         self._waiting += text
         size = None
         try:
-            # A pipe without a reader is an error, and not waited for.
-            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o666)
+            # A pipe without a reader is an error, not a wait; so is a link to another place.
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_NOFOLLOW
+            descriptor = os.open(self._path, flags, 0o666)
             with open(descriptor, "a", newline="", encoding="utf-8", errors="backslashreplace") as file:
                 size = file.tell()
                 file.write(self._waiting)
@@ -40,26 +40,6 @@ class GrowingFile:
             self._failed = True
         else:
             self._waiting, self._failed = "", False
-
-
-class RunLog:
-    """Writes lines to the terminal and to ``train.log`` of the run folder; on rank 0 only."""
-
-    def __init__(self, folder: Path, is_main: bool) -> None:
-        self._file = GrowingFile(folder / "train.log") if is_main else None
-
-    def line(self, text: str | None, shown: bool = True) -> None:
-        """Write ``text``, in the file with a timestamp on each line; skip None and empty text.
-
-        Not ``shown``: to the file alone.
-        """
-        if self._file is None or not text:
-            return
-        if shown:
-            progress.print_lines(text)
-        stamp = time.strftime("%Y-%m-%d %H:%M:%S")
-        for line in text.split("\n"):
-            self._file.add(f"{stamp} {line}".rstrip() + "\n")
 
 
 class MetricsCsv:

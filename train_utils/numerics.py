@@ -40,7 +40,7 @@ def autocast_dtype(precision: str, device: torch.device, key: str = "train.preci
 
 
 def evaluation_dtype(precision: train_options.EvalPrecision, device: torch.device, key: str) -> torch.dtype | None:
-    """The same outside of a training, where ``auto`` means float32."""
+    """The autocast dtype of an evaluation outside a training, where ``auto`` means float32."""
     return None if precision is train_options.EvalPrecision.auto else autocast_dtype(precision.value, device, key)
 
 
@@ -124,5 +124,5 @@ def one_thread_per_operator() -> Iterator[int]:
 
 def keep_to_one_thread() -> None:
     """Run torch operators of this new thread of a pool on one thread, whatever others set later."""
-    torch.get_num_threads()  # with its first question a thread takes over the number of the process
+    torch.get_num_threads()  # a new thread copies the process-wide count on its first call
     torch.set_num_threads(1)

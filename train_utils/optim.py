@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from conf.train_options import OPTIMISERS, Decay, OptimConfig, Optimizer
 
-WARMUP_MIN_STEPS, BURN_IN_MAX_SHARE = 500, 0.1  # the share of the training limits the steps, too
-BURN_IN_MOMENTUM = 0.9  # at its first step
-# What torch keeps of each parameter: all of it, or nothing yet.
+WARMUP_MIN_STEPS, WARMUP_MAX_SHARE = 500, 0.1  # the share of the training limits the steps, too
+WARMUP_MOMENTUM = 0.9  # at its first step
+# What torch keeps for each parameter: all of these, or nothing yet.
 STATE_KEYS = {torch.optim.SGD: {"momentum_buffer"}, torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"}}
+EMA_WINDOW = 0.08  # of the steps made; from .02 to .16 nothing changes (docs/develop/decisions.md)
 FAST_BIASES = 10  # times lr, of biases at the start of warm-up with name=sgd: heads start fast
 
 
@@ -36,7 +37,7 @@ class Schedule:
         if self.config.warmup_epochs == 0:
             return 0
         wanted = max(self.config.warmup_epochs * self.steps_per_epoch, WARMUP_MIN_STEPS)
-        return min(round(wanted), round(BURN_IN_MAX_SHARE * self.total_steps))
+        return min(round(wanted), round(WARMUP_MAX_SHARE * self.total_steps))
 
     def warmup(self, step: int) -> float:
         """Fraction of warm-up that is done after this step, 0..1."""
@@ -66,7 +67,7 @@ class Schedule:
     def momentum(self, step: int) -> float:
         """Momentum, or beta1; moves from 0.9 to ``momentum`` during warm-up."""
         done = self.warmup(step)
-        return (1 - done) * BURN_IN_MOMENTUM + done * self.config.momentum
+        return (1 - done) * WARMUP_MOMENTUM + done * self.config.momentum
 
     def weight_decay(self, step: int) -> float:
         """Weight decay of convolution weights; rises from 0 during warm-up."""
@@ -75,11 +76,11 @@ class Schedule:
     def ema_decay(self, updates: int) -> float:
         """Decay of the weight average at update number ``updates``, counted from 1.
 
-        A decay d averages over about 1 / (1 - d) steps. That is ``ema_window`` times the steps
-        made, plus 1, until ``ema_decay`` limits it: a width relative to the length of the training
+        A decay d averages over about 1 / (1 - d) steps. That is EMA_WINDOW times the steps made,
+        plus 1, until ``ema_decay`` limits it: a width relative to the length of the training
         (Karras et al. 2024, arXiv 2312.02696, section 3.1).
         """
-        steps = self.config.ema_window * updates
+        steps = EMA_WINDOW * updates
         return min(self.config.ema_decay, steps / (1 + steps))
 
     def apply(self, optimizer: torch.optim.Optimizer, step: int) -> None:
@@ -130,7 +131,7 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -
 
     Raises ValueError, or torch's or Python's errors, if it is that of another optimiser.
     """
-    if keys := STATE_KEYS.get(type(optimizer), set()):  # the schedule sets their groups; a plugin's may hold a state
+    if keys := STATE_KEYS.get(type(optimizer), set()):  # the schedule sets their groups; a plugin may keep state there
         saved = {**optimizer.state_dict(), "state": saved["state"]}
     optimizer.load_state_dict(saved)
     for parameter, values in optimizer.state.items():
@@ -151,8 +152,9 @@ class WeightAverage:
     ``model`` has now: whatever changes them later does so in place.
     """
 
-    def __init__(self, model: nn.Module, schedule: Schedule) -> None:
-        self.schedule = schedule
+    def __init__(self, model: nn.Module, decay: Callable[[int], float]) -> None:
+        """Average ``model`` with ``decay``, a function of the number of updates from 1."""
+        self._decay = decay
         self.updates = 0
         self.module = copy.deepcopy(model).requires_grad_(False).eval()
         self._weights = pairs_by_dtype(self.module.parameters(), model.parameters())
@@ -162,7 +164,7 @@ class WeightAverage:
     def update(self) -> None:
         """Blend in the weights, and copy the statistics, after an optimiser step."""
         self.updates += 1
-        weight = 1 - self.schedule.ema_decay(self.updates)
+        weight = 1 - self._decay(self.updates)
         for averaged, current in self._weights:
             torch._foreach_lerp_(averaged, current, weight)
         for copied, current in self._statistics:
@@ -175,10 +177,10 @@ class WeightAverage:
 
 
 def pairs_by_dtype(targets: Iterable[Tensor], sources: Iterable[Tensor]) -> list[tuple[list[Tensor], list[Tensor]]]:
-    """Group two lists alike by dtype: on CUDA only lists of one dtype share a kernel."""
+    """Group pairs of tensors by dtype: on CUDA only lists of one dtype share a kernel."""
     groups: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
     for target, source in zip(targets, sources, strict=True):
-        ours, theirs = groups.setdefault(target.dtype, ([], []))
-        ours.append(target)
-        theirs.append(source)
+        of_dtype = groups.setdefault(target.dtype, ([], []))
+        of_dtype[0].append(target)
+        of_dtype[1].append(source)
     return list(groups.values())

@@ -1,28 +1,36 @@
-"""The plots of a training or an evaluation: which there are, what they show, and their drawing."""
+"""Draw the plots of a training or an evaluation."""
 
 import csv
 import logging
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from conf import errors
-from train_utils.coco_eval import IOU, Evaluation, best_f1, match, matches_at_half
+from data.errors import printable
+from train_utils.coco_eval import Evaluation, best_f1, find_matches, match
 from train_utils.draw import Cell, save_sheet
-from train_utils.results import to_xyxy
+from train_utils.results import DETECTION_AS_READ, canonical_order, to_xyxy
 from train_utils.train_state import LOSS_NAMES
 
 # matplotlib takes longer to import than to draw, so only the functions that draw import it.
 FOLDER = "plots"  # in the folder of the run or of the evaluation
-PLOTS = {  # titles by file name, in the order in which one looks at them
+PLOTS = {  # titles by file name, in the order to look at them
     "curves.png": "Losses (validation dashed), AP and learning rate by step; the dotted line is the best epoch",
     "precision_recall.png": "pycocotools' precision at each recall; the area under a line is its AP",
     "confusion.png": "Labelled boxes by the class that was reported for them",
     "val_detections.jpg": "The first validation images: labels left, detections right",
 }
 DPI = 110
+STYLE: dict[Any, Any] = {
+    "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True,
+    "grid.color": "0.9", "legend.frameon": False,
+    "text.parse_math": False,  # a "$" in a class name does not start a formula
+    "font.family": ["sans-serif", "Noto Sans CJK SC", "WenQuanYi Zen Hei", "PingFang SC"],
+}  # fmt: skip
 
 Warn = Callable[[str], object]
 Read = Callable[[int], np.ndarray | None]  # image (uint8 RGB) at a position of the data set; None: unreadable
@@ -37,33 +45,29 @@ def draw_training(folder: Path, metrics_csv: Path, warn: Warn) -> None:
 def draw_evaluation(folder: Path, evaluation: Evaluation, read: Read, name_of: NameOf, warn: Warn) -> None:
     """Draw the other PLOTS into ``folder``.
 
-    ``read`` gives the image at a position, ``name_of`` its file name. ``warn`` gets what cannot be
-    drawn; an old picture in its place goes.
+    ``read`` gives the image at a position, ``name_of`` its file name. Errors go to ``warn`` and
+    remove an older picture of that name.
     """
-    best = best_f1(matches_at_half(evaluation.truth, evaluation.detections))
+    best = best_f1(find_matches(evaluation.truth, evaluation.detections, evaluation.scorer))
     threshold = best["threshold"] if best is not None else USUAL_THRESHOLD
     for name, draw in {
         "precision_recall.png": lambda out: draw_precision_recall(evaluation, out),
         "confusion.png": lambda out: draw_confusion(evaluation, threshold, out),
-        "val_detections.jpg": lambda out: draw_detections(evaluation, read, name_of, max(threshold, LEAST_SHOWN), out),
+        "val_detections.jpg": lambda out: draw_detections(evaluation, read, name_of, max(threshold, LEAST_SCORE), out),
     }.items():
         _draw(folder / name, draw, warn)
 
 
 def _draw(out: Path, draw: Callable[[Path], None], warn: Warn) -> None:
-    """If drawing fails, only say so: what it shows is done, and must not be lost."""
+    """Draw; an error is only a warning, because the training or evaluation must not be lost."""
     try:
         import matplotlib
-        from hotcoco.plot import style
 
         out.parent.mkdir(parents=True, exist_ok=True)
         out.unlink(missing_ok=True)
-        # hotcoco asks for bolder letters than its fonts have, which is nobody's news.
-        logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
-        with style(paper_mode=True), warnings.catch_warnings(record=True) as caught:
-            fonts = [*matplotlib.rcParams["font.family"], "Noto Sans CJK SC", "WenQuanYi Zen Hei", "PingFang SC"]
-            with matplotlib.rc_context({"text.parse_math": False, "font.family": fonts}):  # a "$" starts no formula
-                draw(out)
+        logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # it warns of each absent font of STYLE
+        with matplotlib.rc_context(STYLE), warnings.catch_warnings(record=True) as caught:
+            draw(out)
         if caught:  # mostly letters that no font has
             warn(f"warning: {out} was drawn with {len(caught)} warning(s), the first: {caught[0].message}")
     except Exception as error:
@@ -76,11 +80,11 @@ CURVES = {
     "AP by object size": ("APs", "APm", "APl"),
     "learning rate": ("lr",),
 }
-MOST_POINTS = 300  # of a line: of more, neighbours are averaged
+MOST_POINTS = 300  # of a line; neighbours are averaged
 
 
 def draw_curves(metrics_csv: Path, out: Path) -> None:
-    """Draw the columns of a metrics.csv over the steps to the file ``out``; skip empty cells.
+    """Draw the columns of a metrics.csv over the steps, without empty cells.
 
     A steps.csv beside it gives losses by step instead of by epoch. A vertical line marks the epoch
     with the best AP.
@@ -119,7 +123,7 @@ def _points(rows: list[dict[str, str]], column: str) -> np.ndarray:
     return np.array([block.mean(0) for block in blocks if len(block)]).reshape(-1, 2)
 
 
-NAMED = 10  # classes with a line of their own in the legend: as many colours differ
+NAMED_CLASSES = 10  # in the legend: as many colours differ
 
 
 def draw_precision_recall(evaluation: Evaluation, out: Path) -> None:
@@ -127,23 +131,21 @@ def draw_precision_recall(evaluation: Evaluation, out: Path) -> None:
     from matplotlib.figure import Figure
 
     truth = evaluation.truth
-    coco = match(truth, evaluation.detections, every_size=False)
-    coco.accumulate()
+    coco = match(truth, evaluation.detections, evaluation.scorer, every_size=False)
     precision = coco.eval["precision"][..., 0, 2]  # (IoU thresholds, recalls, classes)
-    boxes = np.bincount(truth.classes[~truth.crowd.astype(bool)], minlength=len(truth.names))
+    boxes = [row["boxes"] for row in evaluation.per_class.values()]
     order = [index for index in np.argsort(boxes)[::-1] if boxes[index]]
     figure = Figure(figsize=(14, 4.6), layout="constrained")
-    for axis, values, title in zip(
-        figure.subplots(1, 2),
-        (precision[0], precision.mean(0)),
-        ("IoU .5: the area is AP50", "mean over IoU .5 to .95: the area is AP"),
-        strict=True,
+    left, right = figure.subplots(1, 2)
+    for axis, values, title in (
+        (left, precision[0], "IoU .5: the area is AP50"),
+        (right, precision.mean(0), "mean over IoU .5 to .95: the area is AP"),
     ):
         axis.set(xlim=(0, 1), ylim=(0, 1.02), title=title, xlabel="recall", ylabel="precision")
         recalls = np.linspace(0, 1, len(values))
         for number, index in enumerate(order):
             named = {"label": f"{label(truth.names[index])}  {values[:, index].mean():.3f}"}
-            axis.plot(recalls, values[:, index], **(named if number < NAMED else {"color": "0.8", "zorder": 1}))
+            axis.plot(recalls, values[:, index], **(named if number < NAMED_CLASSES else {"color": "0.8", "zorder": 1}))
         if order:
             mean = values[:, order].mean(1)
             axis.plot(recalls, mean, color="black", linewidth=2.5, label=f"mean of all classes  {mean.mean():.3f}")
@@ -153,44 +155,67 @@ def draw_precision_recall(evaluation: Evaluation, out: Path) -> None:
 
 def label(name: str) -> str:
     """A class name that fits beside a chart; matplotlib hides labels that start with "_"."""
-    name = errors.printable(name)
-    shown = name if len(name) <= 30 else f"{name[:27]}..."
-    return f" {shown}" if shown.startswith("_") else shown
+    name = printable(name)
+    text = name if len(name) <= 30 else f"{name[:27]}..."
+    return f" {text}" if text.startswith("_") else text
+
+
+MOST_CONFUSED = 30  # classes in the matrix: more cannot be read
+
+
+def count_confusions(evaluation: Evaluation, threshold: float) -> np.ndarray:
+    """Count labels (rows) by the class reported for them (columns), int64 (K + 1, K + 1).
+
+    The last row counts detections where nothing is labelled, the last column missed labels.
+    Detections from ``threshold`` on are matched as pycocotools does at IoU .5, but to labels of any
+    class: by falling score, at most 100 on an image, those on crowds do not count.
+    """
+    truth, found = evaluation.truth, evaluation.detections
+    found = canonical_order(found[found["score"] >= threshold]).astype(DETECTION_AS_READ)  # keeps this order
+    reported, found["class"] = found["class"].copy(), 0
+    one_class = replace(truth, classes=np.zeros_like(truth.classes), names=["any"])
+    labelled = np.append(truth.classes, len(truth.names))  # the last one is for match 0: none
+    counts = np.zeros((len(truth.names) + 1, len(truth.names) + 1), np.int64)
+    for image in match(one_class, found, evaluation.scorer, every_size=False).evalImgs:
+        if image is not None:
+            rows = image["dtMatches"][0], image["dtIds"], image["dtIgnore"][0]
+            matches, numbers, ignored = (np.array(row, np.int64) for row in rows)
+            np.add.at(counts, (labelled[matches - 1], reported[numbers - 1]), 1 - ignored)
+    counts[:-1, -1] = [row["boxes"] for row in evaluation.per_class.values()] - counts[:-1].sum(1)
+    return counts
 
 
 def draw_confusion(evaluation: Evaluation, threshold: float, out: Path) -> None:
-    """Count labels by the class that detections from a score on report; draw it with background.
-
-    Of more than 30 classes hotcoco draws the 25 most confused.
-    """
-    from hotcoco.plot import confusion_matrix
+    """Draw the confusions from a score on, of at most MOST_CONFUSED classes."""
     from matplotlib.figure import Figure
 
-    truth, found = evaluation.truth, evaluation.detections
-    coco = match(truth, found[found["score"] >= threshold], every_size=False)
-    names = [label(name) for name in truth.names]
-    side = 4 + 0.35 * min(len(names), 30)
+    counts, classes = count_confusions(evaluation, threshold), len(evaluation.truth.names)
+    between = counts[:-1, :-1] * ~np.eye(classes, dtype=bool)
+    drawn = np.sort(np.argsort(-between.sum(0) - between.sum(1), kind="stable")[:MOST_CONFUSED])
+    names = [label(evaluation.truth.names[index]) for index in drawn]
+    counts = counts[np.ix_([*drawn, classes], [*drawn, classes])]
+    side = 4 + 0.35 * len(names)
     figure = Figure(figsize=(side, side), layout="tight")
     axis = figure.subplots()
-    confusion_matrix(coco.confusion_matrix(iou_thr=IOU) | {"cat_names": names}, normalize=False, ax=axis)
-    shown = [text.get_text() for text in axis.get_xticklabels()][:-1]
-    axis.set_xticklabels([*shown, "missed"])
-    axis.set_yticklabels([*shown, "nothing there"])
-    part = f", the {len(shown)} most confused of {len(names)} classes" if len(shown) < len(names) else ""
-    axis.set(xlabel="reported class", ylabel="labelled class", title=f"boxes, score from {threshold:.2g}{part}")
+    axis.imshow(counts, cmap="Blues")
+    for row, column in np.argwhere(counts):
+        color = "white" if counts[row, column] > counts.max() / 2 else "black"
+        axis.text(column, row, str(counts[row, column]), ha="center", va="center", color=color, fontsize=8)
+    axis.set_xticks(range(len(counts)), [*names, "missed"], rotation=90)
+    axis.set_yticks(range(len(counts)), [*names, "nothing there"])
+    axis.grid(visible=False)
+    limit = f", the {len(names)} most confused of {classes} classes" if len(names) < classes else ""
+    axis.set(xlabel="reported class", ylabel="labelled class", title=f"boxes, score from {threshold:.2g}{limit}")
     figure.savefig(out, dpi=DPI)
 
 
-USUAL_THRESHOLD = 0.3  # where no detection is right, so that no score is better than another
+USUAL_THRESHOLD = 0.3  # if no detection is right, so that no score is better than another
 SHEET_IMAGES, MOST_DRAWN = 8, 30  # images, and detections on one; more hide one another
-LEAST_SHOWN = 0.1  # score of a box beside the labels: a young network's best threshold may be lower
+LEAST_SCORE = 0.1  # of a drawn detection: the best threshold of a young network may be lower
 
 
 def draw_detections(evaluation: Evaluation, read: Read, name_of: NameOf, confidence: float, out: Path) -> None:
-    """Save the first images twice: labels on the left, crowds aside, detections on the right.
-
-    Of the detections from ``confidence`` at most MOST_DRAWN are drawn, the best.
-    """
+    """Save the first images twice: labels without crowds left, the best detections right."""
     truth, found, cells = evaluation.truth, evaluation.detections, []
     for i in range(min(SHEET_IMAGES, len(truth.image_ids))):
         if (image := read(i)) is None:
@@ -199,8 +224,8 @@ def draw_detections(evaluation: Evaluation, read: Read, name_of: NameOf, confide
         title = f"{name_of(i)}, labels: {len(labels)}"
         cells.append(Cell(image, to_xyxy(truth.boxes_xywh[labels]), truth.classes[labels], truth.names, None, title))
         of_image = found[(found["image_id"] == truth.image_ids[i]) & (found["score"] >= confidence)]
-        shown = of_image[np.argsort(-of_image["score"], kind="stable")][:MOST_DRAWN]
-        title = f"detections: {len(shown)}, score from {confidence:.2g}"
-        cells.append(Cell(image, to_xyxy(shown["box_xywh"]), shown["class"], truth.names, shown["score"], title))
+        best = of_image[np.argsort(-of_image["score"], kind="stable")][:MOST_DRAWN]
+        title = f"detections: {len(best)}, score from {confidence:.2g}"
+        cells.append(Cell(image, to_xyxy(best["box_xywh"]), best["class"], truth.names, best["score"], title))
     if cells:
         save_sheet(cells, 4, out)

@@ -1,4 +1,4 @@
-"""The page of a run, and the evaluation it is judged by, as files."""
+"""Write report.html of a run; write and read the evaluation of its best epoch."""
 
 import base64
 import json
@@ -15,22 +15,22 @@ from conf import errors, run_files
 from conf.options import option
 from train_utils import coco_eval, plots, results
 
-FILE = "best_detections.npz"
+BEST_DETECTIONS = "best_detections.npz"
 
 
 def keep_best(folder: Path, best: coco_eval.Evaluation) -> None:
     """Write ``best_detections.npz`` whole or not at all. Raises OSError."""
-    scores = json.dumps({"metrics": best.metrics, "per_class": best.per_class})
-    with run_files.whole_file(folder / FILE, "wb") as file:
+    scores = json.dumps({"metrics": best.metrics, "per_class": best.per_class, "scorer": best.scorer})
+    with run_files.whole_file(folder / BEST_DETECTIONS, "wb") as file:
         np.savez(file, scores=scores, detections=best.detections, **vars(best.truth))
 
 
 def read_best(folder: Path) -> coco_eval.Evaluation:
     """Read what ``keep_best`` wrote. Raises TrainError if it is absent or damaged."""
-    path = folder / FILE
+    path = folder / BEST_DETECTIONS
     again = f"fix: python eval.py {option('ckpt', folder)} {option('out', folder)}"
     if not path.is_file():
-        raise errors.TrainError(f"{folder} holds no {FILE}: not evaluated yet. {again}")
+        raise errors.TrainError(f"{folder} has no {BEST_DETECTIONS}: it was not evaluated. {again}")
     try:
         with np.load(path) as file:
             arrays = dict(file)
@@ -45,18 +45,18 @@ def read_best(folder: Path) -> coco_eval.Evaluation:
         classes, ids = range(len(names)), truth.image_ids
         known = (truth.classes, classes), (reported["class"], classes), (reported["image_id"], ids)
         if not all(np.isin(found, all_of).all() for found, all_of in known) or len(truth.image_of_box) != boxes[0]:
-            raise ValueError("objects of no class or image")
+            raise ValueError("objects of an unknown class or image")
         scores = json.loads(str(text))
         columns = (*coco_eval.PER_CLASS, "images", "boxes")
         rows = [(scores["metrics"], coco_eval.METRICS), *((row, columns) for row in scores["per_class"].values())]
-        sum(abs(row[key]) for row, keys in rows for key in keys)  # TypeError if one is no number
+        sum(abs(row[key]) for row, keys in rows for key in keys)  # TypeError if one is not a number
         return coco_eval.Evaluation(**scores, truth=truth, detections=reported, losses={})
     except (OSError, AttributeError, ValueError, KeyError, TypeError, EOFError, BadZipFile) as error:
         raise errors.TrainError(f"{path} is damaged ({error}). {again}") from error
 
 
 PICTURES = {f"{plots.FOLDER}/{name}": title for name, title in plots.PLOTS.items()}  # titles by path in the run
-PICTURES["train_batch.jpg"] = "The first training batch, as the network gets it, with its boxes"
+PICTURES["train_batch.jpg"] = "The first training batch as the network sees it, with its boxes"
 PAGE = Template("""<!DOCTYPE html>
 <html lang="en">
 <meta charset="utf-8">
@@ -69,7 +69,7 @@ section { overflow-x: auto; } th, td { padding-right: .9rem; text-align: left; }
 </style>
 <h1>$title</h1>
 <p>$folder</p>
-<h2>Figures of the best epoch</h2>
+<h2>Metrics of the best epoch</h2>
 <section id="metrics">$metrics</section>
 <h2>Pictures</h2>
 $pictures
@@ -80,19 +80,24 @@ $pictures
 
 
 def write_report(folder: Path, options: Mapping[str, Any], defaults: Mapping[str, Any]) -> Path:
-    """Write the report into the folder of a run, also of one that goes on, and return its path.
+    """Write the report of a run, which may be unfinished, into its folder; return its path.
 
-    ``options`` are those of the run by full key, ``defaults`` their values without any choice.
-    Raises TrainError if the run's detections are damaged, and OSError.
+    ``options`` are those of the run by full key, ``defaults`` their default values. Raises
+    TrainError if the run's detections are damaged, and OSError.
     """
     metrics = "<p>No epoch was evaluated yet.</p>"
-    if (folder / FILE).is_file():
+    if (folder / BEST_DETECTIONS).is_file():
         best = read_best(folder)
         metrics = html_table(list(best.metrics), [list(map(coco_eval.format_metric, best.metrics.values()))])
-        rows: list[list[object]] = []
-        for name, row in best.per_class.items():
-            scores = map(coco_eval.format_metric, map(row.get, coco_eval.PER_CLASS))
-            rows.append([name, row["images"], row["boxes"], *scores])
+        rows = [
+            [
+                name,
+                row["images"],
+                row["boxes"],
+                *(coco_eval.format_metric(row[column]) for column in coco_eval.PER_CLASS),
+            ]
+            for name, row in best.per_class.items()
+        ]
         metrics += html_table(["class", "images", "boxes", *coco_eval.PER_CLASS], rows)
     pictures = ""
     for name, title in PICTURES.items():
@@ -100,20 +105,14 @@ def write_report(folder: Path, options: Mapping[str, Any], defaults: Mapping[str
             data = base64.b64encode((folder / name).read_bytes()).decode()
             source = f"data:image/{'png' if name.endswith('.png') else 'jpeg'};base64,{data}"
             pictures += f'<figure><img alt="{title}" src="{source}"><figcaption>{title}</figcaption></figure>'
-    changed, unchanged = [], []
-    for key, value in options.items():
-        now, default = _text(value), _text(defaults.get(key, "-"))
-        if now == default:
-            unchanged.append((key, now))
-        else:
-            changed.append((key, now, default))
+    rows_of_options = [(key, _text(value), _text(defaults.get(key, "-"))) for key, value in options.items()]
     text = PAGE.substitute(
         title=escape(f"{options['name']} · {folder.name}"),
         folder=escape(str(folder)),
         metrics=metrics,
         pictures=pictures,
-        changed=html_table(["option", "value", "default"], changed),
-        unchanged=html_table(["option", "value"], unchanged),
+        changed=html_table(["option", "value", "default"], [row for row in rows_of_options if row[1] != row[2]]),
+        unchanged=html_table(["option", "value"], [row[:2] for row in rows_of_options if row[1] == row[2]]),
     )
     with run_files.whole_file(folder / "report.html") as file:
         file.write(text)
@@ -129,5 +128,5 @@ def html_table(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def _text(value: Any) -> str:
-    """A value of an option as the command line writes it."""
+    """The value of an option as on the command line."""
     return value if isinstance(value, str) else json.dumps(value)

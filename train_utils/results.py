@@ -1,4 +1,4 @@
-"""Ground truth and detections as plain arrays, their order, and their files."""
+"""Ground truth and detections as plain arrays, and the files of detections."""
 
 import json
 from collections import Counter
@@ -41,9 +41,7 @@ class GroundTruth:
 def make_detections(image_id: int, classes: np.ndarray, scores: np.ndarray, boxes_xyxy: np.ndarray) -> Detections:
     """Detections of one image: classes (n,), scores (n,), boxes_xyxy (n, 4) in original pixels."""
     detections = np.zeros(len(classes), dtype=DETECTION)
-    detections["image_id"] = image_id
-    detections["class"] = classes
-    detections["score"] = scores
+    detections["image_id"], detections["class"], detections["score"] = image_id, classes, scores
     detections["box_xywh"][:, :2] = boxes_xyxy[:, :2]
     detections["box_xywh"][:, 2:] = boxes_xyxy[:, 2:] - boxes_xyxy[:, :2]
     return detections
@@ -55,9 +53,9 @@ def to_xyxy(boxes_xywh: np.ndarray) -> np.ndarray:
 
 
 def canonical_order(detections: Detections) -> Detections:
-    """Sort a copy by image, falling score, class, then box, so that only identical rows tie.
+    """A copy sorted by image, falling score, class, then box, so that only identical rows tie.
 
-    Rows of a results file keep their order, which decides between equal scores.
+    A results file keeps its order, which decides between equal scores.
     """
     if detections.dtype == DETECTION_AS_READ:
         return detections
@@ -67,7 +65,7 @@ def canonical_order(detections: Detections) -> Detections:
 
 
 def to_coco_json(detections: Detections, category_ids: Sequence[int] | np.ndarray) -> list[dict[str, Any]]:
-    """COCO's results format, in canonical order; ``category_ids`` gives the id of each class."""
+    """COCO's results format in canonical order; ``category_ids`` has the id of each class."""
     ordered = canonical_order(detections)
     columns = (ordered["image_id"], np.asarray(category_ids)[ordered["class"]], ordered["box_xywh"], ordered["score"])
     return [
@@ -89,10 +87,9 @@ class ImageResult:
 def coco_files(
     results: Sequence[ImageResult], names: Sequence[str], category_ids: Sequence[int]
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Make the COCO json objects: images with categories, and detections in the results format.
+    """The contents of COCO json files: images with categories, and detections as results.
 
-    ``names`` and ``category_ids`` are those of the classes. Images are sorted by name and frame;
-    ``image_ids`` gives their ids.
+    ``names`` and ``category_ids`` are those of the classes. Images are sorted by name and frame.
     """
     ordered = sorted(results, key=lambda result: (result.name, result.frame or 0))
     images, detections = [], []
@@ -110,23 +107,20 @@ def coco_files(
 def image_ids(results: Sequence[ImageResult]) -> list[int]:
     """The numbers in the file names, as in COCO (000000000139.jpg: 139), else 1, 2, ...
 
-    They are counted if there are video frames, or names that are not distinct numbers below 2**53,
-    up to which programs that read numbers of a JSON as float64 keep them exactly.
+    Video frames are counted, as are names that are not distinct numbers below 2**53: a program may
+    read JSON numbers as float64.
     """
-    stems = [PurePosixPath(result.name).stem for result in results]
-    if all(result.frame is None for result in results) and all(stem.isdecimal() for stem in stems):
-        numbers = [int(stem) for stem in stems]
-        if len(set(numbers)) == len(numbers) and all(number < 2**53 for number in numbers):
-            return numbers
-    return list(range(1, len(results) + 1))
+    stems = [PurePosixPath(result.name).stem for result in results if result.frame is None]
+    numbers = [int(stem) for stem in stems if stem.isdecimal() and int(stem) < 2**53]
+    return numbers if len(set(numbers)) == len(results) else list(range(1, len(results) + 1))
 
 
 def read_results(path: Path, image_ids: np.ndarray, category_ids: Sequence[int] | np.ndarray) -> Detections:
     """Read a COCO results file: rows of dtype DETECTION_AS_READ.
 
     ``image_ids`` and ``category_ids`` (in the order of the classes) are those of the data. Like
-    pycocotools, this skips rows of other categories. Raises TrainError if the file is none, or if
-    an image or all categories are not in the data.
+    pycocotools, this skips rows of other categories. Raises TrainError if it cannot be read, or if
+    the data lacks an image or all categories.
     """
     images = set(image_ids.tolist())
     classes = {category: number for number, category in enumerate(np.asarray(category_ids).tolist())}
@@ -136,10 +130,8 @@ def read_results(path: Path, image_ids: np.ndarray, category_ids: Sequence[int] 
             for row in json.loads(path.read_text(encoding="utf-8"))
         ]
         if foreign := [image for image, *_ in content if image not in images]:
-            raise TrainError(
-                f"detections={path} names image {foreign[0]}, which the data does not have. fix: the annotations that "
-                "these detections were made for"
-            )
+            fix = "the annotations that these detections are for"
+            raise TrainError(f"detections={path} names image {foreign[0]}, which the data lacks. fix: {fix}")
         rows = [(image, classes[category], *rest) for image, category, *rest in content if category in classes]
         detections = np.array(rows, dtype=DETECTION_AS_READ)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -158,8 +150,8 @@ def write_json(path: Path, content: Any) -> None:
 def write_yolo(path: Path, result: ImageResult) -> None:
     """Write a line ``class cx cy w h score`` per detection, best first.
 
-    Boxes are fractions of the picture's sides; classes count from 0. A picture without detections
-    gets an empty file.
+    Boxes are fractions of the picture's sides, classes count from 0. Without detections the file is
+    empty.
     """
     height, width = result.size
     boxes = result.detections["box_xywh"].astype(np.float64)

@@ -11,28 +11,30 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from conf import errors, launch, options, run_files
+from conf.schema import TrainConfig
 from train_utils import distributed
 
 LOCK = ".lock"
 
 
 @contextmanager
-def open_run_folder(world: distributed.World, name: str, run_dir: str | None, resume: str | None) -> Iterator[Path]:
-    """Create and lock the run's folder while the body runs; it is the same on every rank.
+def reserve_run_folder(world: distributed.World, config: TrainConfig) -> Iterator[Callable[[], Path]]:
+    """Yield a function that returns the run's folder, created and locked, the same on every rank.
 
-    The folder is ``resume``, else ``run_dir``, else a new one: ``runs/<name>/slurm-<job id>`` under
-    SLURM, ``runs/<name>/torchrun-<run id>`` if torchrun may restart the run, and
-    ``runs/<name>/<date_time>`` elsewhere, with a number if it exists. Raises TrainError on
-    every rank if the folder is not writable, holds another run or is in use.
+    The folder stays locked while the body runs. That of ``resume`` is locked at once: another run
+    could still write a later checkpoint. Else the function makes ``run_dir``, or a new folder:
+    ``runs/<name>/slurm-<job id>`` under SLURM, ``runs/<name>/torchrun-<run id>`` if torchrun may
+    restart the run, and ``runs/<name>/<date_time>`` elsewhere, with a number if it exists. Raises
+    TrainError on every rank if the folder is not writable, holds another run or is in use.
     """
-    folder: Path | None = None
+    locked: list[Path] = []
+    resume, run_dir = config.resume, config.run_dir
 
     def choose() -> None:
-        nonlocal folder
         if resume is not None:
-            folder = _locked(Path(resume).resolve(), "resume")
+            locked.append(_locked(Path(resume).resolve(), "resume"))
         elif run_dir is not None:
-            folder = _locked(path := Path(run_dir).resolve(), "run_dir")
+            locked.append(_locked(path := Path(run_dir).resolve(), "run_dir"))
             if run_files.has_checkpoint(path):
                 raise errors.TrainError(
                     f"run_dir={path} already holds a run. fix: {options.option('resume', path)} to continue it"
@@ -40,17 +42,21 @@ def open_run_folder(world: distributed.World, name: str, run_dir: str | None, re
                 )
         else:
             job = launch.job_folder_name()
-            base = Path("runs", name, job).resolve() if job is not None else _dated(name)
+            base = Path("runs", config.name, job).resolve() if job is not None else _dated(config.name)
             _make(base.parent, "run_dir")
-            folder = _locked(next(filter(_is_new, _numbered(base))), "run_dir")
+            locked.append(_locked(next(filter(_is_new, _numbered(base))), "run_dir"))
+
+    def reserve() -> Path:
+        on_main(world, choose)
+        return Path(distributed.broadcast_text(str(*locked)))
 
     try:
-        on_main(world, choose)
-        yield Path(distributed.broadcast_text(str(folder or "")))
+        existing = reserve() if resume is not None else None
+        yield lambda: existing or reserve()
     finally:
-        if folder is not None:
+        for folder in locked:
             with suppress(OSError):
-                os.truncate(folder / LOCK, 0)
+                os.close(os.open(folder / LOCK, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW))
 
 
 def open_out(world: distributed.World, out: str | None, name: str) -> Path:
@@ -83,32 +89,43 @@ def _locked(folder: Path, key: str) -> Path:
     it over, since SLURM and torchrun end a job before they restart it. Raises TrainError, naming
     ``key``, if another run holds it or it is not writable.
     """
+    _refuse_links(folder, key)
     _make(folder / run_files.CHECKPOINTS, key)
-    path, own = folder / LOCK, {"host": os.uname().nodename, "pid": os.getpid(), "job": launch.job_folder_name()}
-    with path.open("a+", encoding="utf-8") as file:
+    path, ours = folder / LOCK, {"host": os.uname().nodename, "pid": os.getpid(), "job": launch.job_folder_name()}
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    with open(descriptor, "r+", encoding="utf-8", errors="replace") as file:
         with suppress(OSError):  # some network disks know no such locks
             fcntl.flock(file, fcntl.LOCK_EX)  # of two processes that find a dead holder, one goes first
-        file.seek(0)
-        holder = {"pid": None}
-        with suppress(ValueError):  # of a free lock, or one cut by a crash
+        holder: object = None
+        with suppress(ValueError, RecursionError):  # of a free lock, one cut by a crash, or no lock of ours
             holder = json.load(file)
-        if holder["pid"] not in (None, own["pid"]) and _is_held(holder, own):
+        if isinstance(holder, dict) and holder.keys() == ours.keys() and _is_held(holder, ours):
             raise errors.TrainError(
                 f"{key}={folder} is in use by process {holder['pid']} on host {holder['host']}. fix: wait for its end "
                 f"or stop it, or give another run_dir; if it is gone, remove {path}"
             )
-        file.truncate(0)
-        json.dump(own, file)
+        file.seek(0)
+        file.truncate()
+        json.dump(ours, file)
     return folder
 
 
-def _is_held(holder: dict[str, object], own: dict[str, object]) -> bool:
-    if holder["host"] != own["host"]:
-        return own["job"] is None or holder["job"] != own["job"]
+def _refuse_links(folder: Path, key: str) -> None:
+    """Raise TrainError for a link where a run writes: its target may be anything."""
+    for path in (path for pattern in ("*", "checkpoints/*", "plots/*") for path in folder.glob(pattern)):
+        if path.is_symlink():
+            raise errors.TrainError(f"{key}={folder} holds the link {path}. fix: put the file itself in its place")
+
+
+def _is_held(holder: dict[str, object], ours: dict[str, object]) -> bool:
+    if holder["host"] != ours["host"]:
+        return ours["job"] is None or holder["job"] != ours["job"]
+    if holder["pid"] == ours["pid"]:
+        return False
     with suppress(PermissionError):  # of another user, so it lives
         try:
             os.kill(int(str(holder["pid"])), 0)
-        except ProcessLookupError:
+        except (ProcessLookupError, ValueError, OverflowError):  # it has ended, or was never a process
             return False
     return True
 

@@ -1,8 +1,12 @@
-"""What a training reports before it starts, keeps on the way, and shows at its end."""
+"""What a run reports: its log, its tables, the services it logs to, and the page at its end."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import signal
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import numpy as np
 import torch
@@ -13,80 +17,227 @@ from conf import compose, errors, from_checkpoint, help, run, run_files
 from conf.options import flat, option
 from conf.schema import TrainConfig
 from data import progress
-from train_utils import auto, coco_eval, distributed, draw, numerics, plots, report_page
-from train_utils.log import RunLog
-from train_utils.loggers import Loggers
-from train_utils.train_state import TrainState
+from train_utils import auto, coco_eval, distributed, draw, engine, numerics, plots, report_page, run_folder
+from train_utils.log import EPOCH_COLUMNS, GrowingFile, MetricsCsv, epoch_row
+from train_utils.loggers import LoggedRun, LoggerThread, run_id_of, start_services
+from train_utils.train_state import LOSS_NAMES, TrainState
+
+TABLES = {  # metrics.csv is equal in every repetition of a run
+    "metrics": ("epoch", "step", "lr", *LOSS_NAMES, *coco_eval.METRICS, *(f"val_{name}" for name in LOSS_NAMES)),
+    "times": ("epoch", "seconds", "images_per_second", "waiting"),
+    "steps": ("step", "lr", *LOSS_NAMES),
+}
 
 
-def announce(
-    log: RunLog,
-    folder: Path,
-    config: TrainConfig,
-    world: distributed.World,
-    train_set: data.Annotations,
-    val_set: data.Annotations,
-    sampler: data.TrainBatchSampler,
-    model: models.Darknet,
-) -> None:
-    """Log what is about to happen: data, network, versions, ranks, precision, length and folder."""
-    size = config.train.image_size
-    anchors = np.array(sorted({anchor for head in model.heads for anchor in head.anchors}))
-    log.line(config.data.line())
-    for split, part in (("train", train_set), ("val", val_set)):
-        about, warning = data.describe_set(part, size, anchors, auto.min_iou_of(config))
-        log.line(f"{split}: {about}")
-        log.line(warning if split == "train" else None)
-        for note in (*part.skipped, *part.notes):
-            log.line(f"{split}: {note}")
-    if config.data.split is not None:
-        total = len(train_set) + len(val_set)
-        log.line(f"data.split={config.data.split:g} holds out {len(val_set)} of {total} images, by name")
-    parameters, flops = models.count_parameters(model), models.count_flops(model, (size, size))
-    log.line(
-        f"{model.cfg.source}: {parameters:,} parameters, {flops / 1e9:.2f} GFLOPs for {size} x {size} pixels, a "
-        "multiply-add counting as two"
-    )
-    for note in model.notes:
-        log.line(note)
-    if world.is_main:
-        log.line(data.warn_of_shared_images(train_set, val_set))
-        log.line(", ".join(help.version_page().splitlines()))
-    if config.plugins:
-        log.line(f"plugins: {', '.join(config.plugins)}")
-    log.line(
-        f"{world.world_size} process(es) on {world.device.type} ({world.launcher}), forward pass in "
-        f"{numerics.precision_name(config.train.precision.value, world.device)}"
-    )
-    log.line(
-        f"{config.train.epochs} epochs x {sampler.steps_per_epoch} steps x {config.train.batch_size} images "
-        f"({world.world_size} ranks x {sampler.images_per_rank} images x {sampler.accumulate} passes), "
-        f"run folder {folder}"
-    )
-    log.line(f"data.workers={config.data.workers}, augment.colour={config.augment.colour}")
+class RunReport:
+    """Reports the run in ``folder``: lines, tables and pictures, and the same to the services.
 
+    All ranks have one and call its methods together; only rank 0 writes. As a context it writes the
+    error that ends the run into ``train.log``, too, and lets the services take what waits.
+    """
 
-def draw_first_batch(
-    dataset: data.TrainDataset, sampler: data.TrainBatchSampler, names: Sequence[str], path: Path
-) -> None:
-    """Draw this rank's first batch as the network gets it, with its boxes."""
-    batch = dataset.__getitems__(next(iter(sampler))).to(torch.device("cpu"))
-    pictures = (batch.network_input() * 255).round().byte().numpy()
-    draw.draw_targets(pictures, batch.targets.numpy(), names, path)
+    def __init__(self, folder: Path, config: TrainConfig, world: distributed.World) -> None:
+        self.folder, self._config, self._world = folder, config, world
+        self._log = GrowingFile(folder / "train.log")
+        self._tables: dict[str, MetricsCsv] = {}  # these and the services: on rank 0
+        self._services: list[LoggerThread] = []
+        self._is_complete, self._first_epoch, self._epoch_images = False, 0, 0
+        self._started = self._epoch_started = time.monotonic()
 
+    def __enter__(self) -> Self:
+        return self
 
-@contextlib.contextmanager
-def errors_kept(log: RunLog) -> Iterator[None]:
-    """Write the sentence of an error that ends the run into its log, too; the program prints it."""
-    try:
-        yield
-    except Exception as error:
-        log.line((sentence := run.in_one_sentence(error, TrainConfig)) and f"error: {sentence}", shown=False)
-        raise
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if isinstance(error, Exception) and (sentence := run.in_one_sentence(error, TrainConfig)):
+            self.line(f"error: {sentence}", on_terminal=False)  # the program prints it
+        for service in self._services:
+            service.close(self._is_complete)
+
+    def line(self, text: str | None, on_terminal: bool = True) -> None:
+        """Write ``text`` to train.log, with the time, and to the terminal; skip None and ""."""
+        if not self._world.is_main or not text:
+            return
+        if on_terminal:
+            progress.print_lines(text)
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+        for line in text.split("\n"):
+            self._log.add(f"{stamp} {line}".rstrip() + "\n")
+
+    def lines(self, *texts: str | None) -> None:
+        """Write each of ``texts`` as ``line`` does."""
+        for text in texts:
+            self.line(text)
+
+    def announce(
+        self,
+        train_set: data.Annotations,
+        val_set: data.Annotations,
+        batches: data.TrainBatchSampler,
+        model: models.Darknet,
+    ) -> None:
+        """Log what is about to happen: data, network, versions, ranks, precision and length."""
+        config, world, size = self._config, self._world, self._config.train.image_size
+        anchors = np.array(sorted({anchor for head in model.heads for anchor in head.anchors}))
+        self.line(config.data.line())
+        for split, annotations in (("train", train_set), ("val", val_set)):
+            about, warning = data.describe_set(annotations, size, anchors, auto.min_iou_of(config))
+            self.line(f"{split}: {about}")
+            self.line(warning if split == "train" else None)
+            self.lines(*(f"{split}: {note}" for note in (*annotations.skipped, *annotations.notes)))
+        if config.data.split is not None:
+            total = len(train_set) + len(val_set)
+            self.line(f"data.split={config.data.split:g} holds out {len(val_set)} of {total} images, by name")
+        parameters, flops = models.count_parameters(model), models.count_flops(model, (size, size))
+        self.line(
+            f"{model.cfg.source}: {parameters:,} parameters, {flops / 1e9:.2f} GFLOPs for {size} x {size} pixels, a "
+            "multiply-add counting as two"
+        )
+        self.lines(*model.notes)
+        if world.is_main:
+            self.line(data.warn_of_shared_images(train_set, val_set))
+            self.line(", ".join(help.version_page().splitlines()))
+        if config.plugins:
+            self.line(f"plugins: {', '.join(config.plugins)}")
+        self.line(
+            f"{world.world_size} process(es) on {world.device.type} ({world.launcher}), forward pass in "
+            f"{numerics.precision_name(config.train.precision.value, world.device)}"
+        )
+        self.line(
+            f"{config.train.epochs} epochs x {batches.steps_per_epoch} steps x {config.train.batch_size} images "
+            f"({world.world_size} ranks x {batches.images_per_rank} images x {batches.accumulate} passes), "
+            f"run folder {self.folder}"
+        )
+        self.line(f"data.workers={config.data.workers}, augment.colour={config.augment.colour}")
+
+    def start(
+        self,
+        requested: TrainConfig,
+        state: TrainState,
+        dataset: data.TrainDataset,
+        batches: data.TrainBatchSampler,
+    ) -> None:
+        """Save the options, draw the first batch of a new run, start tables and services.
+
+        If a service cannot start, a new run raises TrainError on all ranks; a resumed run warns: a
+        job that is requeued at night must not end because a service is away.
+        """
+        self._started, self._first_epoch = time.monotonic(), state.epoch
+        self._epoch_images = batches.steps_per_epoch * self._config.train.batch_size
+        picture = self.folder / "train_batch.jpg"
+        if self._world.is_main and self._config.logger.pictures and state.step == 0:
+            batch = dataset.__getitems__(next(iter(batches))).to(torch.device("cpu"))
+            pixels = (batch.network_input() * 255).round().byte().numpy()
+            draw.draw_targets(pixels, batch.targets.numpy(), dataset.annotations.names, picture)
+        run_folder.on_main(self._world, lambda: self._start_outputs(requested, state))
+        self._send_pictures(state.step, picture.name)
+        self._epoch_started = time.monotonic()
+
+    def _start_outputs(self, requested: TrainConfig, state: TrainState) -> None:
+        save_config(self.folder, requested)
+        for name, columns in TABLES.items():
+            done = state.step if columns[0] == "step" else state.epoch
+            self._tables[name] = MetricsCsv(self.folder / f"{name}.csv", columns, done)
+        options = compose.to_dictionary(self._config)
+        logged = LoggedRun(self.folder, run_id_of(self.folder), state.step, options)
+        self._services = start_services(self._config.logger.services, logged, self.line)
+
+    def progress(self, state: TrainState) -> progress.Progress:
+        """A progress bar of the images that the epoch still has."""
+        options, done = self._config.train, state.steps_of_epoch * self._config.train.batch_size
+        title = f"epoch {state.epoch + 1}/{options.epochs}"
+        return progress.Progress(self._epoch_images - done, title, self._world.is_main)
+
+    def stopped(self, state: TrainState, by: signal.Signals) -> None:
+        """Report that a signal stopped the run, and how to continue it."""
+        again = option("resume", self.folder)
+        self.line(f"stopped at step {state.step} by {by.name}; {again} continues from there")
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Report rate and losses of a step, if it is one of each ``logger.every_steps``."""
+        every = self._config.logger.every_steps
+        if self._tables and every > 0 and step % every == 0:
+            self._tables["steps"].write({"step": step, **metrics})
+            self._send(step, "train", metrics)
+
+    def epoch(
+        self, state: TrainState, result: engine.EpochResult, evaluation: coco_eval.Evaluation | None, is_best: bool
+    ) -> None:
+        """Report the epoch that ``state`` has just counted; keep the detections of the best one."""
+        now = time.monotonic()
+        seconds, self._epoch_started = now - self._epoch_started, now
+        if not self._tables:
+            return
+        metrics, losses = (evaluation.metrics, evaluation.losses) if evaluation is not None else ({}, {})
+        row = {"epoch": state.epoch, "step": state.step, "lr": result.lr, **result.losses, **metrics}
+        speed = {"seconds": seconds, "images_per_second": result.images_per_second, "waiting": result.waiting}
+        self._tables["metrics"].write(row | {f"val_{name}": loss for name, loss in losses.items()})
+        self._tables["times"].write({"epoch": state.epoch, **speed})
+        self._send(state.step, "epoch", {"epoch": state.epoch, "lr": result.lr, **result.losses})
+        self._send(state.step, "val", metrics | losses)
+        self._send(state.step, "speed", speed)
+
+        scores = map(coco_eval.format_metric, (metrics.get("AP"), metrics.get("AP50")))
+        memory = f"{torch.cuda.max_memory_allocated() / 1e9:.1f}G" if torch.cuda.is_initialized() else "-"
+        epochs, done = self._config.train.epochs, state.epoch - self._first_epoch
+        left = (now - self._started) / done * (epochs - state.epoch)  # evaluations included
+        if done == 1:
+            self.line(epoch_row(list(EPOCH_COLUMNS)))
+        speeds = result.images_per_second, memory, progress.duration(seconds), progress.duration(left)
+        texts = epoch_row([f"{state.epoch}/{epochs}", *list(result.losses.values())[:4], *scores, *speeds])
+        self.line(texts + " *" * is_best)
+        if is_best and evaluation is not None:
+            with self.failure_logged("best_detections.npz"):
+                report_page.keep_best(self.folder, evaluation)
+
+    def finish(self, state: TrainState, val_set: data.Annotations, evaluation: coco_eval.Evaluation | None) -> None:
+        """Report the result of a training: metrics by class, plots, page, next steps.
+
+        ``evaluation`` is that of the last epoch, on rank 0; the table is of the best epoch.
+        """
+        if evaluation is None:
+            return
+        best, of_epoch = evaluation, state.epoch
+        if state.best_epoch != state.epoch:
+            with contextlib.suppress(errors.TrainError):  # a full disk may have kept them from being written
+                best, of_epoch = report_page.read_best(self.folder), state.best_epoch
+        self.line(f"metrics of epoch {of_epoch}:")
+        self.line(coco_eval.format_table(best))
+        self.line(state.best_sentence())
+        if self._config.logger.pictures:
+            plots.draw_training(self.folder / plots.FOLDER, self.folder / "metrics.csv", self.line)
+            read = data.ImageSource(val_set, self._config.data.on_error).read
+            plots.draw_evaluation(self.folder / plots.FOLDER, evaluation, read, val_set.file_name, self.line)
+        with self.failure_logged("report.html"):
+            report_run(self.folder)
+        self._send(state.step, "best", state.best_metrics)
+        self._send_pictures(state.step, "plots/*.[jp][pn]g")
+        self._is_complete = True
+        ckpt, seconds = option("ckpt", self.folder), time.monotonic() - self._started
+        self.line(f"trained for {progress.duration(seconds)}; see {self.folder / 'report.html'}")
+        self.line(f"next:\n  python eval.py {ckpt}\n  python predict.py {ckpt} {option('source', val_set.path(0))}")
+
+    @contextlib.contextmanager
+    def failure_logged(self, what: str) -> Iterator[None]:
+        """Log errors of an optional output instead of raising them."""
+        try:
+            yield
+        except Exception as error:  # whatever it is, it is worth a line and not the training
+            self.line(f"warning: {what} was not written ({type(error).__name__}: {error})")
+
+    def _send(self, step: int, group: str, metrics: Mapping[str, float]) -> None:
+        present = {name: metric for name, metric in metrics.items() if metric != coco_eval.ABSENT}
+        for service in self._services if present else ():
+            service.send("scalars", step, group, present)
+
+    def _send_pictures(self, step: int, pattern: str) -> None:
+        for path in sorted(self.folder.glob(pattern)) if self._services else ():
+            name = path.relative_to(self.folder).with_suffix("").as_posix()
+            for service in self._services:
+                service.send("picture", step, name, path)
 
 
 def save_config(folder: Path, config: TrainConfig) -> None:
-    """Write the resolved configuration into a run folder.
+    """Write the options into ``config.yaml`` of a run folder.
 
     Raises TrainError if it cannot be written; an old file is unchanged then.
     """
@@ -98,49 +249,8 @@ def save_config(folder: Path, config: TrainConfig) -> None:
         raise errors.TrainError(f"cannot write {path} ({error.strerror}). fix: free some space there") from error
 
 
-def finish_run(
-    log: RunLog,
-    loggers: Loggers,
-    folder: Path,
-    config: TrainConfig,
-    state: TrainState,
-    val_set: data.Annotations,
-    evaluation: coco_eval.Evaluation,
-) -> None:
-    """Show the result of a training: metrics by class, plots, report, next steps.
-
-    ``evaluation`` is that of the last epoch; the metrics are those of the best one.
-    """
-    shown, of_epoch = evaluation, state.epoch
-    if state.best_epoch != state.epoch:
-        with contextlib.suppress(errors.TrainError):  # they may not have been written, as to a full disk
-            shown, of_epoch = report_page.read_best(folder), state.best_epoch
-    log.line(f"metrics of epoch {of_epoch}:")
-    log.line(coco_eval.format_table(shown))
-    log.line(state.best_sentence())
-    if config.logger.pictures:
-        plots.draw_training(folder / plots.FOLDER, folder / "metrics.csv", log.line)
-        read = data.ImageSource(val_set, config.data.on_error).read
-        plots.draw_evaluation(folder / plots.FOLDER, evaluation, read, val_set.file_name, log.line)
-    with log_failure("report.html", log):
-        report_run(folder)
-    loggers.result()
-    ckpt = option("ckpt", folder)
-    log.line(f"trained for {progress.duration(loggers.seconds)}; see {folder / 'report.html'}")
-    log.line(f"next:\n  python eval.py {ckpt}\n  python predict.py {ckpt} {option('source', val_set.path(0))}")
-
-
 def report_run(folder: Path) -> Path:
-    """Write the report of a run into its folder; return the file. Raises TrainError."""
+    """Write ``report.html`` of a run into its folder; return the file. Raises TrainError."""
     options, defaults = flat(from_checkpoint.read_config(folder, "")), flat(compose.defaults("train", TrainConfig))
     # Of the defaults, only the name stands for another option.
     return report_page.write_report(folder, options, defaults | {"name": options["data.name"]})
-
-
-@contextlib.contextmanager
-def log_failure(what: str, log: RunLog) -> Iterator[None]:
-    """Write something in the body that a training can do without; log it if that fails."""
-    try:
-        yield
-    except Exception as error:  # whatever it is, it is worth a line and not the training
-        log.line(f"warning: {what} was not written ({type(error).__name__}: {error})")

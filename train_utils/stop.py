@@ -21,12 +21,14 @@ class StopRequest:
     """``signal`` asked this process to stop; ``agreed`` is what stops all ranks, after ``agree``.
 
     SLURM sends USR1 and TERM, submitit USR2, a closing terminal HUP (ignored under nohup), Ctrl-C
-    INT. The context handles these signals while its body runs, in the main thread. A second Ctrl-C
-    ends the program at once. If the signal had a handler before, that one is called after the body:
-    submitit's requeues its job, and Python's for Ctrl-C raises KeyboardInterrupt.
+    INT. The context handles these signals while its body runs, in the main thread; with
+    ``term_ends`` TERM only after ``handle_term``. A second Ctrl-C ends the program at once. If the
+    signal had a handler before, that one is called after the body: submitit's requeues its job, and
+    Python's for Ctrl-C raises KeyboardInterrupt.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, term_ends: bool = False) -> None:
+        self._term_ends = term_ends
         self.signal: signal.Signals | None = None
         self.agreed: signal.Signals | None = None
         self._before: dict[int, Any] = {}
@@ -35,15 +37,25 @@ class StopRequest:
         if threading.current_thread() is threading.main_thread():
             for number in STOP_SIGNALS:
                 if number.name != "SIGHUP" or signal.getsignal(number) != signal.SIG_IGN:
-                    self._before[number] = signal.signal(number, self._handle)
+                    self._before[number] = signal.getsignal(number)
+                    if number != signal.SIGTERM or not self._term_ends:
+                        signal.signal(number, self._handle)
         return self
+
+    def handle_term(self) -> None:
+        """Stop at the next step after TERM, too, from when there is something to save.
+
+        Before, TERM ends the process at once, wherever it waits: for peers, or for an index.
+        """
+        if signal.SIGTERM in self._before:
+            signal.signal(signal.SIGTERM, self._handle)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         if self.signal is None:
             return
-        # A launcher ends all ranks with TERM, as one of them failed and said why.
+        # The launcher ends all ranks with TERM after one of them failed and said why.
         is_ended = self.signal == signal.SIGTERM and launch.is_lost_peer(error)
         if is_ended or (kind is None and callable(self._before.get(self.signal))):
             signal.raise_signal(self.signal)
@@ -54,14 +66,14 @@ class StopRequest:
         self.signal = self.signal or signal.Signals(number)
 
     def votes(self, skip: torch.Tensor, save: bool) -> torch.Tensor:
-        """What the ranks want of this step together: float64 (3,), on the device of ``skip``.
+        """What any rank asks of this step: float64 (3,), on the device of ``skip``.
 
-        Whether any has to skip it (``skip``, a bool), whether any asks for a checkpoint after it,
-        and the number of a signal that stops them, or 0. All ranks call this together.
+        Whether any skips it (``skip``, a bool), whether any wants a checkpoint after it (``save``),
+        and the number of the signal that stops them, or 0. All ranks call this together.
         """
         # torch.tensor would copy to the device, and wait.
-        own = (torch.full_like(skip, value, dtype=torch.float64) for value in (save, self.signal or 0))
-        return distributed.max_over_ranks(torch.stack((skip.double(), *own)))
+        asked = (torch.full_like(skip, value, dtype=torch.float64) for value in (save, self.signal or 0))
+        return distributed.max_over_ranks(torch.stack((skip.double(), *asked)))
 
     def agree(self, number: float | None = None) -> None:
         """Set ``agreed`` from the ``number`` in the ``votes`` of all ranks, or by asking them."""

@@ -3,15 +3,16 @@
 import platform
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 
 from conf import errors, train_options
 from conf.options import changed_values
+from conf.schema import TrainConfig
 from models.loss import LossParts
-from train_utils import coco_eval, distributed, optim
+from train_utils import coco_eval, distributed, numerics, optim
 
 LOSS_NAMES = ("loss", *(f"loss_{field}" for field in LossParts._fields[1:]))
 COUNTERS = ("epoch", "step", "seen", "best", "best_epoch", "evaluated_epoch", "loss_steps")  # saved as they are
@@ -28,6 +29,7 @@ class TrainState:
 
     model: torch.nn.Module  # the plain model, never a DDP wrapper
     average: optim.WeightAverage
+    schedule: optim.Schedule
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     description: dict[str, Any]
@@ -40,22 +42,40 @@ class TrainState:
     best_metrics: dict[str, float] = field(default_factory=dict)  # on rank 0
     loss_steps: int = 0  # steps of the current epoch in loss_sums, which are this rank's
 
+    @classmethod
+    def create(
+        cls, model: torch.nn.Module, config: TrainConfig, steps_per_epoch: int, description: dict[str, Any]
+    ) -> Self:
+        """The state before the first step; ``model`` is on its device."""
+        schedule = optim.Schedule(config.optim, steps_per_epoch, steps_per_epoch * config.train.epochs)
+        device = next(model.parameters()).device
+        precision = numerics.autocast_dtype(config.train.precision.value, device)
+        return cls(
+            model=model,
+            average=optim.WeightAverage(model, schedule.ema_decay),
+            schedule=schedule,
+            optimizer=optim.make_optimizer(model, config.optim),
+            scaler=torch.amp.GradScaler(device.type, enabled=precision is torch.float16),
+            description=description,
+            seen=int(getattr(model, "seen", 0)),
+        )
+
     def __post_init__(self) -> None:
         device = next(self.model.parameters()).device
         self.loss_sums = torch.zeros(len(LOSS_NAMES), dtype=torch.float64, device=device)
 
-    def why_over(self, options: train_options.TrainSection, world: distributed.World) -> str | None:
-        """Why training is over, the same on all ranks, which ask together; None if it is not."""
+    def stop_reason(self, options: train_options.TrainSection, world: distributed.World) -> str | None:
+        """Why training ends here; None if it goes on. All ranks ask together and get one answer."""
         if self.epoch >= options.epochs:
             return f"all {options.epochs} epochs are done"
         waited = self.epoch - self.best_epoch if self.evaluated_epoch == self.epoch else 0
-        # Only rank 0 has the metrics.
+        # Only rank 0 has metrics.
         if distributed.any_rank(world.is_main and 0 < options.patience <= waited):
             return f"no better AP in {options.patience} epochs (train.patience)"
         return None
 
     def record(self, metrics: dict[str, float]) -> bool:
-        """Record the metrics of an evaluation and return whether its AP is the best so far.
+        """Record the metrics of an evaluation, if any; return whether its AP is the best so far.
 
         Without boxes in the validation set there is no AP; then the latest weights are the best.
         """
@@ -73,6 +93,36 @@ class TrainState:
         if self.best == coco_eval.ABSENT:
             return f"no AP, since the validation set has no boxes; best.pt is of epoch {self.best_epoch}"
         return f"best AP {self.best:.4f} after epoch {self.best_epoch}"
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the convolution weights, at the last step."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    @property
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """The trained parameters, in the order of the optimiser."""
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+    def update(self, gradient_norm: torch.Tensor, losses: torch.Tensor) -> None:
+        """Make an optimiser step, which the caller counts, and add ``losses`` to the epoch's."""
+        if self.schedule.config.clip_norm is not None:
+            torch.nn.utils.clip_grads_with_norm_(self.parameters, self.schedule.config.clip_norm, gradient_norm)
+        self.optimizer.step()  # scaler.step() would ask the device again whether all is finite
+        self.scaler.update()
+        self.average.update()
+        self.loss_sums += losses
+        self.loss_steps += 1
+
+    def mean_losses(self, world: distributed.World) -> dict[str, float]:
+        """Means over the epoch's steps and all ranks, which call this together, by LOSS_NAMES."""
+        means = distributed.sum_over_ranks(self.loss_sums) / max(1, self.loss_steps * world.world_size)
+        return dict(zip(LOSS_NAMES, means.tolist(), strict=True))
+
+    @property
+    def steps_of_epoch(self) -> int:
+        """Steps made in the current epoch."""
+        return self.step - self.epoch * self.schedule.steps_per_epoch
 
     def end_epoch(self) -> None:
         """Count a finished epoch."""
@@ -132,17 +182,19 @@ class TrainState:
         return "\n".join(lines)
 
     def _restore(self, state: dict[str, Any], world: distributed.World) -> None:
-        """Take the values of a checkpoint; many errors if some are not of this training."""
+        """Take the values of a checkpoint; those of another training raise many kinds of errors."""
         self.model.load_state_dict(state["model"])
         self.average.load(state["ema"], state["ema_updates"])
         optim.restore_optimizer(self.optimizer, state["optimizer"])
         if scaler := state["scaler"]:  # empty if the precision was another one
-            self.scaler.load_state_dict({key: type(own)(scaler[key]) for key, own in self.scaler.state_dict().items()})
+            self.scaler.load_state_dict({key: type(now)(scaler[key]) for key, now in self.scaler.state_dict().items()})
         for name in COUNTERS:
             setattr(self, name, state[name])
-        steps = self.average.schedule.steps_per_epoch
-        if not 0 <= self.step - self.epoch * steps <= steps:
+        steps = self.schedule.steps_per_epoch
+        if not 0 <= self.steps_of_epoch <= steps:
             raise ValueError(f"step {self.step} is not in epoch {self.epoch + 1} of {steps} steps each")
+        if self.step > 0:  # an epoch without steps left reports, and saves, the rates of its last one
+            self.schedule.apply(self.optimizer, self.step - 1)
         self.best_metrics = dict(state["metrics"])
         same_ranks, sums = state["world_size"] == world.world_size, state["loss_sums"]
         self.loss_sums.copy_(sums[world.rank] if same_ranks else sums.mean(0))

@@ -3,8 +3,8 @@
     python -m scripts.bench.data data.root=/data/coco [key=value ...]     # keys as for train.py
 
 Samples have the configured augmentation and come in batches, as in training. A batch decodes an
-image once, however often it uses it, which is rare in a large set. So a small set is listed many
-times.
+image once, however often it uses it. As it rarely uses one twice in a large set, a small set is
+listed many times.
 """
 
 import sys
@@ -28,10 +28,10 @@ from train_utils import build, distributed, numerics
 
 ROUNDS, LOADER_ROUNDS = 15, 4
 BATCH_SIZE = 16
-LISTED = 100_000  # images, as a large training set has them
+LISTED_IMAGES = 100_000  # as in a large training set
 LOADED_BATCHES = 40
 REFERENCE = "plain reference path"  # as published systems do, step by step
-MODES: dict[str, dict[str, Any]] = {  # changes of augment; all but those called cached read files
+MODES: dict[str, dict[str, Any]] = {  # changes to augment; all but the cached ones read files
     "default": {},
     "colour on the device": {"colour": data.Colour.device},
     "tiles from a pool": {"tile_pool": BATCH_SIZE},
@@ -42,16 +42,16 @@ MODES: dict[str, dict[str, Any]] = {  # changes of augment; all but those called
 
 
 class RepeatedSource(data.ImageSource):
-    """Images of a set that is listed many times."""
+    """The images of a set that is listed many times."""
 
     def read(self, index: int, rows: int | None = None) -> np.ndarray | None:
-        """Read an image as ImageSource does, by its number in the long list."""
+        """Read the image with this number in the long list."""
         return super().read(index % len(self.annotations), rows)
 
 
 def repeated(annotations: data.Annotations) -> data.Annotations:
-    """List images and boxes until there are LISTED, for training samples alone: no names."""
-    times = -(-LISTED // len(annotations))
+    """Repeat images and boxes, but not file names, until there are LISTED_IMAGES."""
+    times = -(-LISTED_IMAGES // len(annotations))
     ends = annotations.offsets[-1] * np.arange(times)[:, None] + annotations.offsets[1:]
     names = ("image_ids", "sizes", "boxes_xywh", "classes", "crowd", "areas")
     columns: dict[str, Any] = {name: np.concatenate([getattr(annotations, name)] * times) for name in names}
@@ -71,12 +71,13 @@ class Bench:
         self.epochs = iter(range(10**9))
 
     def open(self, name: str) -> tuple[data.TrainDataset, data.TrainBatchSampler]:
-        """The training set as a mode reads and augments it, and another epoch of batches."""
+        """The training set as a mode reads and augments it, and the batches of the next epoch."""
         augment = replace(self.config.augment, **{"colour": data.Colour.cpu, **MODES.get(name, {})})
         train = replace(self.config.train, batch_size=BATCH_SIZE, micro_batch_size=None, epochs=10**9)
         config = replace(self.config, train=train, augment=augment)
-        sampler = build.build_sampler(config, self.annotations, 32, distributed.init_distributed_mode("cpu", 60))
-        sampler.set_epoch(next(self.epochs))
+        world = distributed.init_distributed_mode("cpu", 60)
+        sampler = data.TrainBatchSampler(build.build_sampler(config, self.annotations, 32, world))
+        sampler.sampler.set_epoch(next(self.epochs))
         source = self.cached if name.startswith("cached") else self.files
         return build.build_dataset(config, self.annotations, source), sampler
 

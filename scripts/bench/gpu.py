@@ -1,13 +1,13 @@
-"""What only a GPU can show about training and evaluating, in three calls of at most nine minutes.
+"""What only a GPU can show about training and evaluation, in three calls of at most nine minutes.
 
-    python -m scripts.bench.gpu 1 [--tiny] [figures.csv]
+    python -m scripts.bench.gpu 1 [--tiny] [gpu.csv]
 
-Call 1 compares with the CPU and measures the step, call 2 what surrounds it, call 3 its variants;
-the name of a stage runs that alone. Each stage is a process with a deadline. A figure is printed
-and becomes a row of the file, by default gpu.csv, as soon as it is there. With --tiny, which needs
-no GPU, a stage takes seconds, nothing is compiled, and the figures mean nothing. A bare machine
-needs torch, torchvision, antlr4-python3-runtime, hotcoco, hydra-core, lazy-loader, matplotlib,
-msgspec, numpy, omegaconf, opencv-python-headless, pillow, pytest, pyyaml and rich.
+Call 1 compares with the CPU and measures the step, call 2 what surrounds it, call 3 its variants; a
+stage's name runs that stage alone. Each stage is a process with a deadline. Each measurement is
+printed and appended to the file at once. With --tiny, which needs no GPU, a stage takes seconds,
+nothing is compiled, and the numbers mean nothing. A bare machine needs torch, torchvision,
+antlr4-python3-runtime, hotcoco, hydra-core, lazy-loader, matplotlib, msgspec, numpy, omegaconf,
+opencv-python-headless, pillow, pycocotools, pytest, pyyaml and rich.
 """
 
 import csv
@@ -42,43 +42,43 @@ from train import train
 from train_utils import build, detect, distributed, numerics
 
 BF16 = torch.bfloat16
-COLUMNS = ("call", "stage", "figure", "value", "unit", "card", "torch", "date")
-COUNT = 3  # batches of an evaluation, and repetitions
+COLUMNS = ("call", "stage", "measurement", "value", "unit", "card", "torch", "date")
+COUNT = 3  # batches in an evaluation, and rounds
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-Add = Callable[..., None]  # add_figure for one stage: takes figure, value and unit
+Add = Callable[..., None]  # add_row for one stage: takes name, value and unit
 
 
 class Settings(NamedTuple):
-    """What is measured, and how long; by default on a data-centre GPU."""
+    """What is measured, and for how long; the defaults suit a data-centre GPU."""
 
     model: str = "yolov3-spp"
     width: float = 1.0
     side: int = 640  # of images, in pixels
-    batches: tuple[int, int] = (16, 64)  # images in a step
-    steps: int = 12  # counted ones, after as many that warm up
-    small: int = 416  # side of the images of a step that the host may bound
-    drawn: tuple[int, int, int] = (256, 555, 32)  # images on disk, their side: that of COCO's, and entries of each
+    batches: tuple[int, int] = (16, 64)  # images per step
+    steps: int = 12  # measured, after as many to warm up
+    small: int = 416  # side of the images in a step that the host may limit
+    drawn: tuple[int, int, int] = (256, 555, 32)  # images on disk, their side (as COCO's), and entries for each
     epochs: int = 5
-    workers: int = 15  # of the loader
-    matrix: int = 8192  # side of the matrices whose product shows the peak
+    workers: int = 15  # loader processes
+    matrix: int = 8192  # side of the square matrices whose product gives the peak
 
 
 TINY = Settings("yolov3-tiny", 0.125, 64, (2, 4), 1, 32, (12, 96, 4), 2, 1, 128)
 
 
-def add_figure(path: Path, call: int, stage: str, figure: str, value: float | str, unit: str = "") -> None:
-    """Print a figure and write its row."""
+def add_row(path: Path, stage: tuple[int, str], name: str, value: float | str, unit: str = "") -> None:
+    """Print a measurement of a call's stage and append its row."""
     text = value if isinstance(value, str) else f"{value:.4g}"
-    print(f"{figure:62s} {text} {unit}", flush=True)
+    print(f"{name:62s} {text} {unit}", flush=True)
     card = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "CPU"
-    row = (call, stage, figure, text, unit, card, torch.__version__, time.strftime("%Y-%m-%d %H:%M"))
+    row = (*stage, name, text, unit, card, torch.__version__, time.strftime("%Y-%m-%d %H:%M"))
     with path.open("a", newline="") as file:
         csv.writer(file).writerows([row] if file.tell() else [COLUMNS, row])
 
 
 def seconds_each(count: int, run: Callable[..., object], *arguments: object) -> float:
-    """Mean seconds of ``run(*arguments)``, after a warm-up."""
-    for _ in range(2):  # the second time counts
+    """Mean seconds of ``run(*arguments)``, after as many calls to warm up."""
+    for _ in range(2):  # the second round counts
         started = time.perf_counter()
         for _ in range(count):
             run(*arguments)
@@ -89,28 +89,28 @@ def seconds_each(count: int, run: Callable[..., object], *arguments: object) -> 
 
 @cache
 def peak(side: int) -> float:
-    """Operations a second of a product of square bfloat16 matrices."""
+    """Operations per second in the product of two square bfloat16 matrices."""
     left, right = (torch.randn(side, side, device=DEVICE, dtype=BF16) for _ in range(2))
     return 2 * side**3 / seconds_each(20, torch.matmul, left, right)
 
 
 class Step:
-    """The default step of train.py on a synthetic batch, which has the layout of the weights."""
+    """The default step of train.py on a synthetic batch in the memory format of the weights."""
 
     def __init__(self, settings: Settings, images: int, mode: str = "off", half: Any = BF16):
         numerics.prepare_numerics(step.configured().train)
         model = step.new_network(settings.model, settings.width).to(DEVICE).to(memory_format=torch.channels_last)
         self.settings, self.images, self.batch = settings, images, step.synthetic(images, settings.side, DEVICE)
         self.batch.images = self.batch.images.contiguous(memory_format=torch.channels_last)
-        self.operations = 3 * models.count_flops(model, (settings.side, settings.side))  # of an image
+        self.operations = 3 * models.count_flops(model, (settings.side, settings.side))  # for an image
         self.run = step.new_step(model, distributed.init_distributed_mode(DEVICE.type, 600), half, mode)
 
     def speed(self, steps: int) -> float:
-        """Images a second of so many steps in a row."""
+        """Images per second in this many consecutive steps."""
         return self.run([self.batch] * steps).images_per_second
 
     def add(self, add: Add, name: str) -> None:
-        """Add speed and memory, from the first step on."""
+        """Add the time of the first step, then speed and memory."""
         if DEVICE.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         add(f"{name}: first step", self.images / self.speed(1), "s")
@@ -120,7 +120,7 @@ class Step:
         add(f"{name}: memory at most", torch.cuda.max_memory_allocated() / 2**30, "GiB")
 
     def add_inside(self, add: Add, name: str) -> None:
-        """Add how often a step waits for the GPU and starts a kernel, and how busy the GPU is."""
+        """Add the kernels and waits of a step, and the share of time in which the GPU works."""
         with torch.profiler.profile() as profiler:
             self.speed(COUNT)
         events = [event for event in profiler.events() or () if event.device_type.name == "CUDA"]
@@ -131,7 +131,7 @@ class Step:
         if DEVICE.type == "cuda":
             counts = []
             torch.cuda.set_sync_debug_mode("warn")
-            for steps in (1, 1 + COUNT):  # the end of an epoch waits, too
+            for steps in (1, 1 + COUNT):  # both end an epoch, which waits, too
                 with warnings.catch_warnings(record=True, action="always") as caught:
                     self.speed(steps)
                 counts.append(sum("synchronizing" in str(warning.message) for warning in caught))
@@ -141,7 +141,7 @@ class Step:
 
 
 def add_in_turns(add: Add, steps: dict[str, Step]) -> None:
-    """Add what each step takes alone, and medians of COUNT rounds, against the first's, too."""
+    """Add each step alone, then medians of COUNT rounds in turn and their ratio to the first."""
     for name, one in steps.items():
         one.add(add, name)
     speeds = step.take_turns(lambda name: steps[name].speed(steps[name].settings.steps), [*steps], COUNT)
@@ -152,7 +152,7 @@ def add_in_turns(add: Add, steps: dict[str, Step]) -> None:
 
 
 def machine(settings: Settings, add: Add) -> None:
-    """Versions, and the peaks of arithmetic and memory."""
+    """Versions, and the peak speed of arithmetic and memory."""
     fast = train_options.is_installed("simplejpeg")
     add("versions", f"CUDA {torch.version.cuda}, OpenCV {cv2.__version__}{', simplejpeg' * fast}")
     add("cores", len(usable_cores()))
@@ -163,7 +163,7 @@ def machine(settings: Settings, add: Add) -> None:
 
 
 def correct(settings: Settings, add: Add) -> None:
-    """Maps, and gradients with fixed statistics, in float32 against those of float64 on the CPU."""
+    """Raw maps and gradients (batch norm in eval mode) in float32 against float64 on the CPU."""
     numerics.allow_tf32(False)
     options, results = step.configured().loss, []
     exact, here = (step.new_network(settings.model, 0.25).eval() for _ in range(2))
@@ -181,7 +181,7 @@ def correct(settings: Settings, add: Add) -> None:
 
 
 def tests(settings: Settings, add: Add) -> None:
-    """How each test ends that is marked gpu."""
+    """The outcome of each test marked gpu."""
     files = [str(path) for path in Path("tests").rglob("test_*.py") if "mark.gpu" in path.read_text()]
     options = "-m pytest -v -o addopts=--import-mode=importlib --continue-on-collection-errors -m gpu".split()
     with subprocess.Popen([sys.executable, *options, *files], stdout=subprocess.PIPE, text=True) as process:
@@ -193,7 +193,7 @@ def tests(settings: Settings, add: Add) -> None:
 
 
 def steps(settings: Settings, add: Add, mode: str) -> None:
-    """The default step, eager or compiled; with many images also from inside."""
+    """The default step, eager or compiled; the larger batch also with the profiler."""
     for images in settings.batches[mode != "off" :]:
         one, name = Step(settings, images, mode), f"train.compile={mode}, batch {images}"
         one.add(add, name)
@@ -201,7 +201,7 @@ def steps(settings: Settings, add: Add, mode: str) -> None:
 
 
 def evaluation(settings: Settings, add: Add) -> None:
-    """Suppression alone, with few or many boxes, and evaluation without it and with it."""
+    """NMS alone, with few or many boxes, and evaluation without and with it."""
     images = settings.batches[-1]
     synthetic = [step.synthetic(images, settings.side, DEVICE)] * COUNT
     detector = models.for_detection(step.new_network(settings.model, settings.width).to(DEVICE).eval(), DEVICE)
@@ -224,7 +224,7 @@ def evaluation(settings: Settings, add: Add) -> None:
 
 
 def drawn_set(settings: Settings, folder: str) -> list[str]:
-    """Options of a training on drawn images, each listed often: a batch decodes an entry anew."""
+    """Options of a training on drawn images. Each is listed many times and decoded each time."""
     (count, side, entries), images = settings.drawn, settings.batches[-1]
     root = ensure_shapes(Path(folder), ShapesConfig(count, images, side))
     path = root / "annotations" / "instances_train.json"
@@ -239,7 +239,7 @@ def drawn_set(settings: Settings, folder: str) -> list[str]:
 
 
 def loader(settings: Settings, add: Add) -> None:
-    """The step on synthetic input and fed by workers, and the workers alone."""
+    """The step on synthetic input, the step fed by workers, and the workers alone."""
     cv2.setNumThreads(0)
     one = Step(settings, settings.batches[-1])
     one.add(add, "step on synthetic input")
@@ -247,21 +247,21 @@ def loader(settings: Settings, add: Add) -> None:
     with tempfile.TemporaryDirectory() as folder:
         options = step.configured(*drawn_set(settings, folder), "augment.colour=device")
         train_set = data.open_annotations(options.data, "train")
-        sampler = build.build_sampler(options, train_set, 32, world)
+        sampler = data.TrainBatchSampler(build.build_sampler(options, train_set, 32, world))
         dataset = build.build_dataset(options, train_set, build.open_images(train_set, options.data, world))
-        loaded = data.make_loader(dataset, sampler, settings.workers, DEVICE, 0, sampler.batch_bytes)
+        loaded = data.make_loader(dataset, sampler, settings.workers, DEVICE, batch_bytes=sampler.batch_bytes)
         first, then, iterator = (loaded.prefetch_factor or 0) * settings.workers, 2 * settings.steps, iter(loaded)
         _, result = (one.run(islice(iterator, number)) for number in (first, then))
         add(f"step fed by {name}", result.images_per_second, "images/s")
         add(f"step fed by {name}: waiting", 100 * result.waiting, "%")
-        for number in (first, then):  # what the workers had ready does not count
+        for number in (first, then):  # the first round uses up what the workers had ready
             started = time.perf_counter()
             images = sum(len(batch.images) for batch in islice(iterator, number))
         add(f"{name} alone", images / (time.perf_counter() - started), "images/s")
 
 
 def training(settings: Settings, add: Add) -> None:
-    """The epochs of train.py with its defaults."""
+    """Epochs of train.py with its defaults."""
     with tempfile.TemporaryDirectory() as folder:
         options = [f"run_dir={folder}/run", f"train.epochs={settings.epochs}", "augment.close_mosaic_epochs=0"]
         outcome = train(["data=shapes", *drawn_set(settings, folder), *options, "evaluate.every=0"])
@@ -272,18 +272,18 @@ def training(settings: Settings, add: Add) -> None:
 
 
 def numbers(settings: Settings, add: Add) -> None:
-    """The step in both formats of 16 bits."""
+    """The step in both 16-bit formats."""
     formats = {"bfloat16": BF16, "float16": torch.float16}
     add_in_turns(add, {name: Step(settings, settings.batches[-1], half=half) for name, half in formats.items()})
 
 
 def graphs(settings: Settings, add: Add) -> None:
-    """A step that the host may bound, compiled and in CUDA graphs."""
+    """A step that the host may limit: eager, compiled and in CUDA graphs."""
     small = settings._replace(model="yolov3-tiny", side=settings.small)
     add_in_turns(add, {mode: Step(small, small.batches[0], mode) for mode in ("off", "default", "reduce-overhead")})
 
 
-# Call, stage and deadline in seconds, in the order of worth; those of a call add up to 525 at most.
+# Call, stage and deadline in seconds, most useful first; those of a call add up to 525 at most.
 STAGES: dict[str, tuple[int, Callable[[Settings, Add], None], int]] = {
     "machine": (1, machine, 35), "correct": (1, correct, 50), "eager": (1, partial(steps, mode="off"), 105),
     "compiled": (1, partial(steps, mode="default"), 225), "tests": (1, tests, 110),
@@ -300,7 +300,7 @@ def main(*arguments: str) -> None:
     if not chosen:
         sys.exit(__doc__)
     for name, (call, stage, seconds) in chosen.items():
-        add, tiny = partial(add_figure, Path(path), call, name), {"--tiny"} & {*arguments}
+        add, tiny = partial(add_row, Path(path), (call, name)), {"--tiny"} & {*arguments}
         if "--inside" in arguments:
             torch.compiler.set_stance("force_eager" if tiny else "default")
             stage(TINY if tiny else Settings(), add)
@@ -315,7 +315,7 @@ def main(*arguments: str) -> None:
                 add("FAILED", f"killed after {seconds} s")
             finally:
                 with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # with all that it started
+                    os.killpg(process.pid, signal.SIGKILL)  # with its children
 
 
 if __name__ == "__main__":

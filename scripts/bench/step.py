@@ -1,9 +1,9 @@
-"""Seconds of a training step on this machine's CPU, for variants of the same meaning.
+"""Seconds per training step on this machine's CPU, for variants that compute the same.
 
     python -m scripts.bench.step [model] [image size] [batch size] [rounds]
     python -m scripts.bench.step zoo [image size] [rounds]    # size and speed of each network
 
-Each variant runs in a fresh process, since memory settings last, and all take turns.
+Variants take turns, each in a fresh process, because memory settings outlast a variant.
 """
 
 import multiprocessing
@@ -19,14 +19,14 @@ from conf import compose, schema
 from data import Batch, progress
 from models import Darknet, count_flops, count_parameters, for_detection
 from models.cfg import ZOO
-from train_utils import checkpoint, distributed, engine, numerics, optim, stop, sync_batchnorm, train_state
+from train_utils import checkpoint, distributed, engine, numerics, stop, sync_batchnorm, train_state
 from train_utils.build import build_loss, load_network
 from train_utils.compile import compile_step
 
 VARIANTS = ("float32", "float32 sync_bn", "bfloat16", "bfloat16 sync_bn")
 WARM_UP, COUNTED = 3, 6
-CLASSES, BOXES = 80, 20  # of the network, and of an image: COCO has 7, a mosaic up to four times as many
-STEPS = 100_000  # of the whole training: a measurement lies at the start of the warm-up
+CLASSES, BOXES = 80, 20  # classes, and boxes per image: COCO has 7, a mosaic up to four times as many
+STEPS = 100_000  # of the pretended training, so that a measurement lies at the start of the warm-up
 
 
 def new_network(name: str, width: float = 1.0) -> Darknet:
@@ -38,34 +38,32 @@ def new_network(name: str, width: float = 1.0) -> Darknet:
 
 
 def configured(*options: str) -> schema.TrainConfig:
-    """The default options of a training, and these."""
+    """The default options of train.py, with these overrides."""
     return compose.compose("train", schema.TrainConfig, ["data=shapes", *options])
 
 
 def new_step(
     network: Darknet, world: distributed.World, dtype: torch.dtype | None, compiled: str = "off"
 ) -> Callable[[Iterable[Batch]], engine.EpochResult]:
-    """Steps on batches as train.py makes them by default: input, forward, loss, backward, update.
+    """A function that trains on batches as train.py does: input, forward, loss, backward, update.
 
     ``network`` is on its device; ``dtype`` is autocast's, and ``compiled`` train.compile.
     """
     config = configured()
-    schedule = optim.Schedule(config.optim, STEPS // 100, STEPS)
-    scaler = torch.amp.GradScaler(world.device.type, enabled=dtype is torch.float16)
-    average, optimizer = optim.WeightAverage(network, schedule), optim.make_optimizer(network, config.optim)
-    state = train_state.TrainState(network, average, optimizer, scaler, {})
+    state = train_state.TrainState.create(network, config, STEPS // config.train.epochs, {})
+    state.scaler = torch.amp.GradScaler(world.device.type, enabled=dtype is torch.float16)
     loss, to_input = compile_step(network, build_loss(network.heads, config.loss), Batch.network_input, compiled, 1)
     forward = engine.ForwardPass(distributed.wrap_ddp(network, world), loss, to_input, dtype, world)
     guard, writer = engine.NonFiniteGuard(network, 50, print), checkpoint.CheckpointWriter(Path(), print)
     silent, request = progress.Progress(0, "", enabled=False), stop.StopRequest()
     return lambda batches: engine.train_one_epoch(
-        forward, batches, state=state, guard=guard, stop=request, writer=writer, log_step=lambda step, metrics: None,
+        forward, state, batches, guard=guard, stop=request, writer=writer, log_step=lambda step, metrics: None,
         progress=silent, accumulate=1,
     )  # fmt: skip
 
 
 def synthetic(images: int, side: int, device: torch.device) -> Batch:
-    """A batch of noise that lies on the device already, with boxes and colour gains."""
+    """A batch of noise on the device, with boxes and colour gains."""
     count, generator = images * BOXES, torch.Generator().manual_seed(0)
 
     def uniform(*shape: int) -> torch.Tensor:
@@ -85,7 +83,7 @@ def synthetic(images: int, side: int, device: torch.device) -> Batch:
 
 
 def take_turns(measured: Callable[[str], float], names: Sequence[str], rounds: int) -> dict[str, list[float]]:
-    """What ``measured`` returned for each name in each round; progress goes to stderr."""
+    """The values of ``measured`` for each name, one per round; progress goes to stderr."""
     results: dict[str, list[float]] = {name: [] for name in names}
     for number in range(1, rounds + 1):
         for name in names:
@@ -95,7 +93,7 @@ def take_turns(measured: Callable[[str], float], names: Sequence[str], rounds: i
 
 
 def measure(variant: str, model: str, image_size: int, batch_size: int) -> float:
-    """Median seconds of a step in a process of its own."""
+    """Median seconds per step; call it in a fresh process."""
     numerics.keep_freed_memory()
     network, world = new_network(model), distributed.init_distributed_mode("cpu", 60)
     if "sync_bn" in variant:
@@ -103,7 +101,7 @@ def measure(variant: str, model: str, image_size: int, batch_size: int) -> float
     network = network.to(memory_format=torch.channels_last)
     step = new_step(network, world, torch.bfloat16 if "bfloat16" in variant else None)
     batch = synthetic(batch_size, image_size, world.device)
-    batch.gains = batch.gains[:0]  # for a CPU the loader changes colours
+    batch.gains = batch.gains[:0]  # on a CPU the loader changes colours
     seconds = []
     for _ in range(WARM_UP + COUNTED):
         started = time.perf_counter()
@@ -113,8 +111,8 @@ def measure(variant: str, model: str, image_size: int, batch_size: int) -> float
 
 
 def zoo(side: str = "640", rounds: str = "5") -> None:
-    """Print each network's size and the least CPU time of its forward pass in predict.py."""
-    torch.set_num_threads(1)  # then the CPU time is that on an idle core, whatever else the machine does
+    """Print each network's size and the least CPU time of its forward pass, as in predict.py."""
+    torch.set_num_threads(1)  # so that the CPU time does not depend on other programs
     cpu, names = torch.device("cpu"), sorted(ZOO)
     images = torch.rand(1, 3, int(side), int(side)).contiguous(memory_format=torch.channels_last)
     networks = {name: for_detection(new_network(name).eval(), cpu) for name in names}
@@ -135,7 +133,7 @@ def main(model: str = "yolov3-tiny", image_size: str = "320", batch_size: str = 
     native = numerics.has_native_bfloat16()
     here = [name for name in VARIANTS if native or "bfloat16" not in name]
 
-    def in_fresh_process(variant: str) -> float:  # with nothing imported and no memory in use
+    def in_fresh_process(variant: str) -> float:  # nothing imported, no memory in use
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             return pool.apply(measure, (variant, model, int(image_size), int(batch_size)))
 

@@ -47,16 +47,20 @@ SHAPES = [
 @pytest.mark.parametrize(
     ("argument", "sentence"),
     [
-        ("+train.foo=1", "train.foo=1 is no option here"),
+        ("+train.foo=1", "train.foo=1 is not an option here"),
         ("data=/x/my.yaml", "data=/x/my.yaml: there is no /x/my.yaml. fix: one of the names, or the path of a data.ya"),
         ("data=coko", "no choice data=coko; did you mean data=coco?"),
-        ("logger=[csv,tensorbord]", "no choice logger=tensorbord; did you mean logger=tensorboard? there are: csv, "),
+        (
+            "logger=[csv,tensorbord]",
+            "no choice logger=tensorbord; did you mean logger=tensorboard? there are: csv, ",
+        ),
         ("train.epochs=null", "train.epochs: "),
         ("train.epochs='99999999999999999'", "train.epochs: 99999999999999999 is not finite, or too large. fix"),
         ("train.epochs=0", "train.epochs must be >= 1, got 0"),
         ("optim.lr=0", "optim.lr must be > 0, got 0"),
         ("evaluate.nms_iou=1.1", "evaluate.nms_iou must be >= 0 and <= 1, got 1.1"),
-        ("loss.anchor_iou=1", "loss.anchor_iou must be >= 0 and < 1, got 1"),
+        ("loss.anchor_iou=1", "loss.anchor_iou must be >= 0 and < 1, or null, got 1"),
+        ("loss.box=-1", "loss.box must be >= 0, or null, got -1"),
         ("loss.iou=riou", "loss.iou"),
         ("train.multi_scale=[2,1]", "train.multi_scale must be [low, high]"),
         ("data=coco data.shapes.image_size=64", "data.shapes.image_size=64: a section is null here"),

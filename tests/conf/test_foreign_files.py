@@ -25,14 +25,20 @@ SECRET = "xyzzy"
 CALL = "{_target_: evil.run}"
 BOMB = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 12))
 DATA_FILES = {  # a data.yaml, and what the sentence says; "": it is read, and does nothing
-    "hydra": (f"defaults: [shapes]\nhydra: {{callbacks: {{x: {CALL}}}}}\n", "has the key hydra, which is no option"),
-    "package of hydra": (f"# @package hydra.callbacks\nformat: coco\nx: {CALL}\n", "has the key x, which is no option"),
-    "experiment": ("defaults: [shapes, /experiment/quickstart]\n", "has other defaults than names"),
-    "another file": ("defaults: [./other.yaml]\n", "has other defaults than names"),
+    "hydra": (
+        f"defaults: [shapes]\nhydra: {{callbacks: {{x: {CALL}}}}}\n",
+        "has the key hydra, which is not an option",
+    ),
+    "package of hydra": (
+        f"# @package hydra.callbacks\nformat: coco\nx: {CALL}\n",
+        "has the key x, which is not an option",
+    ),
+    "experiment": ("defaults: [shapes, /experiment/quickstart]\n", "its defaults must be names"),
+    "another file": ("defaults: [./other.yaml]\n", "its defaults must be names"),
     "interpolation": ("defaults: [shapes]\nroot: ${oc.env:SECRET}\n", "holds '${oc.env:SECRET}', and only a command"),
     "in a list": ("defaults: [shapes]\nnames: ['${hydra:runtime.cwd}']\n", "holds '${hydra:runtime.cwd}', and only"),
     "name": ("defaults: [shapes]\nname: ../../x\n", "data.name must be a name without /, got '../../x'"),
-    "target": ("defaults: [shapes]\n_target_: evil.run\n", "has the key _target_, which is no option"),
+    "target": ("defaults: [shapes]\n_target_: evil.run\n", "has the key _target_, which is not an option"),
     "bomb": (f"{BOMB}defaults: [shapes]\n", "holds an alias"),
     "bomb of keys": ("defaults: [shapes]\nshapes: &a {image_size: 64}\ntrain: {<<: [*a, *a]}\n", "holds an alias"),
     "of another program": (

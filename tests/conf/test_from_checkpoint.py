@@ -269,7 +269,7 @@ def test_what_is_called_last_comes_before_the_word(runs: Path) -> None:
     shutil.rmtree("last")
     shutil.rmtree("runs")
     for command in (("export", ["ckpt=last"]), ("train", ["model.weights=last"])):
-        with pytest.raises(ConfigError, match=rf"^last is the newest run, and {runs}/runs holds none with a che"):
+        with pytest.raises(ConfigError, match=rf"^last is the newest run with a checkpoint: {runs}/runs has none"):
             options_of(*command)
 
 
@@ -290,7 +290,7 @@ def test_a_training_that_starts_again_names_its_weights(
     with pytest.raises(SystemExit):
         run(program)
     said = capsys.readouterr().err
-    assert re.search(r"model\.weights=runs/a may be another run .*\. fix: model\.weights=runs/a/b\n", said)
+    assert re.search(r"model\.weights=runs/a may be another run after a restart\. fix: model\.weights=runs/a/b\n", said)
 
 
 def test_places_in_the_saved_options_hold_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

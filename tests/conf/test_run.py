@@ -32,7 +32,7 @@ CASES = {  # options and what stderr says; for None stdout has the answer
         "--cfg job": None,
         "-sc query=bash": None,
         "--version": None,
-        "train.epoch=3": "train.epoch=3 is no option here. fix: train.epochs=3",
+        "train.epoch=3": "train.epoch=3 is not an option here. fix: train.epochs=3",
         "train.epochs=many": "train.epochs: Value 'many'",
         "resume=nowhere": "resume=nowhere: ",
         "data.root=nowhere": "there is no",
@@ -43,7 +43,7 @@ CASES = {  # options and what stderr says; for None stdout has the answer
     "export": {"--help": None, "model=yolov3 batch_size=0": "batch_size must be >= 1"},
     "check_data": {"--help": None, "data=voc data.root=nowhere": "there is no"},
     "anchors": {"--help": None, "out=mine/a.yaml": "out must be [<folder>/]model/<name>.yaml"},
-    "get_data": {"--help": None, "coco2017 keep=true": "keep=true is no option here"},
+    "get_data": {"--help": None, "coco2017 keep=true": "keep=true is not an option here"},
     "get_weights": {"--help": None, "yolo": "no published weights are called 'yolo'"},
     "convert": {"--help": None, "ckpt=nowhere out=a": "there is no checkpoint", "weights=a": "weights=a needs"},
     "demo": {"--help": None, "workers=0": "workers must be >= 1"},
@@ -51,7 +51,7 @@ CASES = {  # options and what stderr says; for None stdout has the answer
     "tune": {
         "--help": None,
         "-- data=bcd optim.lr=1,2": "no choice data=bcd",
-        "-- optim.rl=1,2": "optim.rl is no option here",
+        "-- optim.rl=1,2": "optim.rl is not an option here",
         "-- data=bccd optim.lr=interval(-1,1)": "optim.lr must be > 0",
         "-- data=bccd optim.lr=1": "nothing to search",
     },
@@ -105,7 +105,7 @@ def test_help_completion_and_refused_options_need_no_torch() -> None:
             assert options != "--version" or re.match(ours, out), case
 
 
-def test_a_reader_that_leaves_early_is_no_error() -> None:
+def test_a_reader_that_leaves_early_is_not_an_error() -> None:
     """``train.py --help | head`` ends quietly: the page is longer than a pipe may still take."""
     program = subprocess.Popen(
         [sys.executable, "train.py", "--help"], cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -157,7 +157,7 @@ def test_neither_a_rank_nor_a_job_of_a_multirun_starts_ranks(
     with pytest.raises(SystemExit, match=r"^2$"):
         run("train")
     said = capsys.readouterr().err  # once for each job
-    assert [said.count(f"error: devices={count} is for one setting. fix: start each wi") for count in (2, 3)] == [1, 1]
+    assert [said.count(f"error: devices={count} cannot go with -m. fix: start each") for count in (2, 3)] == [1, 1]
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     assert ranks_to_start(config_of("devices=2")) == 1
@@ -193,10 +193,10 @@ def test_a_training_and_its_evaluation_called_twice_in_one_process(
 @pytest.mark.parametrize(
     ("overrides", "error", "sentence"),
     [
-        (["train.epoch=3"], ConfigError, "train.epoch=3 is no option here. fix: train.epochs=3"),
+        (["train.epoch=3"], ConfigError, "train.epoch=3 is not an option here. fix: train.epochs=3"),
         (["-m", "train.seed=1,2"], ConfigError, "-m is for the command line"),
         ("train.epochs=3", ConfigError, "options are a list of key=value here, got 'train.epochs=3'"),
-        (["devices=2"], ConfigError, "devices starts processes on a command line alone"),
+        (["devices=2"], ConfigError, "devices starts processes only on a command line"),
         (["data=yolo", "data.root=nowhere"], DataError, "nowhere"),
     ],
 )

@@ -77,15 +77,21 @@ def test_options_of_other_programs_are_answered_with_those_of_this_one(program: 
     [
         (
             "train epochs=3 --img 640 -o train.seed=0 foo=1 nc=2 precision=half dog.jpg",
-            "epochs=3, --img, -o, foo=1, nc=2, precision=half, dog.jpg are no options: options are key=value here. "
+            "epochs=3, --img, -o, foo=1, nc=2, precision=half, dog.jpg are not options: options are key=value here. "
             "fix: train.epochs=3 train.image_size=640 train.precision=float16 (-o: leave it out, ",
         ),
-        ("train --hyp a.yaml", "--hyp is no option: options are key=value here. fix: give options, or your own YAML"),
-        ("train -d 8", "-d is no option: options are key=value here. fix: devices=8"),
-        ("train batch=-1", "batch=-1 is no option here. fix: give a number of images, because no batch is fitted"),
-        ("train resume=true", "resume=true is no option here. fix: resume=auto"),
-        ("predict best.pt dog.jpg", "best.pt, dog.jpg are no options: options are key=value here. fix: ckpt=best.pt s"),
-        ("compare a b resample=20", "resample=20 is no option here. fix: resamples=20"),
+        (
+            "train --hyp a.yaml",
+            "--hyp is not an option: options are key=value here. fix: give options, or your own YAML",
+        ),
+        ("train -d 8", "-d is not an option: options are key=value here. fix: devices=8"),
+        ("train batch=-1", "batch=-1 is not an option here. fix: give a number of images, because no batch is fitted"),
+        ("train resume=true", "resume=true is not an option here. fix: resume=auto"),
+        (
+            "predict best.pt dog.jpg",
+            "best.pt, dog.jpg are not options: options are key=value here. fix: ckpt=best.pt s",
+        ),
+        ("compare a b resample=20", "resample=20 is not an option here. fix: resamples=20"),
     ],
 )
 def test_one_sentence_answers_all_that_is_wrong(typed: str, sentence: str) -> None:
@@ -94,7 +100,7 @@ def test_one_sentence_answers_all_that_is_wrong(typed: str, sentence: str) -> No
 
 def test_the_documentation_has_the_names_of_the_table() -> None:
     rows = ""
-    for names, keys in suggestions.NAMES.items():
+    for names, keys in suggestions.FOREIGN_NAMES.items():
         ours = keys.strip("()") if keys[0] == "(" else _as_code(keys)
         rows += f"| {_as_code(names)} | {ours} |\n"
     assert (REPOSITORY / "docs/coming-from.md").read_text(encoding="utf-8").endswith(f"\n|---|---|\n{rows}")

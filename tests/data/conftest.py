@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from data import Annotations, AugmentConfig, Colour, DataFormat, ImageSource, OnError, open_annotations
+from data.samplers import MultiScale, TrainBatchSampler, TrainSampler
 from tests.data.sets import YoloSet, config_of
 
 NO_AUGMENT = AugmentConfig(**dict.fromkeys((field.name for field in fields(AugmentConfig)), 0) | {"colour": Colour.cpu})
@@ -19,6 +20,7 @@ EVERY_AUGMENT = replace(
     NO_AUGMENT, mosaic=1, degrees=20, translate=0.1, scale=0.5, shear=5, flip_horizontal=0.5, flip_vertical=0.5,
     hsv_hue=0.0138, hsv_saturation=0.678, hsv_value=0.36,
 )  # fmt: skip
+FIXED = MultiScale(64, 1, 1, 32, 0)
 Damage = Callable[[Path], object]
 
 
@@ -38,6 +40,11 @@ DAMAGES: dict[str, Damage] = {
     "zeros": lambda file: file.write_bytes(bytes(file.stat().st_size)),
     "lost": Path.unlink,
 }
+
+
+def sampler_of(num_images: int, batch_size: int, sizes: MultiScale = FIXED, **more: Any) -> TrainBatchSampler:
+    options: dict[str, Any] = {"num_replicas": 1, "rank": 0, "seed": 0, "batch_size": batch_size, **more}
+    return TrainBatchSampler(TrainSampler(num_images, sizes, **options))
 
 
 class CocoSet:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from data.anchors import CHUNK, FIT_RECALL, GAIN, choose_anchors, describe_set, match_anchors, network_sizes, recall
+from data.anchors import FIT_RECALL, MIN_GAIN, choose_anchors, describe_set, match_anchors, network_sizes, recall
 from models.decode import wh_iou
 from tests.data.conftest import CocoSet
 
@@ -18,7 +18,7 @@ FAR = np.array([[200.0, 10.0], [10.0, 300.0], [400.0, 400.0], [2.0, 90.0]])
 
 def test_overlaps_are_those_of_the_loss() -> None:
     generator = np.random.default_rng(0)
-    sizes, anchors = generator.uniform(1, 300, (CHUNK + 7, 2)), generator.uniform(1, 300, (5, 2))
+    sizes, anchors = generator.uniform(1, 300, (70_000, 2)), generator.uniform(1, 300, (5, 2))
     reference = wh_iou(torch.from_numpy(sizes), torch.from_numpy(anchors))
     overlaps, nearest = match_anchors(sizes, anchors)
     np.testing.assert_allclose(overlaps, reference.max(1).values, rtol=1e-9)
@@ -66,7 +66,7 @@ def test_planted_sizes_fill_the_rows_in_use_from_small_to_large(slots: list[int]
 def test_anchors_of_the_cfg_stay_unless_the_fit_gains_enough() -> None:
     """One anchor for boxes of one size, so that the fit is exact."""
     sizes = np.full((30, 2), 20.0)
-    for lacking, stays in ((GAIN - 0.001, True), (GAIN + 0.001, False)):
+    for lacking, stays in ((MIN_GAIN - 0.001, True), (MIN_GAIN + 0.001, False)):
         current = np.array([[20.0, 20.0 * (1 - lacking)]])
         assert match_anchors(sizes, current)[0][0] == pytest.approx(1 - lacking)
         found, sentence = choose_anchors(boxes(sizes), SIDE, current, [0], 0.999)

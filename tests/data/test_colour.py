@@ -29,8 +29,8 @@ def test_colour_equals_the_formula() -> None:
 def test_colour_on_the_device_is_that_of_the_cpu(coco_set: CocoSet) -> None:
     images = coco_set.source()
     colourful = replace(NO_AUGMENT, mosaic=1, hsv_hue=0.1, hsv_saturation=0.7, hsv_value=0.4)
-    on_cpu = TrainDataset(images.annotations, colourful, 0, 1000, images)
-    on_device = TrainDataset(images.annotations, replace(colourful, colour=Colour.device), 0, 1000, images)
+    on_cpu = TrainDataset(images.annotations, images, colourful, seed=0, epochs=1000)
+    on_device = TrainDataset(images.annotations, images, replace(colourful, colour=Colour.device), seed=0, epochs=1000)
     requests = [Request(index, 96, 96, 0) for index in range(7)]
     here, there = on_cpu.__getitems__(requests), on_device.__getitems__(requests)
     assert here.targets.equal(there.targets) and here.gains.shape == (0, 3) and there.gains.shape == (7, 3)

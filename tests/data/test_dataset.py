@@ -10,7 +10,7 @@ import torch
 
 import data
 from data.geometry import PAD_VALUE
-from tests.data.conftest import EVERY_AUGMENT, NO_AUGMENT, CocoSet
+from tests.data.conftest import EVERY_AUGMENT, NO_AUGMENT, CocoSet, sampler_of
 
 STRONG = replace(
     NO_AUGMENT, mosaic=1, scale=0.6, translate=0.3, flip_horizontal=0.5, flip_vertical=0.5,
@@ -31,7 +31,7 @@ NUM_IMAGES, BATCH = 24, 12
 def train_dataset(
     source: data.ImageSource, augment: data.AugmentConfig, seed: int = 3, epochs: int = 10
 ) -> data.TrainDataset:
-    return data.TrainDataset(source.annotations, augment, seed, epochs, source)
+    return data.TrainDataset(source.annotations, source, augment, seed=seed, epochs=epochs)
 
 
 def requests(indices: list[int], epoch: int = 0, side: int = 96) -> list[data.Request]:
@@ -63,8 +63,8 @@ def test_crowds_are_no_targets(coco_set) -> None:
         assert len(targets) >= 1 and set(targets[:, 1].tolist()) == {0.0}, "of the dog, never of the crowd of birds"
 
 
-def test_the_last_epochs_do_without_mosaic(coco_set) -> None:
-    dataset = train_dataset(coco_set.source(), replace(NO_AUGMENT, mosaic=1, close_mosaic_epochs=2), epochs=8)
+def test_the_last_epochs_do_without_mosaic_and_mixup(coco_set) -> None:
+    dataset = train_dataset(coco_set.source(), replace(NO_AUGMENT, mosaic=1, mixup=1, close_mosaic_epochs=2), epochs=8)
     plain = train_dataset(coco_set.source(), NO_AUGMENT)
     for epoch in range(8):
         batch, expected = dataset.__getitems__(requests([1], epoch)), plain.__getitems__(requests([1], epoch))
@@ -82,7 +82,9 @@ def test_eval_batch(resize: data.Resize, coco_set) -> None:
         if resize == data.Resize.stretch:
             height, width = annotations.sizes[index].tolist()
             assert (ratio_x * width, ratio_y * height, pad_x, pad_y) == pytest.approx((64, 64, 0, 0))
-        expected = annotations.boxes_xyxy(index) * np.array([ratio_x, ratio_y] * 2) + np.array([pad_x, pad_y] * 2)
+        expected = annotations.training_boxes(index)[1] * np.array([ratio_x, ratio_y] * 2) + np.array(
+            [pad_x, pad_y] * 2
+        )
         found = torch.cat([targets[:, 1:3] - targets[:, 3:] / 2, targets[:, 1:3] + targets[:, 3:] / 2], dim=1).numpy()
         assert np.allclose(found, expected, atol=1e-4)
         assert targets[:, 0].tolist() == annotations.training_boxes(index)[0].tolist()
@@ -93,7 +95,7 @@ def test_an_unreadable_image_is_grey(coco_set) -> None:
     annotations = coco_set.open()
     (coco_set.root / "images" / "13.png").write_bytes(b"no image")
     source = data.ImageSource(annotations, data.OnError.skip)
-    trained = data.TrainDataset(annotations, NO_AUGMENT, 0, 1, source).__getitems__(requests([3]))
+    trained = data.TrainDataset(annotations, source, NO_AUGMENT, seed=0, epochs=1).__getitems__(requests([3]))
     assert (trained.images == PAD_VALUE).all() and trained.targets.shape == (0, 6)
     evaluated = data.EvalDataset(annotations, source).__getitems__(requests([3]))
     assert (evaluated.images == PAD_VALUE).all() and len(evaluated.targets) == len(annotations.training_boxes(3)[0])
@@ -147,12 +149,11 @@ def test_a_sample_is_the_same_alone_and_in_its_batch_however_its_images_are_read
     else:
         monkeypatch.setattr("data.images.simplejpeg", None)
     annotations, threads = sources["files"].annotations, cv2.getNumThreads()
-    datasets = {key: data.TrainDataset(annotations, augment, 1, 10, source) for key, source in sources.items()}
+    datasets = {
+        key: data.TrainDataset(annotations, source, augment, seed=1, epochs=10) for key, source in sources.items()
+    }
     for seed, (height, width) in enumerate(SIZES):
-        sampler = data.TrainBatchSampler(
-            NUM_IMAGES, BATCH, BATCH, 1, 0, seed, data.MultiScale(64, 1, 1, 32, 0), tile_pool=augment.tile_pool
-        )
-        for batch in sampler:
+        for batch in sampler_of(NUM_IMAGES, BATCH, seed=seed, tile_pool=augment.tile_pool):
             requests = [replace(request, height=height, width=width) for request in batch]
             cv2.setNumThreads(0)  # as in a worker of the loader
             alone = [datasets["files"][request] for request in requests]

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from data import Resize, cut_at_edges, letterbox
+from data import Resize, cut_at_edges
 from data.geometry import PAD_VALUE, random_affine, resize_into, scaled_size, visible_boxes
 from tests.data.conftest import NO_AUGMENT
 
@@ -22,7 +22,8 @@ from tests.data.conftest import NO_AUGMENT
 def test_a_letterbox_fits_centred_on_grey(image_size, target, expected) -> None:
     assert scaled_size(image_size, target) == expected
     image = np.full((*image_size, 3), 200, dtype=np.uint8)
-    canvas, box = letterbox(image, target)
+    canvas = np.empty((*target, 3), dtype=np.uint8)
+    box = resize_into(canvas, image, Resize.letterbox)
     left, top = (target[1] - expected[1]) // 2, (target[0] - expected[0]) // 2
     assert box == (expected[1] / image_size[1], expected[0] / image_size[0], left, top)
     framed = np.full((*target, 3), PAD_VALUE, dtype=np.uint8)

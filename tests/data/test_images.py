@@ -128,7 +128,7 @@ def test_a_damaged_cache_gives_the_images_of_the_files(
                 assert np.array_equal(image, source.read(index)), name
                 assert turn == 0 or name != "table" or not image.flags.writeable, "all processes share its pages"
             if name == "table" or len(left) < part.stop - part.start:
-                assert caplog.messages == [f"the image cache {path} is damaged and is made anew"] * (1 - turn)
+                assert caplog.messages == [f"the image cache {path} is damaged and will be rebuilt"] * (1 - turn)
                 assert path.read_bytes() == content and not list(tmp_path.glob(".*"))
             else:
                 (message,) = caplog.messages

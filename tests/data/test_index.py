@@ -79,6 +79,28 @@ def test_what_killed_processes_left_is_removed_by_the_next_one(coco_set) -> None
     assert [name for name, path in paths.items() if path.exists()] == ["new index", "new cache"] and foreign.exists()
 
 
+def test_images_that_arrive_later_are_in_the_next_index(coco_set) -> None:
+    whole = coco_set.open()
+    away = [Path(whole.path(index)) for index in (1, 3)]
+    for path in away:
+        path.rename(f"{path}.away")
+    assert len(coco_set.open(on_error=OnError.skip)) == len(whole) - 2
+    for count, path in enumerate(away, start=1):
+        Path(f"{path}.away").rename(path)
+        for _ in range(2):
+            assert len(coco_set.open(on_error=OnError.skip)) == len(whole) - 2 + count
+
+
+def test_crowds_and_boxes_in_fractions_are_named(coco_set) -> None:
+    for entry in coco_set.json["annotations"][:2]:
+        entry["iscrowd"] = 1
+    assert any("crowds" in note and "(2)" in note for note in coco_set.open().notes)
+    assert not any("crowds" in note for note in coco_set.open("val").notes), "there they count as COCO says"
+    for entry in coco_set.json["annotations"]:
+        entry["bbox"] = [0.1, 0.1, 0.5, 0.25]
+    assert any("fractions" in note for note in coco_set.open().notes)
+
+
 def test_single_class(coco_set) -> None:
     annotations = coco_set.open(single_class=True)
     assert annotations.names == ["object"] and len(annotations.category_ids) == 1
@@ -182,7 +204,7 @@ def test_a_damaged_index_is_built_anew(
         damage(file)
         assert arrays(coco_set.open()) == expected
         assert [record.getMessage() for record in caplog.records] == [
-            f"the index {folder} is damaged and is built anew"
+            f"the index {folder} is damaged and will be rebuilt"
         ]
         caplog.clear()
         assert arrays(coco_set.open()) == expected and not caplog.records

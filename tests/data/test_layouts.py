@@ -259,5 +259,7 @@ def test_what_cannot_be_read_is_named(yolo_set: YoloSet, monkeypatch: pytest.Mon
         open_annotations(composed("train", "data=a.yaml"), "train")
     assert not (yolo_set.root / "ran").exists()
     for path in ("a.txt", "empty/"):
-        with pytest.raises(DataError, match=rf"{path.strip('/')} is no data set that can be read as it is. fix: name"):
+        with pytest.raises(
+            DataError, match=rf"{path.strip('/')} is not a data set that can be read as it is. fix: name"
+        ):
             composed("train", f"data={path}")

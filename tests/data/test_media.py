@@ -131,7 +131,9 @@ def batches(
     source: Path, on_error: OnBadFile = OnBadFile.stop, batch_size: int = 3, **fit: object
 ) -> media.FrameBatches:
     fitted = media.InputFit(**{"image_size": 64, "stride": 32, "resize": Resize.letterbox, "rect": True} | fit)
-    return media.FrameBatches(media.find_media(str(source)), fitted, batch_size, Exif.apply, on_error, threads=2)
+    return media.FrameBatches(
+        media.find_media(str(source)), fitted, batch_size, exif=Exif.apply, on_error=on_error, threads=2
+    )
 
 
 def test_videos_keep_their_order_among_pictures(folder: Path) -> None:

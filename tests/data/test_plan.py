@@ -35,7 +35,7 @@ def smooth_set(coco_set: CocoSet) -> CocoSet:
 @pytest.mark.parametrize("augment", PLANS.values(), ids=PLANS.keys())
 def test_the_fast_way_draws_what_the_plain_way_draws(empty_set: CocoSet, augment: AugmentConfig) -> None:
     images = smooth_set(empty_set).source()
-    dataset = TrainDataset(images.annotations, augment, seed=1, epochs=1000, images=images)
+    dataset = TrainDataset(images.annotations, images, augment, seed=1, epochs=1000)
     differences = []
     for index in range(len(dataset)):
         for epoch in range(3):
@@ -63,7 +63,7 @@ def test_boxes_lie_where_their_pixels_lie(empty_set: CocoSet) -> None:
         image[y : y + h, x : x + w] = colour
         empty_set.add_image(image, [(number, [float(x), float(y), float(w), float(h)])])
     images = empty_set.source()
-    dataset = TrainDataset(images.annotations, MOSAIC, 0, 1000, images)
+    dataset = TrainDataset(images.annotations, images, MOSAIC, seed=0, epochs=1000)
     seen = 0
     for epoch in range(20):
         request = Request(epoch % len(colours), 320, 416, epoch)
@@ -84,7 +84,7 @@ def test_boxes_lie_where_their_pixels_lie(empty_set: CocoSet) -> None:
 
 def test_the_pool_bounds_the_partners(coco_set: CocoSet) -> None:
     images = coco_set.source()
-    dataset = TrainDataset(images.annotations, MOSAIC, 0, 1000, images)
+    dataset = TrainDataset(images.annotations, images, MOSAIC, seed=0, epochs=1000)
     for epoch in range(20):
         (picture,) = dataset.plan(Request(2, 64, 64, epoch, pool=(2, 4, 5))).pictures
         assert picture.indices[0] == 2 and set(picture.indices) <= {2, 4, 5}
@@ -103,5 +103,3 @@ def test_the_shares_of_mixup_follow_their_beta_distribution() -> None:
     assert abs(shares.mean() - 0.5) < 4 * (variance / len(shares)) ** 0.5
     assert shares.var() == pytest.approx(variance, rel=0.15)
     assert not any(len(plan.pictures) == 1 for plan in plans)
-    plain = draw_plan(Request(0, 64, 64, 0), sizes, PLANS["mixture"], 0, combine=False)
-    assert len(plain.pictures) == len(plain.pictures[0].indices) == 1 and plain.share == 1

@@ -14,9 +14,9 @@ from data.progress import Progress, duration
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SESSION = """
-from train_utils import progress as screen
+from data import progress as screen
 screen.SECONDS_BETWEEN_UPDATES = -1.0
-with screen.Progress(40, "epoch 1/3", True) as progress:
+with screen.Progress(40, "epoch 1/3", enabled=True) as progress:
     progress.at(20, lambda: {"loss": "12.35"})
     screen.print_lines("a note in the middle of an epoch")
     progress.at(40)
@@ -48,7 +48,7 @@ def test_days_are_hours(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
-def test_silent_progress_computes_no_figures(
+def test_silent_progress_computes_no_metrics(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("data.progress.SECONDS_BETWEEN_LINES", -1.0)

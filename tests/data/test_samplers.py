@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch.utils.data import DistributedSampler
 
-from data import DataError, MultiScale, Request, Resize, TrainBatchSampler, eval_batches, repeat_factors
+from data import DataError, MultiScale, Request, Resize, eval_batches, repeat_factors
 from data.geometry import scaled_size
-from tests.data.conftest import CocoSet
+from tests.data.conftest import FIXED, CocoSet, sampler_of
 
-FIXED, SCALED = MultiScale(64, 1, 1, 32, 0), MultiScale(96, 0.5, 1.5, 32, 5)
+SCALED = MultiScale(96, 0.5, 1.5, 32, 5)
 BATCH = 12
 SIDES = np.random.default_rng(0).integers(40, 400, (101, 2)).astype(np.int32)
 FACTORS = np.random.default_rng(1).uniform(1, 3, 101)
@@ -25,14 +26,15 @@ CHOICES: dict[str, dict[str, Any]] = {
 }
 
 
-def shares_of(world_size: int, images_per_rank: int, epoch: int, start: int = 0, **more: Any) -> list[Any]:
+def shares_of(world_size: int, images_per_rank: int, epoch: int, start_step: int = 0, **more: Any) -> list[Any]:
     """The micro-batches of every rank."""
     shares = []
+    of_run = {"micro_batch_size": world_size * images_per_rank, "num_replicas": world_size, "seed": 5, **more}
     for rank in range(world_size):
-        sampler = TrainBatchSampler(101, BATCH, world_size * images_per_rank, world_size, rank, 5, SCALED, **more)
-        sampler.set_epoch(epoch, start)
+        sampler = sampler_of(101, BATCH, SCALED, rank=rank, **of_run)
+        sampler.sampler.set_epoch(epoch, start_step)
         shares.append(list(sampler))
-        assert len(shares[-1]) == len(sampler)
+        assert len(shares[-1]) == len(sampler) and len(sampler.sampler) == len(sampler) * images_per_rank
     return shares
 
 
@@ -50,7 +52,28 @@ def test_steps_are_the_same_at_any_world_size_and_accumulation_and_after_a_resum
         expected = steps_of(1, BATCH, epoch, **more)
         for world_size, images_per_rank in ((1, 3), (2, 6), (2, 3), (3, 4), (4, 3), (6, 1)):
             assert steps_of(world_size, images_per_rank, epoch, **more) == expected
-    assert shares_of(2, 3, 1, start=5, **more) == [share[5:] for share in shares_of(2, 3, 1, **more)]
+    assert shares_of(2, 3, 1, start_step=5, **more) == [share[10:] for share in shares_of(2, 3, 1, **more)]
+
+
+@pytest.mark.parametrize("name", ["plain", "rect", "repeat"])
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_ranks_take_turns_at_the_order_of_one_as_those_of_torch(world_size: int, name: str) -> None:
+    more = CHOICES[name]
+    for epoch in (0, 3):
+        order = [request for batch in shares_of(1, BATCH, epoch, **more)[0] for request in batch]
+        for rank, share in enumerate(shares_of(world_size, 2, epoch, **more)):
+            dealt: DistributedSampler[int] = DistributedSampler(range(len(order)), world_size, rank, shuffle=False)
+            assert [request for batch in share for request in batch] == [order[at] for at in dealt]
+
+
+def test_another_epoch_starts_at_its_first_step() -> None:
+    """So a resumed run calls set_epoch as any other from its second epoch on."""
+    sampler, plain = sampler_of(40, 8), sampler_of(40, 8)
+    sampler.sampler.set_epoch(1, start_step=3)
+    first = next(iter(sampler))
+    for one in (sampler, plain):
+        one.sampler.set_epoch(2)
+    assert list(sampler) == list(plain) and len(sampler) == 5 and first not in list(sampler)
 
 
 def test_an_epoch_holds_no_image_twice_and_epochs_and_seeds_differ() -> None:
@@ -60,8 +83,8 @@ def test_an_epoch_holds_no_image_twice_and_epochs_and_seeds_differ() -> None:
     assert images[0] != images[1]
 
     def order(seed: int, epoch: int) -> list[int]:
-        sampler = TrainBatchSampler(40, 8, 8, 1, 0, seed, FIXED)
-        sampler.set_epoch(epoch)
+        sampler = sampler_of(40, 8, seed=seed)
+        sampler.sampler.set_epoch(epoch)
         return [request.index for batch in sampler for request in batch]
 
     assert order(0, 1) != order(1, 0)
@@ -102,11 +125,11 @@ def test_batch_sizes_that_do_not_fit(
     batch_size: int, micro_batch_size: int | None, world_size: int, message: str
 ) -> None:
     with pytest.raises(DataError, match=message):
-        TrainBatchSampler(20, batch_size, micro_batch_size, world_size, 0, 0, FIXED)
+        sampler_of(20, batch_size, micro_batch_size=micro_batch_size, num_replicas=world_size)
 
 
 def test_without_a_micro_batch_size_a_pass_takes_the_whole_batch_on_any_number_of_ranks() -> None:
-    samplers = [TrainBatchSampler(20, 12, None, world_size, 0, 0, FIXED) for world_size in (1, 2, 4)]
+    samplers = [sampler_of(20, 12, num_replicas=world_size) for world_size in (1, 2, 4)]
     assert [(sampler.images_per_rank, sampler.accumulate) for sampler in samplers] == [(12, 1), (6, 1), (3, 1)]
 
 
@@ -142,12 +165,10 @@ def test_memory_runs_out_in_the_first_step_or_never(
         sides = np.stack([np.full(num_images, 300), widths], axis=1).round().astype(np.int32)
         factors = generator.uniform(1, 3, num_images) if repeated else None
         sizes = MultiScale(256, 0.8, 1, 8, seed)
-        sampler = TrainBatchSampler(
-            num_images, batch_size, batch_size, 1, 0, seed, sizes, image_sizes=sides, factors=factors
-        )
+        sampler = sampler_of(num_images, batch_size, sizes, seed=seed, image_sizes=sides, factors=factors)
         areas = []
         for epoch in range(20):
-            sampler.set_epoch(epoch)
+            sampler.sampler.set_epoch(epoch)
             areas += [batch[0].height * batch[0].width for batch in sampler]
         assert areas[0] >= max(areas)
         if batch_size < num_images // 2:  # else hardly an epoch has the worst company
@@ -204,7 +225,7 @@ def test_eval_batches_hold_each_image_once_in_a_shape_that_does_not_depend_on_it
 ) -> None:
     sizes = np.random.default_rng(0).integers(40, 500, (53, 2)).astype(np.int32)
     for batch_size in (1, 4, 100):
-        batches = eval_batches(sizes, 160, batch_size, 32, rect, resize)
+        batches = eval_batches(sizes, 160, batch_size, stride=32, rect=rect, resize=resize)
         assert sorted(request.index for batch in batches for request in batch) == list(range(53))
         areas = [batch[0].height * batch[0].width for batch in batches]
         assert areas == sorted(areas, reverse=True), "largest first"

@@ -52,7 +52,7 @@ def loader_of(source: data.ImageSource, kind: str, workers: int) -> BatchLoader:
     width = 96 if kind == "rect" else 64
     batches = [[Request(i + k, 64, width, 0) for k in range(4)] for i in range(0, COUNT, 4)]
     augment = EVERY_AUGMENT if kind == "mosaic" else NO_AUGMENT
-    trained = data.TrainDataset(source.annotations, augment, 0, 1, source)
+    trained = data.TrainDataset(source.annotations, source, augment, seed=0, epochs=1)
     return data.make_loader(
         data.EvalDataset(source.annotations, source) if kind == "val" else trained, batches, workers
     )
@@ -67,7 +67,7 @@ def test_a_folder_that_goes_bad_stops_the_next_epoch_and_the_next_start(
     loader = loader_of(source, kind, workers)
     assert len(list(loader)) == COUNT // 4
     FAULTS[fault](jpeg_set.root / "images")
-    said = r"images, a folder of images, is gone, empty or closed|\d+ of 24 images cannot be read, the last one: .*"
+    said = r"images, a folder of images, is gone, empty or unreadable|\d+ of 24 images cannot be read, the last one: .*"
     said += "|none of the 4 images of a batch can be read, as .*"
     with pytest.raises(DataError, match=rf"({said}).* fix: re") as caught:
         list(loader)

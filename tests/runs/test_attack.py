@@ -288,7 +288,7 @@ def start(arguments: Sequence[str], folder: Path) -> tuple[int, str]:
 
 def run_here(arguments: Sequence[str]) -> int:
     """The exit code of a program in this process."""
-    from conf.run import options_of, report, run
+    from conf.run import options_of, print_error, run
     from conf.schema import TrainConfig
 
     sys.argv, code = list(arguments), 0
@@ -302,7 +302,7 @@ def run_here(arguments: Sequence[str]) -> int:
     except SystemExit as end:
         code = int(end.code or 0)
     except BaseException as error:
-        code = report(error, TrainConfig)
+        code = print_error(error, TrainConfig)
     sys.stdout.flush()
     return code
 

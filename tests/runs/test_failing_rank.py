@@ -26,7 +26,7 @@ from tests.train_utils.test_distributed import clean_environment
 MORE = ("train.epochs=1", "evaluate.every=1", "evaluate.batch_size=1", "train.timeout_seconds=8")
 
 
-def run_rank(event: str) -> None:
+def run_rank(event: str, *more: str) -> None:
     """Run ``train.py`` as a user does; what ``event`` names happens to rank 1."""
     from conf.launch import read_launch
     from conf.run import run
@@ -42,9 +42,13 @@ def run_rank(event: str) -> None:
             os.kill(os.getpid(), signal.SIGSTOP if event == "stops in an epoch" else signal.SIGKILL)
         return forward(self, images)
 
-    if read_launch().rank == 1:
+    sys.argv[1:] = [*OPTIONS, *MORE, *more]
+    if event == "asks for a GPU":
+        sys.argv.append(f"train.device={'cuda' if read_launch().rank == 1 else 'cpu'}")
+    elif event == "is orphaned":
+        sys.argv += ["train.epochs=300", "evaluate.every=0", "run_dir=run"]
+    elif read_launch().rank == 1:
         setattr(Darknet, "forward", failing)  # noqa: B010
-    sys.argv[1:] = [*OPTIONS, *MORE]
     try:
         run("train")
     except SystemExit as end:
@@ -87,7 +91,7 @@ def no_process_left(folder: Path) -> Iterator[None]:
 
 
 def wait_for(*paths: Path) -> None:
-    until = time.monotonic() + 60
+    until = time.monotonic() + 240
     while not all(path.exists() for path in paths):
         assert time.monotonic() < until, paths
         time.sleep(0.05)
@@ -97,16 +101,42 @@ def errors_in(output: str) -> list[str]:
     return re.findall(r"error: .*? fix: ", output)  # anywhere in a line: another rank may have written half of one
 
 
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="rank 1 finds a GPU here")
+
+
 @pytest.mark.slow
-def test_a_rank_that_fails_says_it_once_and_ends_all(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("event", "sentence", "refused"),
+    [
+        ("fails", r"the second pass fails\.", []),
+        pytest.param("asks for a GPU", "a CUDA device was asked for, .*", [], marks=CUDA),  # before there is a group
+        pytest.param("is refused", "a CUDA device was asked for, .*", ["train.device=cuda"], marks=CUDA),
+    ],
+)
+def test_a_rank_that_fails_says_it_once_and_ends_all(
+    tmp_path: Path, event: str, sentence: str, refused: list[str]
+) -> None:
     with no_process_left(tmp_path):
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
         done = subprocess.run(
-            [*torchrun, __file__, "fails"],
+            [*TORCHRUN, __file__, event, *refused],
             cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=240,
         )  # fmt: skip
-    assert errors_in(done.stderr) == ["error: the second pass fails. fix: "]
+    (said,) = errors_in(done.stderr)
+    assert re.fullmatch(f"error: {sentence} fix: ", said), said
     assert re.search(r"exitcode *: 2\b", done.stderr) and done.returncode != 0, done.stderr
+    assert "exitcode  : -9" not in done.stderr, "a rank ignored SIGTERM"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux tells a process that its parent has ended")
+def test_ranks_end_with_their_torchrun_and_keep_their_steps(tmp_path: Path) -> None:
+    with no_process_left(tmp_path):
+        torchrun = subprocess.Popen([*TORCHRUN, __file__, "is orphaned"], cwd=tmp_path, env=clean_environment())
+        wait_for(tmp_path / "run" / "checkpoints" / "last.pt")
+        torchrun.kill()
+        torchrun.wait()
+    assert "stopped at step" in (tmp_path / "run" / "train.log").read_text()
 
 
 @pytest.mark.slow
@@ -140,4 +170,4 @@ def test_ranks_without_a_launcher_end_by_themselves(tmp_path: Path) -> None:
 
 
 if __name__ == "__main__":
-    run_rank(sys.argv[1])
+    run_rank(*sys.argv[1:])

@@ -46,7 +46,7 @@ def test_the_report_and_a_set_that_stays_as_it_is(tmp_path: Path, capsys: pytest
     assert set(counts(checked.problems)) == {
         ("train", "images that cannot be read"),
         ("train", "boxes that reach out of their image and are cut there"),
-        ("train and val", "images given twice, once in each set"),
+        ("train and val", "images in both sets"),
     }
     assert {path.name for path in out.iterdir()} == {"report.txt", "labels.jpg"}
     sheet = cv2.imread(str(out / "labels.jpg"))
@@ -95,12 +95,12 @@ def rows(split: str, number: int, text: str) -> Plant:
 COCO, YOLO = DataFormat.coco, DataFormat.yolo
 PLANTED: dict[str, tuple[Plant, DataFormat, str, str, str]] = {
     "no image": (not_an_image, COCO, "val", "images that cannot be read", "val/1.jpg is not an image"),
-    "image twice": (copied("train"), COCO, "train", "images given twice", "train/0.jpg and "),
-    "leak": (copied("val"), COCO, "train and val", "images given twice, once in each set", "val/7.jpg"),
+    "image twice": (copied("train"), COCO, "train", "repeated images", "train/0.jpg and "),
+    "leak": (copied("val"), COCO, "train and val", "images in both sets", "val/7.jpg"),
     "size": (other_size, COCO, "train", "images that cannot be read", "train/3.jpg has 128 x 96"),
-    "box twice": (box_twice, COCO, "train", "boxes given twice", "1.jpg: cat [21, 30, 40, 24]"),
-    "yolo pixels": (rows("val", 0, "1 60 50 20 20\n"), YOLO, "val", "rows that are no boxes", "0.txt:3 holds '1 60"),
-    "yolo row": (rows("val", 2, "1 .5 .5 .1\n"), YOLO, "val", "rows that are no boxes", "2.txt:3 holds '1 .5"),
+    "box twice": (box_twice, COCO, "train", "repeated boxes", "1.jpg: cat [21, 30, 40, 24]"),
+    "yolo pixels": (rows("val", 0, "1 60 50 20 20\n"), YOLO, "val", "rows that are not boxes", "0.txt:3 holds '1 60"),
+    "yolo row": (rows("val", 2, "1 .5 .5 .1\n"), YOLO, "val", "rows that are not boxes", "2.txt:3 holds '1 .5"),
 }
 
 

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +15,11 @@ from conf.compose import compose, to_yaml
 from conf.errors import CheckpointError, TrainError
 from conf.run import run
 from conf.schema import CompareConfig, TrainConfig
-from scripts.compare import Group, bootstrap, compare, gain, read_groups
-from train_utils.coco_eval import Evaluation, score
-from train_utils.report_page import FILE, keep_best, read_best
-from train_utils.results import DETECTION, GroundTruth
+from scripts.compare import Group, compare, draw_images, gain, read_groups, resampled_ap
+from tests.train_utils.coco_sets import draw
+from train_utils.coco_eval import find_matches, match, score
+from train_utils.report_page import BEST_DETECTIONS, keep_best, read_best
+from train_utils.results import DETECTION, Detections, GroundTruth
 
 IMAGES, BOXES = 40, 4  # boxes of each image
 
@@ -98,29 +100,39 @@ def test_seeds_are_one_setting(runs: dict[str, Path]) -> None:
     assert "is real" in gain.sentence() and gain.source == "images and seeds" and gain.low < gain.value < gain.high
 
 
-def test_the_interval_is_that_of_a_bootstrap_over_images(runs: dict[str, Path]) -> None:
-    """Against scores of sets with images drawn anew."""
-    sides = before, after = [read_best(runs[name]) for name in ("a0", "c")]
-    assert list(bootstrap(before, after, 9, 0)) == [-delta for delta in bootstrap(after, before, 9, 0)]
+def resampled_by_pycocotools(truth: GroundTruth, found: Detections, draws: np.ndarray) -> np.ndarray:
+    """The AP of each sample, of a set of its own in which an image may stand several times."""
+    scores = []
+    for times in draws:
+        chosen = np.repeat(np.argsort(truth.image_ids), times)
+        boxes = np.concatenate([np.arange(*truth.offsets[image : image + 2]) for image in chosen])
+        offsets = np.append(0, np.diff(truth.offsets)[chosen].cumsum())
+        columns = {name: getattr(truth, name)[boxes] for name in ("boxes_xywh", "classes", "crowd", "areas")}
+        sample = replace(truth, image_ids=np.arange(len(chosen)), sizes=truth.sizes[chosen], offsets=offsets, **columns)
+        rows = [np.flatnonzero(found["image_id"] == truth.image_ids[image]) for image in chosen]
+        reported = found[np.concatenate(rows)]
+        reported["image_id"] = np.repeat(np.arange(len(chosen)), [len(row) for row in rows])
+        precision = match(sample, reported, "pycocotools", every_size=False).eval["precision"][..., 0, 2]
+        scores.append(precision[precision > -1].mean())
+    return np.array(scores)
+
+
+def test_samples_and_the_interval_are_those_of_a_plain_bootstrap_over_images(runs: dict[str, Path]) -> None:
+    """The plain one scores each sample by pycocotools, as a data set of its own."""
+    truth, reported = draw(1, images=30)  # with crowds, and classes that a sample may lack
+    reported["score"] = np.random.default_rng(1).permutation(len(reported)) / len(reported)  # ties fall differently
+    draws = draw_images(30, 12, 1)
+    assert (draws.sum(1) == 30).all() and draws.max() > 2
+    plain = resampled_by_pycocotools(truth, reported, draws)
+    assert resampled_ap(find_matches(truth, reported), draws) == pytest.approx(plain, rel=1e-12)
+
     first, second = read_groups([runs["a0"], runs["c"]])
-    found = gain(first, second, 400, 0)
-    deltas, draw = [], np.random.default_rng(1)
-    for _ in range(150):
-        chosen = draw.integers(0, IMAGES, IMAGES)
-        deltas.append(np.subtract(*(drawn_ap(side, chosen) for side in reversed(sides))))
-    assert found.high - found.low == pytest.approx(2 * 1.96 * np.std(deltas), rel=0.15)
-
-
-def drawn_ap(side: Evaluation, chosen: np.ndarray) -> float:
-    rows = (chosen[:, None] * BOXES + np.arange(BOXES)).ravel()
-    truth = side.truth
-    found = side.detections[rows].copy()  # a detection for each box, in their order
-    found["image_id"] = np.repeat(np.arange(IMAGES), BOXES)
-    drawn = GroundTruth(
-        np.arange(IMAGES), truth.sizes, truth.offsets, truth.boxes_xywh[rows], truth.classes[rows], truth.crowd[rows],
-        truth.areas[rows], truth.names,
-    )  # fmt: skip
-    return score(drawn, found).metrics["AP"]
+    draws = draw_images(IMAGES, 40, 0)
+    before, after = (resampled_by_pycocotools(x.truth, x.detections, draws) for x in (*first.best, *second.best))
+    low, high = np.quantile(after - before, [0.025, 0.975])
+    found, reverse = gain(first, second, 40, 0), gain(second, first, 40, 0)
+    assert found.high - found.low == pytest.approx(high - low, rel=0.05)
+    assert (reverse.low, reverse.value, reverse.high) == pytest.approx((-found.high, -found.value, -found.low))
 
 
 def test_seeds_widen_the_interval_as_students_t(runs: dict[str, Path]) -> None:
@@ -138,10 +150,10 @@ def test_runs_that_cannot_be_compared_are_named(runs: dict[str, Path], tmp_path:
     with pytest.raises(TrainError, match="small was scored on another validation set"):
         read_groups([runs["a0"], runs["small"]])
     bare = make_run(tmp_path / "bare", 4, 0)
-    (bare / FILE).write_bytes(b"no archive")
+    (bare / BEST_DETECTIONS).write_bytes(b"no archive")
     with pytest.raises(TrainError, match="is damaged"):
         read_groups([runs["a0"], bare])
-    (bare / FILE).unlink()
+    (bare / BEST_DETECTIONS).unlink()
     with pytest.raises(TrainError, match=r"fix: python eval.py ckpt=.*bare out=.*bare"):
         read_groups([runs["a0"], bare])
 
@@ -149,8 +161,8 @@ def test_runs_that_cannot_be_compared_are_named(runs: dict[str, Path], tmp_path:
 def test_forged_evaluations_and_options_are_one_sentence(tmp_path: Path) -> None:
     """Arrays are missing, or of another type or shape; so are metrics. YAML is cut, or a bomb."""
     run = make_run(tmp_path / "run", 4, 0, truth=labels(9))
-    config = CompareConfig([str(run)], resamples=1, seed=0, debug=False)
-    with np.load(run / FILE) as file:
+    config = CompareConfig(runs=[str(run)], resamples=1, seed=0, debug=False)
+    with np.load(run / BEST_DETECTIONS) as file:
         arrays = dict(file)
     scores = json.loads(str(arrays["scores"]))
     cases = [arrays | {key: np.array(value)} for key in arrays for value in ("x", np.zeros(0), np.zeros((2, 3)), 7)]
@@ -158,7 +170,7 @@ def test_forged_evaluations_and_options_are_one_sentence(tmp_path: Path) -> None
     cases += [arrays | {"scores": np.array(json.dumps(text))} for text in texts]
     refused = 0
     for case in cases[::5]:  # all take half a minute
-        np.savez(run / FILE, **case)
+        np.savez(run / BEST_DETECTIONS, **case)
         try:
             compare(config)
             group = read_groups([run])[0]

@@ -114,5 +114,5 @@ def test_files_of_one_name_are_told_apart_and_messages_name_no_folder(folder: Pa
 
 def test_without_gradio_a_sentence_says_how_to_get_it(folder: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "gradio", None)
-    with pytest.raises(ConfigError, match=r"gradio, not installed here\. fix: uv pip install --python \S+ gradio"):
+    with pytest.raises(ConfigError, match=r"gradio, which is not installed\. fix: uv pip install --python \S+ gradio"):
         build(options(folder), tmp_path)

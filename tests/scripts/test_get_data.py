@@ -30,6 +30,6 @@ def test_a_set_is_fetched_unpacked_and_not_fetched_again(
     assert (root / "pictures" / "1.txt").read_text() == "one" and not [*root.rglob("*.zip")]
     capsys.readouterr()
     get_data(config)  # the server is gone
-    assert capsys.readouterr().out.count("unpacked already") == 1
+    assert capsys.readouterr().out.count("already unpacked") == 1
     with pytest.raises(ConfigError, match=r"no data set is called 'coco'\. fix: one of coco2017, voc2007, voc2012"):
         get_data(compose("get_data", GetDataConfig, ["name=coco"]))

@@ -10,6 +10,7 @@ import pytest
 from conf.compose import compose
 from conf.run import PROGRAMS, prepare_arguments
 from conf.schema import TrainConfig, TuneConfig
+from plugins import import_plugins
 from scripts import tune
 
 RATE = "optim.lr=tag(log,interval(1e-4,1))"
@@ -101,7 +102,11 @@ def test_a_search_that_is_stopped_leaves_no_training_behind(
 
 
 def test_failed_trials_are_named(configured: Callable[..., TuneConfig], capsys: pytest.CaptureFixture[str]) -> None:
-    tune.tune(configured("trials=2", "--", "data=shapes", "train.epochs=13", RATE))
+    plugin = tune.TRAIN.parent / "mine.py"
+    plugin.write_text("import torch\nfrom plugins import OPTIMISERS\nOPTIMISERS['mine'] = torch.optim.SGD\n")
+    given = "data=shapes", "train.epochs=13", f"plugins=[{plugin}]", "optim.name=mine"
+    tune.tune(configured("trials=2", "--", *given, RATE))
+    import_plugins([])
     output = capsys.readouterr().out
     assert "trial 1: AP nan, its output is in runs/x/trial-0001/terminal.txt" in output and "best" not in output
     assert "the loss is not finite" in Path("runs/x/trial-0001/terminal.txt").read_text()

@@ -33,7 +33,6 @@ CONFIG = OptimConfig(
     warmup_epochs=3,
     clip_norm=None,
     ema_decay=0.9999,
-    ema_window=0.08,
 )
 
 
@@ -68,7 +67,8 @@ def new_state(model: nn.Module, schedule: Schedule, loss_scale: float | None = N
     options = asdict(schedule.config) | {"decay": schedule.config.decay.value, "name": schedule.config.name.value}
     return TrainState(
         model=model,
-        average=WeightAverage(model, schedule),
+        average=WeightAverage(model, schedule.ema_decay),
+        schedule=schedule,
         optimizer=make_optimizer(model, schedule.config),
         scaler=torch.amp.GradScaler("cpu", init_scale=loss_scale or 1.0, enabled=loss_scale is not None),
         description={"network": {}, "names": [], "data": {}, "config": {"optim": options}},
@@ -97,12 +97,12 @@ def train_epoch(
     to_input = to_input or (lambda batch: batch.images.to(next(state.model.parameters()).dtype).div_(255))
     return train_one_epoch(
         ForwardPass(state.model, loss, to_input, autocast_dtype, world),
-        loader,
         state,
-        NonFiniteGuard(state.model, limit, log_line),
-        StopRequest(),
-        CheckpointWriter(Path(), print),
-        lambda step, metrics: None,
-        Progress(0, "train", enabled=False),
-        accumulate,
+        loader,
+        guard=NonFiniteGuard(state.model, limit, log_line),
+        stop=StopRequest(),
+        writer=CheckpointWriter(Path(), print),
+        log_step=lambda step, metrics: None,
+        progress=Progress(0, "train", enabled=False),
+        accumulate=accumulate,
     )

@@ -1,60 +1,73 @@
-"""Figures, matches and curves against plain pycocotools on files, to the last bit."""
+"""Metrics and matches of both scorers against plain pycocotools on files, to the last bit."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import hotcoco
 import numpy as np
 import pytest
 
+from conf import ConfigError
+from conf.schema import Scorer
 from tests.train_utils.coco_sets import CATEGORY_IDS, coco128, draw, plain_pycocotools, write_coco
-from train_utils.coco_eval import (
-    ABSENT,
-    METRICS,
-    OPERATING_POINT,
-    PER_CLASS,
-    Matches,
-    best_f1,
-    match,
-    matches_at_half,
-    score,
-)
+from train_utils import coco_eval
+from train_utils.coco_eval import ABSENT, Matches, best_f1, choose_scorer, find_matches, format_table, match, score
 from train_utils.results import DETECTION, Detections, GroundTruth, make_detections, to_coco_json
 
 Case = tuple[GroundTruth, Detections]
 
 
+@pytest.fixture(autouse=True, params=["hotcoco", "pycocotools"])
+def scorer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The package that scores: without hotcoco, pycocotools."""
+    if request.param == "pycocotools":
+        monkeypatch.setitem(sys.modules, "hotcoco", None)
+    return str(request.param)
+
+
+def test_the_scorer_is_chosen_and_named(scorer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert format_table(score(*draw())).startswith(f"scored by {scorer} ")
+    assert choose_scorer(Scorer.auto) == choose_scorer(Scorer(scorer)) != "hotcoco"
+    assert choose_scorer(Scorer.pycocotools).startswith("pycocotools 2.")
+    monkeypatch.setattr(hotcoco, "__version__", "1.4.0")
+    assert choose_scorer(Scorer.auto).startswith("pycocotools 2.")
+    with pytest.raises(ConfigError, match=r"^evaluate\.scorer=hotcoco needs .* fix: evaluate\.scorer=auto, or uv "):
+        choose_scorer(Scorer.hotcoco)
+
+
 def assert_equal_to_pycocotools(case: Case, truth_file: Path, category_ids: list[int], folder: Path) -> np.ndarray:
-    """Arrays, metrics, metrics of each class and matches at IoU .5; returns the metrics."""
+    """Arrays, metrics, metrics of each class and matches; returns the metrics."""
     truth, found = case
     (folder / "results.json").write_text(json.dumps(to_coco_json(found, category_ids)))
     expected = plain_pycocotools(truth_file, folder / "results.json")
     found = np.random.default_rng(0).permutation(found)
     ours = match(truth, found)
-    ours.accumulate()
     for key in ("precision", "recall"):
         assert np.array_equal(ours.eval[key], expected.eval[key]), key
     result = score(truth, found)
     assert list(result.metrics.values()) == expected.stats.tolist()
     for index, name in enumerate(truth.names):
         every, *sizes = (expected.eval["precision"][:, :, index, area, 2] for area in range(4))
-        for key, part in zip(PER_CLASS, (every, every[0], *sizes), strict=True):
+        for key, part in zip(coco_eval.PER_CLASS, (every, every[0], *sizes), strict=True):
             assert result.per_class[name][key] == (part[part > -1].mean() if (part > -1).any() else ABSENT)
 
-    matches = matches_at_half(truth, found)
-    points = list(zip(matches.classes.tolist(), matches.scores.tolist(), matches.right.tolist(), strict=True))
-    expected_points, boxes = [], np.zeros(len(truth.names), int)
-    for image in expected.evalImgs:
-        if image is None or image["aRng"] != [0, 1e10]:
+    matches = find_matches(truth, found)
+    columns = matches.classes, matches.images, matches.scores, *matches.right, *matches.wrong
+    image_ids, points, boxes = sorted(truth.image_ids.tolist()), [], np.zeros_like(matches.boxes)
+    for pair in expected.evalImgs:
+        if pair is None or pair["aRng"] != [0, 1e10]:
             continue
-        index = category_ids.index(image["category_id"])
-        boxes[index] += (np.asarray(image["gtIgnore"]) == 0).sum()
-        rows = zip(image["dtScores"], image["dtMatches"][0], image["dtIgnore"][0], strict=True)
-        expected_points += [(index, value, is_right > 0) for value, is_right, ignored in rows if not ignored]
-    assert sorted(points) == sorted(expected_points) and matches.boxes.tolist() == boxes.tolist()
+        at = category_ids.index(pair["category_id"]), image_ids.index(pair["image_id"])
+        boxes[at] = (np.asarray(pair["gtIgnore"]) == 0).sum()
+        matched, counts = pair["dtMatches"] > 0, ~np.asarray(pair["dtIgnore"], bool)
+        rows = zip(pair["dtScores"], *(matched & counts), *(~matched & counts), strict=True)
+        points += [(*at, *row) for row in rows]
+    assert sorted(zip(*columns, strict=True)) == sorted(points) and np.array_equal(matches.boxes, boxes)
     return np.asarray(expected.stats)
 
 
@@ -113,12 +126,12 @@ def test_without_detections_and_without_ground_truth() -> None:
     truth, found = draw(0)
     unlabelled, _ = without_boxes((truth, found))
     result = score(truth, found[:0])
-    assert set(result.metrics.values()) == {0.0} and tuple(result.metrics) == METRICS
+    assert set(result.metrics.values()) == {0.0} and tuple(result.metrics) == coco_eval.METRICS
     for case in (found, found[:0]):
         assert set(score(unlabelled, case).metrics.values()) == {ABSENT}
-        assert best_f1(matches_at_half(unlabelled, case)) is None
+        assert best_f1(find_matches(unlabelled, case)) is None
     for name in ("no boxes", "crowd only"):
-        assert result.per_class[name] == dict.fromkeys(PER_CLASS, ABSENT) | {"images": 0, "boxes": 0}
+        assert result.per_class[name] == dict.fromkeys(coco_eval.PER_CLASS, ABSENT) | {"images": 0, "boxes": 0}
 
 
 def test_coco128(shared_dir: Path, tmp_path: Path) -> None:
@@ -134,24 +147,24 @@ def test_the_best_f1_is_that_of_trying_all_thresholds(seed: int) -> None:
     truth, found = draw(seed, images=12 + 5 * seed)
     if seed % 2:  # scores that differ: a threshold of its own for each detection
         found["score"] = np.random.default_rng(seed).random(len(found))
-    matches = matches_at_half(truth, found)
+    matches = find_matches(truth, found)
     for index in (None, 0, 1):
-        own = np.full(len(matches.classes), True) if index is None else matches.classes == index
-        boxes = int(matches.boxes.sum() if index is None else matches.boxes[index])
+        of_class = np.full(len(matches.classes), True) if index is None else matches.classes == index
+        boxes = int((matches.boxes if index is None else matches.boxes[index]).sum())
         candidates = []
-        for threshold in set(matches.scores[own].tolist()):
-            reported = own & (matches.scores >= threshold)
-            right = int(matches.right[reported].sum())
-            f1 = 2 * right / (int(reported.sum()) + boxes)
-            candidates.append((f1, threshold, right / int(reported.sum()), right / boxes))
+        for threshold in set(matches.scores[of_class].tolist()):
+            reported = of_class & (matches.scores >= threshold)
+            right = int(matches.right[0, reported].sum())
+            total = right + int(matches.wrong[0, reported].sum())
+            candidates.append((2 * right / (total + boxes), threshold, right / total if total else 0.0, right / boxes))
         best = best_f1(matches, index)
-        assert best is not None and tuple(best) == OPERATING_POINT
+        assert best is not None and tuple(best) == coco_eval.OPERATING_POINT
         assert best["f1"] == pytest.approx(max(candidates)[0], rel=1e-12)
         assert (best["threshold"], best["precision"], best["recall"]) in [row[1:] for row in candidates]
 
 
 def test_of_equal_f1_the_highest_threshold_and_none_without_a_right_detection() -> None:
-    scores = np.array([0.1, 0.9, 0.5, 0.7])
-    equal = Matches(np.zeros(4, int), scores, np.array([False, True, False, False]), np.array([1]))
+    scores, right = np.array([0.1, 0.9, 0.5, 0.7]), np.array([[False, True, False, False]])
+    equal = Matches(np.zeros(4, int), np.zeros(4, int), scores, right, ~right, np.array([[1]]))
     assert best_f1(equal) == {"threshold": 0.9, "f1": 1.0, "precision": 1.0, "recall": 1.0}
-    assert best_f1(Matches(np.zeros(4, int), scores, np.zeros(4, bool), np.array([2]))) is None
+    assert best_f1(equal._replace(right=right & False, wrong=right | True)) is None

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from data import Batch
+from data.colour import network_input
 from models import Darknet, Postprocess, for_detection, zoo_cfg
 from tests.models.small_network import small
 from tests.test_host_reads import HostReads
@@ -30,6 +31,9 @@ class Numbered:
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Numbered:
         return self
+
+    def network_input(self) -> Tensor:
+        return network_input(self.images)
 
 
 class Streams:

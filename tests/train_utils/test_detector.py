@@ -219,7 +219,7 @@ def test_a_prediction_is_shown_where_its_user_looks(
     found = Detector(folder / "random.pt", **LOW)(pictures[2])
     seen: list[Any] = []
     monkeypatch.setattr(ImageShow, "_viewers", [])
-    with pytest.raises(TrainError, match=r"no program to show pictures .* fix: save"):
+    with pytest.raises(TrainError, match=r"has no picture viewer. fix: save"):
         found.show()
     monkeypatch.setattr(ImageShow, "_viewers", [SimpleNamespace(show=lambda image, **_: seen.append(image) or True)])
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: None))  # Python alone
@@ -261,13 +261,13 @@ def test_sources_are_answered_in_one_sentence(folder: Path, pictures: list[Path]
     for source, message in (
         (str(pictures[0])[:-5] + "9.jpg", "holds no picture or video"),
         (np.zeros((8, 8, 3)), r"an array is float64 \(8, 8, 3\)\. fix: uint8 \(height, width, 3\) in BGR"),
-        (torch.zeros(3, 8, 8), "is no picture. fix: a path, address, array, Pillow image, list"),
+        (torch.zeros(3, 8, 8), "is not a picture. fix: a path, URL, array, Pillow image, list"),
         (Image.new("F", (8, 8)), "mode=F .* cannot be read .*32 bits"),
         (Image.new("La", (8, 8)), "mode=La .* cannot be read"),
         (Image.new("RGB", (8, 8)).crop((3, 3, 3, 6)), r"is uint8 \(3, 0, 3\)"),
         (Image.open(tmp_path / "cut.png"), "PngImageFile .* cannot be read .*fix: "),
-        ([0], "0 is no picture"),
-        ([pictures[0], tmp_path / "film.avi"], "film.avi'\\) is no picture"),
+        ([0], "0 is not a picture"),
+        ([pictures[0], tmp_path / "film.avi"], "film.avi'\\) is not a picture"),
         ([pictures[0], tmp_path / "empty.jpg"], "empty.jpg is not an image"),  # a list of another length would mislead
     ):
         with pytest.raises(DataError, match=message):

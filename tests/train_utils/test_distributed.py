@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from conf.errors import DistributedError
-from conf.launch import claim_report, environment_of_one, is_lost_peer
+from conf.launch import claim_error, environment_of_one, is_lost_peer
 from tests.runs.process_group import fork_context, free_port
 from tests.train_utils.worker import run_in
 from train_utils import distributed
@@ -135,7 +135,7 @@ def test_cuda_asked_for_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> 
     world = init_distributed_mode("auto", 10)
     cpu = torch.device("cpu")
     assert world == World(0, 0, 1, 1, num_nodes=1, device=cpu, launcher="none")
-    assert claim_report()
+    assert claim_error()
 
 
 def test_a_gpu_that_torch_cannot_use_is_no_silent_run_on_the_cpu(
@@ -157,6 +157,7 @@ def test_a_gpu_that_torch_cannot_use_is_no_silent_run_on_the_cpu(
     assert choose_device("auto").type == "cpu"
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("refused", [False, True])
 def test_memory_grows_where_the_driver_and_the_user_let_it(refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     settings: list[str] = []
@@ -165,7 +166,7 @@ def test_memory_grows_where_the_driver_and_the_user_let_it(refused: bool, monkey
         if refused and settings[-1].endswith("True"):
             raise RuntimeError("CUDA error: operation not supported")
 
-    monkeypatch.setattr(torch.cuda.memory, "_set_allocator_settings", settings.append)
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", settings.append)
     monkeypatch.setattr(torch, "empty", allocate)
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         monkeypatch.delenv(name, raising=False)

@@ -31,7 +31,7 @@ from tests.train_utils.small_training import (
     train_epoch,
 )
 from train_utils.checkpoint import CheckpointWriter
-from train_utils.detect import detect
+from train_utils.detect import collect_detections, detect_batches
 from train_utils.distributed import World, init_distributed_mode
 from train_utils.engine import explain_out_of_memory
 from train_utils.numerics import DTYPES, weights_dtype
@@ -138,7 +138,8 @@ def test_detections_do_not_depend_on_the_number_of_threads() -> None:
         torch.set_num_threads(threads)
         try:
             progress = Progress(24, "evaluate", enabled=False)
-            result = detect(model, batches(4, 24), postprocess, lambda _, __, boxes: boxes, WORLD.device, progress)
+            of_batches = detect_batches(model.eval(), batches(4, 24), postprocess, WORLD.device)
+            result = collect_detections(of_batches, lambda _, __, boxes: boxes, progress)
             assert torch.get_num_threads() == threads, "the setting was not put back"
             return result
         finally:
@@ -147,7 +148,6 @@ def test_detections_do_not_depend_on_the_number_of_threads() -> None:
     one, two = found(1), found(2)
     assert len(one) == 24 * 9 and one["image_id"].tolist() == np.repeat(np.arange(24), 9).tolist()
     assert one.tobytes() == two.tobytes()
-    assert model.training, "training mode was not put back"
 
 
 BATCH = batches(8, 8)

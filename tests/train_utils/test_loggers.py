@@ -17,14 +17,14 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from conf.errors import TrainError
 from conf.schema import TrainConfig
-from conf.train_options import LoggerConfig
 from data import ShapesConfig, ensure_shapes
 from tests.small_run import rows as table_of
 from tests.small_run import small_run
 from train import train
 from train_utils import loggers as module
 from train_utils.checkpoint import load_last
-from train_utils.loggers import Loggers
+from train_utils.distributed import World
+from train_utils.run_report import RunReport
 from train_utils.train_state import LOSS_NAMES
 
 SHAPES = ShapesConfig(train_images=18, val_images=5, image_size=64)
@@ -56,14 +56,14 @@ def test_a_run_stopped_and_resumed_is_one_run_in_each_service_and_has_the_bits_o
     (folder / "plots").mkdir(parents=True)
     cv2.imwrite(str(folder / "plots/drawn.png"), np.full((8, 8, 3), 200, np.uint8))
 
-    log_step = Loggers.step
+    log_step = RunReport.step
 
-    def stop_after_five(self: Loggers, step: int, metrics: dict[str, float]) -> None:
+    def stop_after_five(self: RunReport, step: int, metrics: dict[str, float]) -> None:
         log_step(self, step, metrics)
         if step == 4:
             os.kill(os.getpid(), signal.SIGTERM)  # seen after the next step
 
-    monkeypatch.setattr(Loggers, "step", stop_after_five)
+    monkeypatch.setattr(RunReport, "step", stop_after_five)
     monkeypatch.setattr(module, "END_SECONDS", 300)
     train(options(shapes, folder, *chosen))
     run_id = (folder / "run_id.txt").read_text()
@@ -100,13 +100,14 @@ class Service:
     def close(self, complete: bool) -> None: ...
 
 
-def log_some(config: LoggerConfig, folder: Path, steps: range, warnings: list[str]) -> None:
-    state, log = SimpleNamespace(step=steps[0] - 1, epoch=0), SimpleNamespace(line=warnings.append)
-    loggers = Loggers(folder, config, cast(Any, state), 9, cast(Any, log))
-    loggers.start({})
-    for state.step in steps:
-        loggers.step(state.step, {"lr": 0.1, **dict.fromkeys(LOSS_NAMES, state.step / 2)})
-    loggers.close()
+def log_some(config: TrainConfig, folder: Path, steps: range, warnings: list[str]) -> None:
+    world = World(0, 0, 1, 1, 1, torch.device("cpu"), "none")
+    state, batches = SimpleNamespace(step=steps[0] - 1, epoch=0), SimpleNamespace(steps_per_epoch=9)
+    with RunReport(folder, config, world) as report:
+        report.line = lambda text, on_terminal=True: on_terminal and warnings.append(text)
+        report.start(config, cast(Any, state), cast(Any, None), cast(Any, batches))
+        for state.step in steps:
+            report.step(state.step, {"lr": 0.1, **dict.fromkeys(LOSS_NAMES, state.step / 2)})
 
 
 def failing(*_: object) -> None:
@@ -117,7 +118,7 @@ def test_a_logger_that_fails_warns_once_and_the_others_go_on(
     shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, warnings, points = (
-        options(shapes, tmp_path, "logger=[tensorboard,wandb]").logger,
+        options(shapes, tmp_path, "logger=[tensorboard,wandb]"),
         list[str](),
         Counter[str](),
     )
@@ -152,9 +153,9 @@ def test_a_hung_service_delays_neither_the_training_nor_its_end(
     method = {"a message": "scalars", "the end": "close"}[where]
     monkeypatch.setitem(module.SERVICES, "tensorboard", type("Hung", (Service,), {method: hang}))
     monkeypatch.setattr(module, "END_SECONDS", 0.1)
-    log_some(options(shapes, tmp_path, "logger=tensorboard").logger, tmp_path, range(1, 30), warnings)
+    log_some(options(shapes, tmp_path, "logger=tensorboard"), tmp_path, range(1, 30), warnings)
     answer.set()
-    assert len(warnings) == 1 and "the training is whole" in warnings[0]
+    assert len(warnings) == 1 and "training is not affected" in warnings[0]
     assert (tmp_path / "steps.csv").read_text().count("\n") == 30
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from conf.train_options import Decay, Optimizer
 from tests.train_utils.small_training import CONFIG
-from train_utils.optim import Schedule, WeightAverage, make_optimizer
+from train_utils.optim import EMA_WINDOW, Schedule, WeightAverage, make_optimizer
 
 
 def small_model() -> nn.Module:
@@ -46,7 +46,7 @@ def test_adamw_takes_its_first_beta_and_decay_from_the_schedule() -> None:
             assert group["weight_decay"] == (schedule.weight_decay(step) if group["name"] == "convolution" else 0)
 
 
-def test_rates_during_and_after_burn_in() -> None:
+def test_rates_during_and_after_warmup() -> None:
     schedule = Schedule(CONFIG, steps_per_epoch=10, total_steps=400)
     assert schedule.warmup_steps == 40
     optimizer = make_optimizer(small_model(), CONFIG)
@@ -77,7 +77,7 @@ def test_decays_meet_their_ends(decay: Decay, halfway: float, flat: float) -> No
     assert schedule.lr_factor(100) == pytest.approx(1 if decay is Decay.constant else 0.05)
 
 
-def test_burn_in_never_swallows_a_short_training_and_biases_start_fast_with_plain_sgd_only() -> None:
+def test_warmup_never_swallows_a_short_training_and_biases_start_fast_with_plain_sgd_only() -> None:
     assert Schedule(CONFIG, 13, 520).warmup_steps == 52
     assert Schedule(CONFIG, 100, 30_000).warmup_steps == 500
     assert Schedule(CONFIG, 1000, 300_000).warmup_steps == 3000
@@ -88,13 +88,13 @@ def test_burn_in_never_swallows_a_short_training_and_biases_start_fast_with_plai
 
 def test_the_average_covers_a_share_of_the_steps_and_the_statistics_are_those_of_the_last_step() -> None:
     model = small_model()
-    schedule = Schedule(replace(CONFIG, ema_window=2.0, ema_decay=0.88), 10, 100)
+    schedule = Schedule(replace(CONFIG, ema_decay=0.25), 10, 100)
     average = WeightAverage(model, schedule)
     expected = {name: value.clone() for name, value in model.state_dict().items()}
     for update in range(1, 6):
         change(model, update)
         average.update()
-        weight = max(1 / (1 + 2 * update), 0.12)  # ema_decay limits it from update 4 on
+        weight = max(1 / (1 + EMA_WINDOW * update), 0.75)  # ema_decay limits it from update 5 on
         for name, value in model.named_parameters():
             expected[name] = expected[name].lerp(value.detach(), weight)
         expected |= {name: value.clone() for name, value in model.named_buffers()}

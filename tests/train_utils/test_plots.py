@@ -15,15 +15,7 @@ from tests.train_utils.coco_sets import coco128, draw, many_classes
 from train_utils import plots
 from train_utils.coco_eval import score
 from train_utils.draw import GAP, LINE, SIDE, class_color
-from train_utils.plots import (
-    PLOTS,
-    draw_confusion,
-    draw_curves,
-    draw_detections,
-    draw_evaluation,
-    draw_precision_recall,
-    label,
-)
+from train_utils.plots import count_confusions, draw_confusion, draw_detections, draw_evaluation, draw_precision_recall
 from train_utils.results import Detections, GroundTruth, make_detections
 
 
@@ -54,7 +46,7 @@ def test_curves_are_the_columns_over_steps_and_the_first_best_epoch_is_marked(
         "epoch,step,lr,loss,loss_dfl,loss_l1,AP,AP50,val_loss\n1,10,0.01,5.5,0,0,,\n2,20,0.02,4.5,0,0,0.1,0.3,7\n"
         "3,30,0.01,4.0,0,0,-1.0,-1.0,8\n4,40,0.0,4,0,0.5,0.1,0.2,9\n"
     )
-    draw_curves(table, OUT)
+    plots.draw_curves(table, OUT)
     loss, precision, by_size, rate = map(lines_of, kept[0].axes)
     assert loss.pop("best: epoch 2, AP 0.100") == [(20, 0), (20, 1)]
     assert loss == {  # without loss_dfl: a term that is 0 throughout is one that the loss lacks
@@ -82,14 +74,14 @@ def assert_areas_are_the_table(truth: GroundTruth, found: Detections, figures: l
     table = score(truth, found)
     draw_precision_recall(table, OUT)
     order = [index for index in np.argsort(boxes)[::-1] if boxes[index]]
-    for axis, figure in zip(figures[-1].axes, ("AP50", "AP"), strict=True):
+    for axis, metric in zip(figures[-1].axes, ("AP50", "AP"), strict=True):
         of_classes, of_all = area_of_lines(axis)
-        rows = [table.per_class[truth.names[index]][figure] for index in order]
-        assert np.allclose(of_classes, rows, rtol=0, atol=1e-12), figure
-        assert of_all == pytest.approx(table.metrics[figure], abs=1e-12)
+        rows = [table.per_class[truth.names[index]][metric] for index in order]
+        assert np.allclose(of_classes, rows, rtol=0, atol=1e-12), metric
+        assert of_all == pytest.approx(table.metrics[metric], abs=1e-12)
         legend = [text.get_text() for text in axis.get_legend().get_texts()]
-        assert f"mean of all classes  {table.metrics[figure]:.3f}" in legend
-        assert legend[0] == f"{label(truth.names[order[0]])}  {rows[0]:.3f}"
+        assert f"mean of all classes  {table.metrics[metric]:.3f}" in legend
+        assert legend[0] == f"{plots.label(truth.names[order[0]])}  {rows[0]:.3f}"
 
 
 def test_the_area_under_each_drawn_curve_is_its_ap_in_the_table(shared_dir: Path, kept: list[Figure]) -> None:
@@ -102,19 +94,43 @@ def test_the_area_under_each_drawn_curve_is_its_ap_in_the_table(shared_dir: Path
 @pytest.mark.parametrize("classes", [20, 80])
 def test_a_confusion_matrix_has_numbers_that_can_be_read(classes: int, kept: list[Figure]) -> None:
     truth, found = many_classes(classes)
-    threshold = float(np.median(found["score"]))
-    draw_confusion(score(truth, found), threshold, OUT)
+    draw_confusion(score(truth, found), float(np.median(found["score"])), OUT)
     axis = cast(Any, kept[-1].axes[0])
     drawn = axis.images[0].get_array()
     x_labels, y_labels = (
         [tick.get_text() for tick in ticks] for ticks in (axis.get_xticklabels(), axis.get_yticklabels())
     )
     assert (x_labels[-1], y_labels[-1]) == ("missed", "nothing there") and x_labels[:-1] == y_labels[:-1]
+    texts = {(int(text.get_position()[1]), int(text.get_position()[0])): int(text.get_text()) for text in axis.texts}
+    assert texts == {(row, column): drawn[row, column] for row, column in np.argwhere(drawn)}
     if classes <= 30:
         labels = np.bincount(truth.classes[~truth.crowd.astype(bool)], minlength=classes)
         assert np.array_equal(drawn[:-1].sum(1), labels), "each label is in one cell of its row"
     else:
-        assert len(drawn) < 30 and axis.get_title().endswith("most confused of 80 classes")
+        assert len(drawn) == 31 and axis.get_title().endswith("the 30 most confused of 80 classes")
+
+
+def test_confusions_are_those_of_a_count_by_hand() -> None:
+    boxes = [[0, 0, 10, 10], [20, 0, 10, 10], [60, 0, 10, 10], [40, 40, 30, 30], [0, 0, 10, 10]]
+    truth = GroundTruth(
+        np.array([9, 7]), np.full((2, 2), 99), np.array([0, 4, 5]), np.array(boxes, float), np.array([0, 1, 0, 0, 1]),
+        np.array([False, False, False, True, False]), np.full(5, 100.0), ["cat", "dog"],
+    )  # fmt: skip
+    rows = [
+        (0, 0.8, [0, 0, 10, 10]),  # on the first cat, which the dog of .9 has taken: nothing there
+        (1, 0.9, [0, 1, 10, 11]),
+        (1, 0.7, [20, 0, 30, 5]),  # the dog, at an IoU of just .5
+        (0, 0.6, [42, 42, 48, 48]),  # within the crowd
+        (1, 0.6, [38, 50, 46, 58]),  # within it by three quarters
+        (0, 0.5, [80, 80, 90, 90]),
+        (0, 0.4, [60, 0, 70, 10]),  # below the threshold: the second cat is missed
+    ]
+    classes, scores, corners = map(np.array, zip(*rows, strict=True))
+    elsewhere = make_detections(7, np.array([1]), np.array([0.5]), np.array([[0, 6, 10, 16]]))  # too far from the dog
+    found = np.concatenate([make_detections(9, classes, scores, corners), elsewhere])
+    counts = count_confusions(score(truth, found), 0.5)
+    assert counts.tolist() == [[0, 1, 1], [0, 1, 1], [2, 1, 0]]
+    assert count_confusions(score(truth, found[:0]), 0.5).tolist() == [[0, 0, 2], [0, 0, 2], [0, 0, 0]]
 
 
 OF_TRAINING = {"curves.png"}
@@ -159,10 +175,10 @@ def test_plots_of_odd_names_nothing_found_and_nothing_labelled(tmp_path: Path) -
     cases = [few, (truth, found[:0]), (unlabelled, found), (unlabelled, found[:0])]
     for number, case in enumerate(cases):
         pictures, said = drawn(*case, tmp_path / str(number))
-        assert set(pictures) == set(PLOTS) - OF_TRAINING and not said
+        assert set(pictures) == set(plots.PLOTS) - OF_TRAINING and not said
     few[0].names[:] = ["\U000f0000\U000f0001", "b", "c"]  # letters that no font has
     pictures, said = drawn(*few, tmp_path / "letters")
-    assert set(pictures) == set(PLOTS) - OF_TRAINING
+    assert set(pictures) == set(plots.PLOTS) - OF_TRAINING
     assert sorted(line.split()[1] for line in said) == [
         str(tmp_path / "letters" / name) for name in ("confusion.png", "precision_recall.png")
     ]

@@ -78,7 +78,7 @@ def test_a_report_that_fails_is_a_line_and_the_training_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(run_report, "report_run", lambda folder: 1 / 0)
-    monkeypatch.setattr("train.keep_best", lambda *given: 1 / 0)
+    monkeypatch.setattr("train_utils.report_page.keep_best", lambda *given: 1 / 0)
     train(small_run(tmp_path / "shapes", SHAPES, tmp_path / "run", "train.epochs=1", "train.batch_size=4"))
     said = capsys.readouterr().out
     assert "warning: report.html was not written (ZeroDivisionError" in said

@@ -133,7 +133,7 @@ def odd_scores(rows: list[Row]) -> None:
 
 
 @pytest.mark.parametrize("change", [lambda rows: None, odd_ids, odd_boxes, odd_scores, lambda rows: rows.pop(0)])
-def test_figures_are_those_of_pycocotools_on_the_file(change: Callable[[list[Row]], object], tmp_path: Path) -> None:
+def test_metrics_are_those_of_pycocotools_on_the_file(change: Callable[[list[Row]], object], tmp_path: Path) -> None:
     truth, rows = drawn(0)
     write_coco(truth, tmp_path / "truth.json")
     change(rows)

@@ -16,7 +16,7 @@ from conf.errors import TrainError
 from conf.from_checkpoint import complete_training
 from conf.schema import TrainConfig
 from train_utils.distributed import World, init_distributed_mode
-from train_utils.run_folder import open_run_folder
+from train_utils.run_folder import reserve_run_folder
 from train_utils.run_report import save_config
 
 OWN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM", "TORCHELASTIC")
@@ -58,7 +58,7 @@ class Job:
                 patch.setenv(name, value)
             config = compose("train", TrainConfig, ["experiment=quickstart", "name=n", *options], complete_training)
             stack = ExitStack()
-            folder = stack.enter_context(open_run_folder(self.world, config.name, config.run_dir, config.resume))
+            folder = stack.enter_context(reserve_run_folder(self.world, config))()
         save_config(folder, config)
         goes_on = config.resume is not None and any((folder / "checkpoints").glob("*.pt"))
         if checkpoint:

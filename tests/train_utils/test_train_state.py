@@ -34,7 +34,7 @@ def test_the_best_epoch_and_ties(scores: list[float | None], best: float, best_e
         state.end_epoch()
         is_best = state.record({"AP": score} if score is not None else {})
         assert is_best == (state.best_epoch == number)
-        waits = state.why_over(cast(Any, options), WORLD) is not None
+        waits = state.stop_reason(cast(Any, options), WORLD) is not None
         assert waits == (score is not None and not is_best), "patience counts evaluated epochs"
     assert (state.best, state.best_epoch) == (best, best_epoch)
 

@@ -19,7 +19,7 @@ import torch
 
 from conf import launch
 from conf.errors import DistributedError
-from conf.launch import claim_report, explain_lost_peer, read_launch, shutdown
+from conf.launch import claim_error, explain_lost_peer, read_launch, shutdown
 from train_utils.distributed import (
     World,
     barrier,
@@ -75,9 +75,9 @@ def failure(world: World) -> list[Any]:
         with torch_distributed_zero_first(world):
             raise ValueError("data.root=/x is missing. fix: set data.root")
     except (ValueError, DistributedError) as error:
-        report = claim_report()
+        report = claim_error()
         barrier()
-        return [type(error).__name__, str(error), report, claim_report()]
+        return [type(error).__name__, str(error), report, claim_error()]
 
 
 def killed_builder(world: World, folder: Path) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def main() -> None:
         world = init_distributed_mode("cpu", 60.0)
         report = SCENARIOS[scenario](world, Path(folder))
     except (DistributedError, RuntimeError) as error:
-        report = {"error": str(explain_lost_peer(error)), "reports": claim_report()}
+        report = {"error": str(explain_lost_peer(error)), "reports": claim_error()}
     Path(folder, f"{read_launch().rank}.json").write_text(json.dumps(report))
     shutdown()
 

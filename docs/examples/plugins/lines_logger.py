@@ -1,4 +1,4 @@
-"""A logger: a line of JSON for each figure, in ``lines.jsonl`` of the run folder.
+"""A logger: a line of JSON for each group of metrics, in ``lines.jsonl`` of the run folder.
 
 ``python train.py plugins=[lines_logger.py]``
 """

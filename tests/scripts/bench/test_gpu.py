@@ -16,14 +16,14 @@ def test_a_call_ends_within_nine_minutes() -> None:
 
 
 @pytest.mark.slow
-def test_every_stage_leaves_its_figures(tmp_path: Path) -> None:
+def test_every_stage_leaves_its_measurements(tmp_path: Path) -> None:
     """In one process, for the imports."""
     command = [sys.executable, *"-m scripts.bench.gpu 1 2 3 --tiny --inside".split(), f"{tmp_path}/metrics.csv"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     rows = list(csv.DictReader((tmp_path / "metrics.csv").read_text().splitlines()))
     assert {row["stage"] for row in rows} == {*STAGES}
-    values = {row["figure"]: row["value"] for row in rows}
+    values = {row["measurement"]: row["value"] for row in rows}
     for name in ("maps", "gradients"):
         assert 0 < float(values[f"float32 {name} against float64 on the CPU"]) < 1e-4
     assert values["exit code of pytest"] == "0", done.stdout
@@ -37,4 +37,4 @@ def test_a_stage_that_hangs_is_ended_and_the_next_one_runs(tmp_path: Path, monke
     main("2", "--tiny", f"{tmp_path}/metrics.csv")
     rows = list(csv.DictReader((tmp_path / "metrics.csv").read_text().splitlines()))
     assert [row["stage"] for row in rows] == [name for name, (call, *_) in STAGES.items() if call == 2]
-    assert all(row["figure"] == "FAILED" and "killed" in row["value"] for row in rows)
+    assert all(row["measurement"] == "FAILED" and "killed" in row["value"] for row in rows)
