@@ -199,5 +199,5 @@ def test_training_and_evaluation_with_converted_weights(command: Command, tmp_pa
     assert (state["seen"], state["weights_version"]) == (32, [0, 2, 5])
     for path in (tmp_path / "next" / "checkpoints").glob("*.pt"):
         path.write_bytes((tmp_path / "named.pt").read_bytes())
-    with pytest.raises(CheckpointError, match=r"holds converted weights, no training .*fix: start a new run with"):
+    with pytest.raises(CheckpointError, match=r"holds converted weights, not a training.*fix: start a new run with"):
         train(["resume=next"])
