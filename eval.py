@@ -16,9 +16,9 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
 
 import math
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -50,12 +50,9 @@ def evaluate(config: EvalConfig) -> run.Outcome:
         for note in (*val_set.skipped, *val_set.notes):
             print(f"val: {note}", flush=True)
 
-    evaluation = None
-    if config.detections is not None and world.is_main:
-        found = results.read_results(Path(config.detections), val_set.image_ids, val_set.category_ids)
-        print(f"{config.detections}: {counted(len(found), 'detection')}")
-        evaluation = coco_eval.score(ground_truth_of(val_set), found, coco_eval.choose_scorer(config.evaluate.scorer))
-    elif config.detections is None:
+    if config.detections is not None:
+        evaluation = score_detections(config, val_set, world)
+    else:
         model, classes = load_model(config, val_set, world)
         model = model.to(world.device).eval()
         image_size = config.evaluate.image_size or models.image_size_of(model.cfg)  # a checkpoint has filled it in
@@ -67,22 +64,50 @@ def evaluate(config: EvalConfig) -> run.Outcome:
     if evaluation is None:
         return run.Outcome({}, out)
 
+    is_scored = len(val_set.classes) > 0
+    if not is_scored:
+        more = "" if out is not None else "; out=<folder> writes detections.json, for a server that has them"
+        print(f"{config.data.name} has no boxes to score against{more}", flush=True)
     matches = coco_eval.find_matches(evaluation.truth, evaluation.detections, evaluation.scorer)
     for index, row in enumerate(evaluation.per_class.values()):
         row.update(coco_eval.best_f1(matches, index) or dict.fromkeys(coco_eval.OPERATING_POINT, coco_eval.ABSENT))
-    print(coco_eval.format_table(evaluation), flush=True)
+    if is_scored:
+        print(coco_eval.format_table(evaluation), flush=True)
     if out is not None:
+        write_results(out, config, val_set, evaluation)
+    return run.Outcome(evaluation.metrics, out)
+
+
+def write_results(out: Path, config: EvalConfig, val_set: data.Annotations, evaluation: coco_eval.Evaluation) -> None:
+    """Write the files of an evaluation into the folder ``out``; the scores if there are boxes."""
+    if len(val_set.classes):
         results.write_json(out / "metrics.json", evaluation.metrics)
         results.write_json(out / "per_class.json", evaluation.per_class)
-        if config.detections is None:
-            rows = results.to_coco_json(evaluation.detections, val_set.category_ids)
-            results.write_json(out / "detections.json", rows)
-            report_page.keep_best(out, evaluation)
-        if config.plots:
-            read = data.ImageSource(val_set, config.data.on_error).read
-            plots.draw_evaluation(out / plots.FOLDER, evaluation, read, val_set.file_name, print)
-            print(f"plots: {out / plots.FOLDER}")
-    return run.Outcome(evaluation.metrics, out)
+    if config.detections is None:
+        rows = results.to_coco_json(evaluation.detections, val_set.category_ids)
+        results.write_json(out / "detections.json", rows)
+        categories = zip(val_set.category_ids.tolist(), val_set.names, strict=True)
+        described = [{"id": number, "name": name} for number, name in categories]
+        results.write_json(out / "images.json", {"images": images_of(val_set), "categories": described})
+        report_page.keep_best(out, evaluation)
+    if config.plots:
+        read = data.ImageSource(val_set, config.data.on_error).read
+        plots.draw_evaluation(out / plots.FOLDER, evaluation, read, val_set.file_name, print)
+        print(f"plots: {out / plots.FOLDER}")
+
+
+def score_detections(config: EvalConfig, val_set: data.Annotations, world: World) -> coco_eval.Evaluation | None:
+    """Score the file ``config.detections``; None on all ranks but 0. Raises TrainError."""
+    category_ids, single_class = val_set.category_ids, config.data.single_class
+    if single_class:  # the index has the first one only
+        category_ids = build.open_split(replace(config.data, single_class=False), "val", world).category_ids
+    if not world.is_main:
+        return None
+    path, images = Path(str(config.detections)), images_of(val_set)
+    results.check_images(path, {row["id"]: (row["file_name"], (row["height"], row["width"])) for row in images})
+    found = results.read_results(path, val_set.image_ids, category_ids, single_class=single_class)
+    print(f"{path}: {counted(len(found), 'detection')}")
+    return coco_eval.score(ground_truth_of(val_set), found, coco_eval.choose_scorer(config.evaluate.scorer))
 
 
 def load_model(config: EvalConfig, val_set: data.Annotations, world: World) -> tuple[models.Darknet, list[int] | None]:
@@ -93,7 +118,8 @@ def load_model(config: EvalConfig, val_set: data.Annotations, world: World) -> t
     """
     if config.ckpt is None:
         assert config.model is not None  # only detections= needs no model
-        built, note = build.build_model(config.model, len(val_set.names), whole=True, world=world)
+        names = val_set.names
+        built, note = build.build_model(config.model, len(names), whole=True, world=world, names=names)
         if world.is_main:
             print(note)
         return built, None
@@ -111,6 +137,15 @@ def load_model(config: EvalConfig, val_set: data.Annotations, world: World) -> t
     if world.is_main:
         print(f"scored on {len(val_set.names)} of its {len(opened.names)} classes")
     return opened.model, [opened.names.index(name) for name in val_set.names]
+
+
+def images_of(annotations: data.Annotations) -> list[dict[str, Any]]:
+    """The images of an index as COCO writes them."""
+    rows = zip(annotations.image_ids.tolist(), annotations.sizes.tolist(), strict=True)
+    return [
+        {"id": number, "file_name": annotations.file_name(index), "height": height, "width": width}
+        for index, (number, (height, width)) in enumerate(rows)
+    ]
 
 
 def ground_truth_of(annotations: data.Annotations) -> results.GroundTruth:
@@ -132,7 +167,7 @@ class Evaluator:
         val_set: data.Annotations,
         config: EvaluateConfig,
         *,
-        image_size: int,
+        image_size: int | list[int],
         model: models.Darknet,
         data_options: data.DataConfig,
         world: World,
@@ -141,11 +176,7 @@ class Evaluator:
         loss: models.LossSection | None = None,
         classes: list[int] | None = None,
     ) -> None:
-        if (nearest := model.nearest_size(image_size, image_size)[0]) != image_size:
-            raise ConfigError(
-                f"evaluate.image_size={image_size} is not a multiple of the network's largest stride "
-                f"{model.max_stride}. fix: evaluate.image_size={nearest}"
-            )
+        open_checkpoint.check_size(model, image_size, "evaluate.image_size")
         self.final_dtype = numerics.evaluation_dtype(config.precision, world.device, "evaluate.precision")
         self.dtype = training_dtype if config.precision is EvalPrecision.auto else self.final_dtype
         self.scorer = coco_eval.choose_scorer(config.scorer)
@@ -159,9 +190,12 @@ class Evaluator:
         self.loader = data.make_loader(
             data.EvalDataset(val_set, self.images, config.resize), batches,
             workers=build.loader_workers(data_options.workers, world), device=world.device,
-            timeout_seconds=timeout_seconds, batch_bytes=3 * config.batch_size * image_size**2,
+            timeout_seconds=timeout_seconds, batch_bytes=3 * config.batch_size * math.prod(data.both_sides(image_size)),
         )  # fmt: skip
-        self.classes, self.postprocess = classes, build.build_postprocess(config, model.heads, classes)
+        self.classes, self.postprocess = (
+            classes,
+            build.build_postprocess(config, model.heads, classes, in_training=loss is not None),
+        )
         # A separate instance: tensors it caches under inference_mode cannot be used in training.
         self.loss = build.build_loss(model.heads, loss) if loss is not None else None
 

@@ -24,9 +24,10 @@ import cv2
 import numpy as np
 import torch
 
+import data
 from conf import ConfigError, help, run, schema
 from conf.errors import install_command
-from conf.run_files import CHECKPOINTS
+from conf.run_files import CHECKPOINTS, refuse_existing
 from data.errors import printable
 from data.shapes import draw_image
 from models.export import DetectorGraph, FixedSuppression, check_file, write_onnx, write_torch
@@ -48,17 +49,10 @@ def export(config: schema.ExportConfig) -> Path:
     if is_onnx and (missing := [name for name in ONNX_PACKAGES if importlib.util.find_spec(name) is None]):
         raise ConfigError(f"format=onnx needs {', '.join(missing)} installed. fix: {install_command(*missing)}")
     out = output_path(config, ".onnx" if is_onnx else ".pt2")
-    size = config.image_size
-    longest = max(size) if isinstance(size, list) else size
-    detector = open_checkpoint.open_detector(config.ckpt, config.model, config.names, longest)
+    refuse_existing(out, "out")
+    detector = open_checkpoint.open_detector(config.ckpt, config.model, config.names, config.image_size)
     model = detector.model
-    size = size or detector.image_size
-    height, width = size if isinstance(size, list) else (size, size)
-    if (fits := model.nearest_size(height, width)) != (height, width):
-        raise ConfigError(
-            f"image_size=[{height},{width}] is not a multiple of the network's stride {model.max_stride}."
-            f" fix: image_size=[{fits[0]},{fits[1]}]"
-        )
+    height, width = data.both_sides(detector.image_size)
     print(f"{detector.note}; {height} x {width} pixels (height x width)", flush=True)
     suppression = None
     if config.nms:

@@ -67,13 +67,14 @@ def predict(config: schema.PredictConfig) -> Path:
         left_out += f", stopped by {stop.signal.name}" if stop.signal is not None else ""
         print(format_counts(writer.counts) or "nothing found")
         print(f"{writer.summary()}{left_out}, in {out}; {milliseconds:.1f} ms per image", flush=True)
+    frames.check_whole()
     if stop.signal is not None:  # Ctrl-C has raised KeyboardInterrupt
         sys.exit(128 + stop.signal)
     return out
 
 
 class ResultWriter:
-    """Writes results below ``out``; raises ConfigError if a picture would overwrite its source."""
+    """Writes the files of one prediction below ``out``, and counts what it found."""
 
     def __init__(
         self,
@@ -94,9 +95,6 @@ class ResultWriter:
         pictures |= {name: name for name in names if name.lower().endswith(PICTURE_SUFFIXES)}
         self.drawn_names = pictures | videos
         self.label_names = results.file_names([medium.name for medium in media if not medium.is_video], ".txt")
-        for medium in media:
-            if draw and medium.path.resolve() == (out / self.drawn_names[medium.name]).resolve():
-                raise ConfigError(f"out={out} would overwrite {medium.path}. fix: choose another out=, or draw=false")
         self.drawn = DrawnFiles(self.network.names)
         self.results: list[results.ImageResult] = []
         self.num_images = 0

@@ -61,7 +61,7 @@ def train(requested: schema.TrainConfig) -> run.Outcome:  # noqa: PLR0915 - the 
         description = auto.describe_run(config, requested, model, train_set)
         state = TrainState.create(model, config, train_sampler.steps_per_epoch, description)
         forward = engine.ForwardPass.create(
-            model, loss, config.train, compile_mode=compile_mode, num_sizes=batches.sizes.count, world=world
+            model, loss, config.train, compile_mode=compile_mode, batches=batches, world=world, log_line=report.line
         )
         if saved is not None:
             engine.rehearse(forward, state, 2 * model.max_stride)

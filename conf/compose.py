@@ -43,11 +43,7 @@ def compose(name: str, schema: type[Config], overrides: Sequence[str], complete:
     """
     if missing := next((word for word in overrides if word.endswith("=???")), None):
         raise ConfigError(f"{missing} is not a value. fix: give one, or leave it out")
-    try:
-        cfg = _composed(name, schema, overrides)
-    except suggestions.NOT_COMPOSED as error:
-        raise ConfigError(suggestions.explain(error, schema)) from error
-    return to_plain(cfg, schema, complete, keys_of(overrides))
+    return to_plain(_composed(name, schema, overrides), schema, complete, keys_of(overrides))
 
 
 def defaults(name: str, schema: type, overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -164,14 +160,19 @@ def _composed(name: str, schema: type, overrides: Sequence[str]) -> DictConfig:
         try:
             with hydra.initialize_config_dir(str(CONF_DIR), version_base="1.3"):
                 return hydra.compose(name, list(overrides))
-        except (*suggestions.NOT_COMPOSED, ConfigError, errors.DataError):
+        except suggestions.NOT_COMPOSED as error:
+            raise ConfigError(suggestions.explain(error, schema)) from error
+        except (ConfigError, errors.DataError):
             raise
         except (TypeError, ValueError, RecursionError) as error:  # Hydra's, for a list, or a file that is not text
             chosen = " ".join(word for word in overrides if (CONF_DIR / word.partition("=")[0]).is_dir())
             raise ConfigError(f"{chosen}: {error}. fix: the name of a choice, or a file of YAML in UTF-8") from error
         except (AssertionError, AttributeError) as error:  # OmegaConf's, for a key below null
             typed = " ".join(word for word in overrides if "." in word.partition("=")[0])
-            raise ConfigError(f"{typed}: a section is null here. fix: a choice that has it, as data=shapes") from error
+            fix = "fix: a choice that has it, as data=shapes"
+            if any(word.startswith("resume=") for word in overrides):  # of the run, which is not read yet
+                fix = "fix: leave out what would change the training, such as its data"
+            raise ConfigError(f"{typed}: a section is null here. {fix}") from error
         finally:
             GlobalHydra.instance().hydra = outer
 

@@ -16,7 +16,7 @@ from conf import ConfigError, launch, run_files
 from conf.compose import check_values, from_dictionary, plain, to_dictionary
 from conf.errors import CheckpointError
 from conf.options import MAY_CHANGE, OF_THE_MACHINE, changed_values, is_covered
-from conf.schema import TrainConfig
+from conf.schema import MAX_SIDE, TrainConfig
 from conf.suggestions import NOT_COMPOSED, darknet_options, explain
 from data import DataError, layouts
 from models.published import ALIASES, Published
@@ -71,13 +71,15 @@ def model_or_checkpoint(options: dict[str, Any], named: Sequence[str]) -> dict[s
     return {**options, "model": None}
 
 
-def trained_size(saved: dict[str, Any], source: str) -> int:
-    """The image size in pixels at which a checkpoint is scored. Raises CheckpointError."""
+def trained_size(saved: dict[str, Any], source: str) -> int | list[int]:
+    """The image size at which a checkpoint is scored, as ``image_size``. Raises CheckpointError."""
     saved = checked_config(saved, source)
     size = saved.get("evaluate", {}).get("image_size") or saved.get("train", {}).get("image_size")
-    if type(size) is not int or not 0 < size < 2**16:
+    sides = size if isinstance(size, list) and len(size) == 2 else [size]
+    if not all(type(side) is int and 0 < side < MAX_SIDE for side in sides):
         raise CheckpointError(f"{source} is damaged: its config names no image size. fix: use another one")
-    return size
+    pixels: int | list[int] = size
+    return pixels
 
 
 def complete_conversion(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
@@ -187,9 +189,12 @@ def continue_run(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any
         named = [key for key in named if key not in ("resume", "run_dir")]
     if options.get("resume") is None or "run_dir" in named:
         return options  # the schema refuses resume with run_dir
-    folder = Path(options["resume"])
-    if folder.parts[-2:] == (run_files.CHECKPOINTS, "last.pt"):
-        folder = folder.parents[1]
+    folder = given = Path(options["resume"])
+    if given.parts[-2:] == (run_files.CHECKPOINTS, "last.pt"):
+        folder = given.parents[1]
+    if given.is_file() and (folder == given or not (folder / "config.yaml").exists()):
+        fix = f"fix: the folder of a run, copied as a whole, or a new run with model.weights={given}"
+        raise ConfigError(f"resume={given}: a checkpoint without its run folder cannot be resumed. {fix}")
     before = read_config(folder)
     ask_for_plugins(before, f"resume={folder}", named)
     now, wanted = OmegaConf.create(before), OmegaConf.create(options)

@@ -118,6 +118,13 @@ def compiler(environment: Mapping[str, str] = os.environ) -> str | None:
     return shutil.which(environment.get("CXX", "g++"))
 
 
+def keep_compiled(folder: Path) -> None:
+    """Let torch.compile keep its code in ``folder`` if it can be made; the user's choice wins."""
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
+
+
 def fix_cublas_workspace() -> None:
     """Fix the size of cuBLAS's workspace for reproducible sums; call this before CUDA is used."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

@@ -22,7 +22,7 @@ import hydra
 from conf import CONF_DIR, REPOSITORY, ConfigError, compose, errors, from_checkpoint, help, launch, schema, suggestions
 from conf.compose import Config
 from conf.options import quoted
-from data.errors import DataError, without_login
+from data.errors import DataError, printable, without_login
 from models.errors import ModelError
 
 Result = TypeVar("Result")
@@ -239,12 +239,12 @@ def in_one_sentence(error: BaseException, schema: type) -> str | None:
     """The sentence for a user's error; None for a bug."""
     if isinstance(error, USER_ERRORS):
         # torch puts the traceback of a loader's process before its message.
-        return str(error).rpartition(f"{type(error).__name__}: ")[2].strip()
+        return printable(str(error).rpartition(f"{type(error).__name__}: ")[2].strip())
     if isinstance(error, suggestions.NOT_COMPOSED):
         return suggestions.explain(error, schema)
     if isinstance(error, OSError) and error.errno in UNUSABLE:
         path = error.filename2 or error.filename or "a file"  # the error of a write has no path
-        return f"{path} cannot be used ({error.strerror}). fix: name another place, or free space"
+        return f"{printable(str(path))} cannot be used ({error.strerror}). fix: name another place, or free space"
     return None
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from conf import launch
-from conf.errors import CheckpointError
+from conf.errors import CheckpointError, TrainError
 
 CHECKPOINTS = "checkpoints"  # a folder in the run folder
 NAME_A_RUN = "fix: give a run folder or a .pt file of train.py"
@@ -67,6 +67,18 @@ def full_name(name: str) -> str:
     if run is None and folder != Path(name):
         raise CheckpointError(f"{name} is the newest run with a checkpoint: {folder.absolute()} has none. {NAME_A_RUN}")
     return str(run or name)
+
+
+def refuse_existing(path: Path, key: str) -> None:
+    """Raise TrainError for a file at ``path``, or any in that folder: no program overwrites one.
+
+    ``key`` is the option that names another place. A link counts, wherever it leads.
+    """
+    files = (Path(folder, name) for folder, _, names in os.walk(path) for name in sorted(names))
+    first = next(files, None) or next(path.iterdir(), None) if path.is_dir() else path
+    if first is not None and os.path.lexists(first):
+        new = "folder" if path.is_dir() else "file"
+        raise TrainError(f"{first} is there already and would be overwritten. fix: {key}=<a new {new}>")
 
 
 @contextmanager

@@ -16,6 +16,8 @@ from data.config import AugmentConfig, Below1, Count, DataConfig, Exif, OnBadFil
 from models.config import AutoLoss, LossSection, ModelConfig, YoloLossConfig, YoloxLossConfig
 from models.published import PUBLISHED
 
+MAX_SIDE = 2**16  # pixels
+
 
 def _check_devices(devices: Any) -> None:
     if devices not in (None, "auto") and not (type(devices) is int and 1 <= devices <= 1024):
@@ -25,19 +27,29 @@ def _check_devices(devices: Any) -> None:
         )
 
 
+def _check_image_size(size: Any) -> None:
+    sides = size if isinstance(size, list) else [size] * 2
+    are_pixels = len(sides) == 2 and all(type(side) is int and 0 < side < MAX_SIDE for side in sides)
+    if size is not None and not are_pixels:
+        raise ValueError(f"image_size must be a number of pixels, [height, width] or null, got {size}")
+
+
 @dataclass
 class DetectionSection:
     """How images become detections, in evaluation and in prediction."""
 
-    image_size: Count | None  # longest side in pixels; null: as trained, or that of the .cfg
-    resize: Resize  # letterbox: keep the aspect ratio and pad; stretch: fill the square, as Darknet does
-    rect: bool  # letterbox each image into a rectangle of its shape; false, or resize=stretch: into a square
+    image_size: Any  # longest side in pixels, or [height, width]; null: as trained, or as in the .cfg
+    resize: Resize  # letterbox: keep the aspect ratio and pad; stretch: fill image_size, as Darknet does
+    rect: bool  # letterbox each image into a rectangle of its shape; false, or resize=stretch: into image_size
     precision: train_options.EvalPrecision  # of the forward pass; all but float32 round more and are faster on GPUs;
     # auto: train.precision during training, float32 for the final evaluation
     confidence: Share  # drop detections with this score or less
     nms_iou: Share  # a box suppresses those of its class that overlap it by more than this IoU
     merge_nms: bool  # replace each kept box by the mean of itself and those it suppresses, weighted by score
     max_detections: Count  # per image
+
+    def __post_init__(self) -> None:
+        _check_image_size(self.image_size)
 
 
 Scorer = StrEnum("Scorer", ["auto", "pycocotools", "hotcoco"])
@@ -59,16 +71,10 @@ class EvaluateConfig(DetectionSection):
 
 
 @dataclass
-class ProgramConfig:
-    """The option of all programs."""
-
-    debug: bool  # also show the tracebacks of user errors
-
-
-@dataclass
-class PluggedConfig(ProgramConfig):
+class PluggedConfig:
     """Options of all programs that plugins can extend."""
 
+    debug: bool  # also show the tracebacks of user errors
     plugins: list[str]  # Python files that add losses, layers, augmentations and more: see docs/develop/extending.md
 
 
@@ -146,6 +152,10 @@ class DetectConfig(DetectionSection, TrainedConfig):
     device: train_options.Device  # auto: CUDA if there is a GPU
     workers: Count  # threads that read images
 
+    def __post_init__(self) -> None:
+        DetectionSection.__post_init__(self)
+        TrainedConfig.__post_init__(self)
+
 
 @dataclass
 class PredictConfig(DetectConfig):
@@ -189,10 +199,7 @@ class ExportConfig(TrainedConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        sides = self.image_size if isinstance(self.image_size, list) else [self.image_size] * 2
-        are_pixels = len(sides) == 2 and all(type(side) is int and side > 0 for side in sides)
-        if self.image_size is not None and not are_pixels:
-            raise ValueError(f"image_size must be a number of pixels, [height, width] or null, got {self.image_size}")
+        _check_image_size(self.image_size)
 
 
 @dataclass
@@ -218,19 +225,23 @@ class ConvertConfig(PluggedConfig):
     ckpt: str | None  # a .pt file, a run folder (its best.pt), a folder of runs (the newest), last (of all)
     out: str  # from weights: a .pt checkpoint; from ckpt, or with up_to_layer: Darknet .weights
     names: str | None  # class names for weights: a text file with one per line, or a COCO json; null: as in predict.py
-    image_size: Count | None  # side in pixels that the checkpoint is for; null: that of the .cfg
+    image_size: Any  # side in pixels, or [height, width], that the checkpoint is for; null: as in the .cfg
     up_to_layer: Count | None  # write only layers 0 to up_to_layer - 1, as Darknet's partial command counts
     cfg: str | None  # also write the .cfg that fits the .weights file
     model: ModelConfig  # the network of ``weights``; a checkpoint holds its own
 
+    def __post_init__(self) -> None:
+        _check_image_size(self.image_size)
+
 
 @dataclass
-class CompareConfig(ProgramConfig):
+class CompareConfig:
     """Everything that scripts/compare.py reads."""
 
     runs: list[str]  # run folders, or short names as for ckpt, to compare with the first; one alone: its report
     resamples: Annotated[int, ">= 10"]  # draws of the validation images from which the intervals follow
     seed: Seed  # of the resamples
+    debug: bool  # also show the tracebacks of user errors
 
     def __post_init__(self) -> None:
         if not self.runs:
@@ -254,18 +265,20 @@ class AnchorsConfig(PluggedConfig):
 
 
 @dataclass
-class GetDataConfig(ProgramConfig):
+class GetDataConfig:
     """Everything that scripts/get_data.py reads."""
 
     name: str  # of a public data set: coco2017, voc2007 or voc2012
     root: str | None  # folder to unpack into; null: the set's usual one
+    debug: bool  # also show the tracebacks of user errors
 
 
 @dataclass
-class GetWeightsConfig(ProgramConfig):
+class GetWeightsConfig:
     """Everything that scripts/get_weights.py reads."""
 
     name: str  # of published weights, or list
+    debug: bool  # also show the tracebacks of user errors
 
     def __post_init__(self) -> None:
         if self.name not in ("list", *(names := [entry.name for entry in PUBLISHED])):
@@ -273,7 +286,7 @@ class GetWeightsConfig(ProgramConfig):
 
 
 @dataclass
-class TuneConfig(ProgramConfig):
+class TuneConfig:
     """Everything that scripts/tune.py reads; what follows ``--`` goes to train.py."""
 
     name: str  # of the study: its folder is runs/<name>
@@ -281,3 +294,4 @@ class TuneConfig(ProgramConfig):
     prune_after: Whole  # epochs after which a trial stops if its AP is below the median of the earlier trials
     seed: Seed  # of the search; that of the trainings is train.seed
     options: list[str]  # of train.py, in every trial: what follows --
+    debug: bool  # also show the tracebacks of user errors

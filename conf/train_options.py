@@ -50,8 +50,8 @@ class TrainSection:
     precision: Precision  # of the forward pass; auto: bfloat16 if the hardware has it, else float16 on GPUs with tensor
     # cores, else float32. tf32: float32 with factors of 11 bits, on GPUs that have it
     compile: Compile  # by torch.compile, each image size once; auto: on GPUs with Triton and a C++ compiler, if all
-    # images have one size; reduce-overhead: into CUDA graphs, for small networks on one GPU;
-    # max-autotune-no-cudagraphs tries more kernels, for minutes a size
+    # images have one size and the training is long enough to gain by it; reduce-overhead: into
+    # CUDA graphs, for small networks on one GPU; max-autotune-no-cudagraphs tries more kernels
     sync_bn: bool  # batch-norm statistics over all ranks
     deterministic: bool  # same bits in every run on the same number of ranks, by torch's deterministic algorithms
     save_every_steps: Whole  # also write last.pt within an epoch, after this many steps; 0: not by steps

@@ -36,6 +36,7 @@ from .plan import Request as Request
 from .samplers import MultiScale as MultiScale
 from .samplers import TrainBatchSampler as TrainBatchSampler
 from .samplers import TrainSampler as TrainSampler
+from .samplers import both_sides as both_sides
 from .samplers import eval_batches as eval_batches
 from .samplers import repeat_factors as repeat_factors
 from .shapes import ensure_shapes as ensure_shapes

@@ -84,6 +84,28 @@ def relative_name(path: str, root: Path) -> str:
     return path.removeprefix(f"{str(root).rstrip('/')}/")
 
 
+def ids_by_name(names: Sequence[str]) -> list[int]:
+    """Image ids: the numbers in the file names (000000000139.jpg: 139), else 1, 2, ... as sorted.
+
+    They are counted if the names are not distinct numbers below 2**53, up to which programs that
+    read numbers of a JSON as float64 keep them exactly.
+    """
+    stems = [os.path.splitext(os.path.basename(name))[0] for name in names]
+    if all(map(str.isdecimal, stems)):
+        numbers = list(map(int, stems))
+        if len(set(numbers)) == len(numbers) and max(numbers, default=0) < 2**53:
+            return numbers
+    ranks = np.argsort(np.argsort(np.array(names, dtype=np.str_), kind="stable"), kind="stable")
+    return [rank + 1 for rank in ranks.tolist()]
+
+
+def numbered_by_name(source: Source) -> Source:
+    """A source with the ids of ``ids_by_name``, as predict.py gives them to the same pictures."""
+    ids = np.array(ids_by_name(source.file_names), dtype=np.int64)
+    of_boxes = ids[np.searchsorted(source.image_ids, source.box_image_ids)]
+    return replace(source, image_ids=ids, box_image_ids=of_boxes)
+
+
 def is_for_validation(file_names: Sequence[str], share: float) -> NDArray[np.bool_]:
     """Which images (N,) are for validation: about ``share``, by a hash of the name.
 

@@ -44,8 +44,8 @@ class _Category(msgspec.Struct, gc=False):
 
 class _Instances(msgspec.Struct):
     images: list[_Image]
-    annotations: list[_Annotation]
     categories: list[_Category]
+    annotations: list[_Annotation] | None = None  # a test set has none
 
 
 def read_coco(
@@ -70,8 +70,10 @@ def read_coco(
         ) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DataError(f"{path} is not valid JSON ({error}). fix: get the file again, or correct it") from error
-    findings, usable = Findings(), list[tuple[int, _Annotation]]()
-    for number, entry in enumerate(instances.annotations):
+    findings, notes, usable = Findings(), Findings(), list[tuple[int, _Annotation]]()
+    if instances.annotations is None:
+        notes.add("files without annotations, so that nothing is scored", [str(path)])
+    for number, entry in enumerate(instances.annotations or []):
         if problem := _problem(entry):
             findings.add("incomplete annotations", [f"{path}: {_name(number, entry)} {problem}"])
         else:
@@ -93,6 +95,7 @@ def read_coco(
         categories=choose_classes(_category_names(instances.categories, path), names, path),
         box_name=lambda row: _name(*usable[row]),
         findings=findings,
+        notes=notes,
     )
 
 
@@ -112,11 +115,13 @@ def _problem(entry: _Annotation) -> str | None:
 def _category_names(categories: list[_Category], path: Path) -> dict[int, str]:
     """The name of each category id, in the order of the ids."""
     names: dict[int, str] = {}
+    taken: set[str] = set()
     for category in categories:
-        for key, value, used in (("id", category.id, names), ("name", category.name, names.values())):
+        for key, value, used in (("id", category.id, names), ("name", category.name, taken)):
             if value in used:
                 raise DataError(f"{path} has two categories with the {key} {value!r}. fix: give each its own {key}")
         names[category.id] = category.name
+        taken.add(category.name)
     if not names:
         raise DataError(f"{path} defines no categories. fix: check data.<split>.annotations")
     return dict(sorted(names.items()))

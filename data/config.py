@@ -6,7 +6,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-from data.errors import DataError
+from data.errors import DataError, printable
 from data.layouts import class_names, find_set_file, read_names
 
 # What scripts/get_data.py fetches into these folders, the roots of data=coco and data=voc.
@@ -99,8 +99,10 @@ class DataConfig:
     index_dir: str  # folder of the indices built from annotations, and of data.cache=disk
 
     def __post_init__(self) -> None:
-        if "/" in self.name or self.name in ("", ".", ".."):  # it names a folder below runs/
-            raise ValueError(f"data.name must be a name without /, got {self.name!r}. fix: another data.name")
+        if "/" in self.name or self.name in ("", ".", "..") or printable(self.name) != self.name:  # it names a folder
+            raise ValueError(
+                f"data.name must be a name without / and control characters, got {self.name!r}. fix: another data.name"
+            )
         if self.format in DataFormat.__members__:
             self.format = DataFormat(self.format)
         elif self.format not in FORMATS:

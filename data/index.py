@@ -24,12 +24,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data import coco, headers, shapes, validate, voc, yolo
-from data.annotations_read import Findings, LocatedSplit, Source, select_classes, select_split
+from data import coco, headers, layouts, shapes, validate, voc, yolo
+from data.annotations_read import (
+    Findings,
+    LocatedSplit,
+    Source,
+    numbered_by_name,
+    select_classes,
+    select_split,
+)
 from data.config import FORMATS, DataConfig, DataFormat, Exif, OnError
-from data.errors import DataError
+from data.errors import DataError, printable
 from data.io import new_folder, stamp_files
-from data.layouts import read_file
 from data.progress import counted
 
 logger = logging.getLogger(__name__)
@@ -37,6 +43,9 @@ logger = logging.getLogger(__name__)
 FORMAT_VERSION = 10  # raise it when the columns or the checks change
 ATTEMPTS = 3  # to build an index: a process may remove a damaged one just after another has rebuilt it
 SINGLE_CLASS_NAME = "object"
+MOST_CLASSES = 20_000
+MOST_SCORED = 100  # detections of a class on an image that COCO's metrics count
+CROWDED = f"images with more than {MOST_SCORED} objects of a class, of which at most {MOST_SCORED} detections count"
 COMPARED_IMAGES = 20  # of validation, which are looked for among the training images
 
 
@@ -147,7 +156,7 @@ def build_index(folder: Path, columns: Mapping[str, NDArray[np.generic]], about:
 def load_index(folder: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
     """Map the arrays of an index, read-only, and read ``about``; ``None`` if it is damaged."""
     try:
-        if read_file(folder / "crc32") != _checksum(folder):
+        if layouts.read_file(folder / "crc32") != _checksum(folder):
             return None
         about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
         # Plain ndarrays over the mapped pages: slicing np.memmap calls Python code each time.
@@ -164,7 +173,7 @@ def _checksum(folder: Path) -> bytes:
     """The CRC-32 of the columns and ``about.json``, in hex digits."""
     checksum = 0
     for file in sorted(folder.glob("[!.]*.*")):
-        checksum = zlib.crc32(read_file(file), checksum)
+        checksum = zlib.crc32(layouts.read_file(file), checksum)
     return b"%08x" % checksum
 
 
@@ -183,6 +192,8 @@ def read_annotations(config: DataConfig, split: str) -> tuple[Annotations, Findi
 def _read(config: DataConfig, split: str, located: LocatedSplit) -> tuple[dict[str, Any], dict[str, Any], Source]:
     """The columns of the index, its other values as plain data, and the checked source."""
     source = located.read()
+    if config.format in (DataFormat.yolo, DataFormat.voc):
+        source = numbered_by_name(source)
     # These formats state image sizes, which may show how images were turned.
     annotated = config.format in (DataFormat.coco, DataFormat.voc, *FORMATS)
     turn = headers.rule_of(source, config.exif) if annotated else headers.TurnRule(config.exif, unclear=True)
@@ -191,16 +202,31 @@ def _read(config: DataConfig, split: str, located: LocatedSplit) -> tuple[dict[s
     if config.classes is not None:
         source = select_classes(source, config.classes)
     columns = validate.check_source(source, split, config.on_error)
-    names = list(source.categories.values())
+    names = list(map(printable, source.categories.values()))
     if config.single_class:
         columns["classes"] = np.zeros_like(columns["classes"])
         columns["category_ids"] = columns["category_ids"][:1]
         names = [SINGLE_CLASS_NAME]
+    if len(names) > MOST_CLASSES:  # the scorer's tables grow with them, to 100 kB a class
+        fix = "fix: data.classes=[...] to choose some, or data.single_class=true"
+        raise DataError(f"{source.path} has {len(names):,} classes, at most {MOST_CLASSES:,} can be scored. {fix}")
+    if split == "val":
+        source.notes.add(CROWDED, _crowded_images(source, columns))
     left_out, notes = source.findings, source.notes
     skipped = [f"left out: {left_out.summary()}", *left_out.first()] if left_out.counts else []
     changed = [f"{kind} ({count}), first: {notes.examples[kind][0]}" for kind, count in notes.counts.items()]
     about = {"names": names, "turn": turn, "skipped": skipped, "notes": changed}
     return columns, {**about, "missing_files": source.missing_files}, source
+
+
+def _crowded_images(source: Source, columns: Mapping[str, NDArray[Any]]) -> list[str]:
+    """The images with more objects of a class than COCO's metrics count detections."""
+    images = np.repeat(np.arange(len(columns["image_ids"])), np.diff(columns["offsets"]))
+    pairs = images * MOST_CLASSES + columns["classes"]
+    found, counts = np.unique(pairs[~columns["crowd"]], return_counts=True)
+    ids = columns["image_ids"][np.unique(found[counts > MOST_SCORED] // MOST_CLASSES)]
+    names = dict(zip(source.image_ids.tolist(), source.file_names, strict=True))
+    return [names[number] for number in ids.tolist()]
 
 
 def check_same_classes(train: Annotations, val: Annotations) -> None:
@@ -248,13 +274,16 @@ def locate(config: DataConfig, split: str) -> LocatedSplit:
         assert config.shapes is not None  # by DataConfig.__post_init__
         root = shapes.ensure_shapes(root, config.shapes)
     split, pairs = config.places(split, root)
+    names = config.names
+    if names is None and config.format == DataFormat.yolo and root.is_file():  # of another split of a data.yaml
+        names = layouts.read_set_file(root).get("names")
     root = root.parent if root.is_file() else root
     _, folders = zip(*pairs, strict=True)
     image_root = folders[0] if len(set(folders)) == 1 else root
     if config.format == DataFormat.voc:
         return voc.locate_voc(pairs, image_root, config.names)
     if config.format == DataFormat.yolo:
-        return yolo.locate_yolo(pairs, image_root, split, config.names, config.exif)
+        return yolo.locate_yolo(pairs, image_root, split, names, config.exif)
     path, read = pairs[0][0], FORMATS.get(config.format)
     stamped = [str(path)]
     if read is not None:  # a plugin's, which reads the file or everything in the folder

@@ -16,13 +16,17 @@ import yaml
 
 from data.errors import DataError, shown
 
-IMAGE_SUFFIXES = frozenset(".avif .bmp .gif .jp2 .jpeg .jpg .pbm .pgm .png .pnm .ppm .tif .tiff .webp".split())
+IMAGE_SUFFIXES = frozenset(
+    ".avif .bmp .gif .jfif .jp2 .jpe .jpeg .jpg .mpo .pbm .pgm .png .pnm .ppm .tif .tiff .webp".split()
+)
 SET_KINDS = (
     "a data.yaml, Darknet's obj.data, a COCO json, or a folder with data.yaml, obj.data, instances_train.json, Pascal "
     "VOC's xml files, or images and .txt files"
 )
 YAML_SUFFIXES = (".yaml", ".yml")
 USUAL_NAMES = ("data.yaml", "data.yml", "obj.data")
+# What lies beside pictures and is neither one nor its label file.
+OTHER_SUFFIXES = frozenset(".cache .csv .data .html .json .md .names .npy .txt .xml .yaml .yml".split())
 CLASS_FILES = ("classes.txt", "obj.names", "data.names", "names")
 TWINS = (("val", "train", "val"), ("val", "train", "valid"), ("train", "valid", "train"), ("train", "val", "train"))
 NAME_FILES = "a text file with one class per line, a data.yaml, Darknet's obj.data or a COCO json"

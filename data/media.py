@@ -19,12 +19,13 @@ import torch
 from data import headers, images, io, layouts, samplers
 from data.colour import network_input
 from data.config import Exif, OnBadFile, Resize
-from data.errors import DataError, without_login
+from data.errors import DataError, printable, without_login
 from data.geometry import Image, Letterbox, resize_into
 
 logger = logging.getLogger(__name__)
 
 VIDEO_SUFFIXES = (".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm")
+COMPLETE = 0.95  # of the frames: where a header counts none, OpenCV estimates them by the duration
 DEFAULT_RATE = 25.0  # frames per second of a video that does not state it
 MAX_WAITING = 4  # batches of decoded pictures in unfinished batches
 _FIX = "fix: replace the file, or set on_error=skip to leave such files out"
@@ -145,9 +146,13 @@ def pixels_of(image: PIL.Image.Image, exif: Exif) -> Image:
     return headers.turn_decoded(pixels, orientation)
 
 
-def read_video(medium: Medium) -> Iterator[Frame]:
-    """Yield the frames of a video, camera or stream. Raises DataError if OpenCV reads none."""
+def read_video(medium: Medium, on_early_end: Callable[[str], object] = logger.warning) -> Iterator[Frame]:
+    """Yield the frames of a video, camera or stream. Raises DataError if OpenCV reads none.
+
+    ``on_early_end`` gets a sentence if they are fewer than the header promises.
+    """
     capture = _capture(medium)
+    promised = capture.get(cv2.CAP_PROP_FRAME_COUNT)  # below 1 of cameras and streams
     rate = capture.get(cv2.CAP_PROP_FPS) or DEFAULT_RATE
     number = 0
     while True:
@@ -160,6 +165,8 @@ def read_video(medium: Medium) -> Iterator[Frame]:
     if number == 0:
         fix = "fix: check that it is on, and its number or address; a picture's ends in .jpg, .png or the like"
         raise DataError(f"{medium.shown} holds no frame that OpenCV can read. {fix if medium.address else _FIX}")
+    if number < COMPLETE * promised - 1:
+        on_early_end(f"{medium.shown} ends after {number} of {promised:.0f} frames")
 
 
 class Prepared(NamedTuple):
@@ -174,7 +181,7 @@ class Prepared(NamedTuple):
 class InputFit:
     """How a frame becomes network input, as in an evaluation with these options."""
 
-    image_size: int
+    image_size: int | Sequence[int]  # or height, width
     stride: int
     resize: Resize
     rect: bool
@@ -223,9 +230,10 @@ class FrameBatches:
         self.media, self.fit, self.batch_size = media, fit, batch_size
         self.exif, self.on_error, self.threads = exif, on_error, threads
         self.skipped: list[str] = []  # the files left out so far, and why
+        self.cut: list[str] = []  # sentences on the videos that ended early
 
     def __iter__(self) -> Iterator[FrameBatch]:
-        self.skipped = []
+        self.skipped, self.cut = [], []
         pictures = [medium for medium in self.media if not medium.is_video]
         with ThreadPoolExecutor(self.threads) as pool:
             for group in [pictures, *([medium] for medium in self.media if medium.is_video)]:
@@ -248,10 +256,19 @@ class FrameBatches:
         for medium in media:
             if medium.is_video:
                 with self._skipping():
-                    for frame in read_video(medium):
+                    for frame in read_video(medium, self._ends_early):
                         yield self.fit.prepare, frame
             else:
                 yield self._read_and_prepare, medium
+
+    def _ends_early(self, sentence: str) -> None:
+        logger.warning(printable(sentence))
+        self.cut.append(sentence)
+
+    def check_whole(self) -> None:
+        """Raise DataError if a video ended early and ``on_error`` is stop; call it at the end."""
+        if self.cut and self.on_error == OnBadFile.stop:
+            raise DataError(f"{self.cut[0]}. fix: get the whole file, or on_error=skip")
 
     def _read_and_prepare(self, picture: Medium) -> Prepared:
         return self.fit.prepare(read_picture(picture, self.exif))
@@ -263,7 +280,7 @@ class FrameBatches:
         except DataError as error:
             if self.on_error == OnBadFile.stop:
                 raise
-            logger.warning("left out: %s", error)
+            logger.warning("left out: %s", printable(str(error)))
             self.skipped.append(str(error))
 
 

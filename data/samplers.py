@@ -6,7 +6,7 @@ if its total size is the same.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 import numpy as np
@@ -258,20 +258,34 @@ def _check_batch_sizes(num_images: int, batch_size: int, micro_batch_size: int, 
         )
 
 
-def input_shape(size: tuple[int, int], image_size: int, stride: int, rect: bool, resize: Resize) -> tuple[int, int]:
+def both_sides(image_size: int | Sequence[int]) -> tuple[int, int]:
+    """Height and width of an option ``image_size``: the side of a square, or both."""
+    height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
+    return height, width
+
+
+def input_shape(
+    size: tuple[int, int], image_size: int | Sequence[int], stride: int, rect: bool, resize: Resize
+) -> tuple[int, int]:
     """Return height and width of the network input for an image of ``size`` (height, width).
 
-    That is a square of ``image_size`` or, with ``rect`` and a letterbox, the image's rectangle with
-    a longer side of ``image_size``; either is rounded up to multiples of ``stride``.
+    This is ``image_size``, a square or (height, width). With ``rect`` and a letterbox it is the
+    image's own rectangle in it. Both are rounded up to multiples of ``stride``.
     """
-    sides = (image_size, image_size)
+    sides = both_sides(image_size)
     if rect and resize == Resize.letterbox:
         sides = scaled_size(size, sides)
     return math.ceil(sides[0] / stride) * stride, math.ceil(sides[1] / stride) * stride
 
 
 def eval_batches(
-    sizes: NDArray[np.int32], image_size: int, batch_size: int, *, stride: int, rect: bool, resize: Resize
+    sizes: NDArray[np.int32],
+    image_size: int | Sequence[int],
+    batch_size: int,
+    *,
+    stride: int,
+    rect: bool,
+    resize: Resize,
 ) -> list[list[Request]]:
     """Group all images into batches of one shape, at most ``batch_size`` each, largest first.
 

@@ -42,7 +42,8 @@ def check_source(source: Source, split: str, on_error: OnError) -> dict[str, NDA
     if on_error != OnError.skip:
         source.findings.stop()
     if not image_used.any() or (split == "train" and not (box_used & ~source.crowd).any()):
-        left_out = f" ({source.findings.summary()} left out)" if source.findings.counts else ""
+        first = f", first: {source.findings.first()[0]}" if source.findings.counts else ""
+        left_out = f" ({source.findings.summary()} left out{first})" if first else ""
         left_out += ", all of them crowds, which teach nothing" * bool(box_used.any())
         raise DataError(
             f"{source.path} holds {int(image_used.sum())} usable images and {int(box_used.sum())} usable boxes"

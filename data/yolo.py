@@ -1,12 +1,14 @@
 """Read YOLO label files (one txt file per image) into flat columns.
 
 A row is ``class cx cy w h``, in fractions of the image's width and height, or a polygon ``class x1
-y1 x2 y2 ...``, which stands for its bounding box. Image sizes come from file headers.
+y1 x2 y2 ...``, which stands for its bounding box. Image sizes come from file headers. Rows of a
+tracker or of key points look like polygons, but all have as many columns.
 """
 
 import math
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +21,7 @@ from data.errors import DataError, shown
 
 MAX_FRACTION = 2  # larger numbers are pixels; just above 1, a box reaches out of its image
 IMAGE_FOLDERS = ("images", "JPEGImages")  # the usual ones, with a folder "labels" beside them
+BOX_COLUMNS, CORNER_COLUMNS = 5, 9  # of a row: class cx cy w h; class and four corners
 SPLIT_KEYS = {"train": ("train",), "val": ("val", "valid")}  # in a data.yaml or obj.data
 COMPARED_LINES = 100  # of a list, to find out where its paths start
 
@@ -35,7 +38,7 @@ class _Read(NamedTuple):
 
     size: tuple[int, int]  # height, width; (0, 0): not an image
     is_turned: bool
-    rows: Sequence[list[float]]  # line, class, cx, cy, w, h
+    rows: Sequence[list[float]]  # line, class, cx, cy, w, h, number of columns
     problems: Sequence[tuple[str, str]]  # kind and sentence of each unusable entry
 
 
@@ -73,10 +76,13 @@ def locate_yolo(
         )
     categories = layouts.choose_classes(dict(enumerate(classes)), names, path)
     listed: list[_Listed] = []
-    digests = []
+    digests, others = list[str](), dict[str, list[str]]()
     for group in groups:
         image_stamps = io.stamp_files(group)
-        labels, label_stamps = find_labels(group)
+        labels, beside = find_labels(group)
+        label_stamps = io.stamp_files(labels)
+        for kind, files in beside.items():
+            others.setdefault(kind, []).extend(files)
         listed += map(_Listed, group, labels, image_stamps.is_file.tolist(), label_stamps.is_file.tolist())
         digests += [image_stamps.digest, label_stamps.digest]
     if not any(item.image_is_file for item in listed):
@@ -90,19 +96,23 @@ def locate_yolo(
             "fix: put the .txt files there, or set data.format to that of the set"
         )
     return LocatedSplit(
-        stamps=[*digests, io.stamp_files(list(map(str, read))).digest, str(categories)],
+        stamps=[*digests, io.stamp_files(list(map(str, read))).digest, str(categories), str(others)],
         image_root=image_root,
-        read=lambda: read_yolo(listed, path, image_root, num_classes=len(classes), categories=categories, exif=exif),
+        read=lambda: read_yolo(
+            listed, path, image_root, num_classes=len(classes), categories=categories, exif=exif, others=others
+        ),
     )
 
 
 def read_yolo(
-    listed: list[_Listed], path: Path, image_root: Path, *, num_classes: int, categories: dict[int, str], exif: Exif
-) -> Source:
+    listed: list[_Listed], path: Path, image_root: Path, *, num_classes: int, categories: dict[int, str], exif: Exif,
+    others: dict[str, list[str]],
+) -> Source:  # fmt: skip
     """Read sizes and boxes of the listed images, turned upright with ``exif=apply``.
 
-    ``path`` is for messages. Image ids count from 1, category ids are the numbers in the label
-    files. The area of an object is that of its box. Unreadable entries become findings.
+    ``path`` is for messages; ``others`` are files that go with none of the images, by kind. Image
+    ids count from 1, category ids are the numbers in the label files. The area of an object is that
+    of its box. Unreadable entries become findings.
     """
     findings, notes = Findings(), Findings()
     chunks = io.in_chunks(lambda items: _read_chunk(items, num_classes, exif), listed, "reading labels")
@@ -110,14 +120,26 @@ def read_yolo(
     for image in images:
         for kind, sentence in image.problems:
             findings.add(kind, [sentence])
+    for kind, files in others.items():
+        notes.add(kind, files)
+    unlabelled = [item.image for item in listed if item.image_is_file and not item.label_is_file]
+    notes.add("images without a label file, taken as background", unlabelled)
     notes.add(headers.TURNED, [item.image for item, image in zip(listed, images, strict=True) if image.is_turned])
     sizes = np.array([image.size for image in images], dtype=np.int64).reshape(-1, 2)
-    # Position of the image, line, class, cx, cy, w, h.
-    rows = [[position, *row] for position, image in enumerate(images) for row in image.rows]
-    columns = np.array(rows, dtype=np.float64).reshape(-1, 7)
+    # Position of the image, line, class, cx, cy, w, h, number of columns.
+    rows = [(position, *row) for position, image in enumerate(images) for row in image.rows]
+    lengths = {int(row[-1]) for row in rows}
+    if len(rows) > 1 and len(lengths) == 1 and not lengths <= {BOX_COLUMNS, CORNER_COLUMNS}:
+        why = f"{min(lengths)} columns, as each row of the set: not a polygon, but a tracker's row or key points"
+        unlike = [f"{listed[int(row[0])].label}:{row[1]:.0f} has {why}" for row in rows]
+        findings.add("rows that are not boxes", unlike)
+        rows = []
+    polygons = [f"{listed[int(row[0])].label}:{row[1]:.0f}" for row in rows if row[-1] > BOX_COLUMNS]
+    notes.add("polygons, of which the bounding boxes are learnt", polygons)
+    columns = np.array(rows, dtype=np.float64).reshape(-1, 8)
     image_of_row = columns[:, 0].astype(np.int64)
     width_height = sizes[image_of_row, ::-1].astype(np.float64)
-    centres, extents = columns[:, 3:5], columns[:, 5:]
+    centres, extents = columns[:, 3:5], columns[:, 5:7]
     boxes_xywh = np.concatenate([(centres - extents / 2) * width_height, extents * width_height], axis=1)
     return Source(
         path=path,
@@ -154,7 +176,7 @@ def _read_chunk(listed: Sequence[_Listed], num_classes: int, exif: Exif) -> list
 
 
 def read_label_file(path: str, num_classes: int) -> tuple[list[list[float]], list[tuple[str, str]]]:
-    """Rows of line, class, cx, cy, w, h; and the kind of and a sentence on each unusable row."""
+    """The rows of _Read, and the kind of and a sentence on each unusable row."""
     try:
         text = layouts.read_file(path).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -171,10 +193,11 @@ def read_label_file(path: str, num_classes: int) -> tuple[list[list[float]], lis
 
 
 def _parse(line: str, num_classes: int) -> list[float]:
-    """Class, cx, cy, w, h of a line. Raises ``ValueError``."""
+    """Class, cx, cy, w, h and number of columns of a line. Raises ``ValueError``."""
     number, *box = map(float, line.split())
+    length = len(box) + 1
     if len(box) != 4 and (len(box) < 6 or len(box) % 2):
-        raise ValueError(f"{len(box) + 1} columns instead of 5, class cx cy w h")
+        raise ValueError(f"{length} columns instead of {BOX_COLUMNS}, class cx cy w h")
     if number % 1 or not 0 <= number < num_classes:  # of NaN, number % 1 is NaN
         raise ValueError(f"class {number:g}, but there are names for {num_classes} classes, from 0 on")
     if not all(map(math.isfinite, box)):
@@ -184,7 +207,7 @@ def _parse(line: str, num_classes: int) -> list[float]:
         box = [(left + right) / 2, (top + bottom) / 2, right - left, bottom - top]
     if (largest := max(map(abs, box))) > MAX_FRACTION:
         raise ValueError(f"{largest:g} where YOLO has fractions of the image's width and height")
-    return [number, *box]
+    return [number, *box, length]
 
 
 def _entries(content: dict[str, Any], split: str, path: Path) -> list[str]:
@@ -217,31 +240,58 @@ def find_images(place: Path, starts: Sequence[Path]) -> list[str]:
     return images
 
 
-def find_labels(images: list[str]) -> tuple[list[str], io.Stamps]:
-    """The path of each image's label file, whether or not it exists, and the stamps of these.
+def find_labels(images: list[str]) -> tuple[list[str], dict[str, list[str]]]:
+    """The path of each image's label file, whether or not it exists, and other files by kind.
 
-    It is in ``labels`` in place of the last ``images`` of the image's path, in ``labels`` in place
-    of ``JPEGImages``, or beside the image. The first of these with any label file holds for the
-    whole group; without any, the very first.
+    It is in a folder ``labels`` in place of one of IMAGE_FOLDERS in the image's path, or beside the
+    image, or in ``labels`` below, beside or in place of the last folders of the path: in the first
+    of these with a file of the image's name. Other files are label files of no image, and files
+    beside images that are of no known type.
     """
-    candidates = (_label_paths(images, folder) for folder in (*IMAGE_FOLDERS, None, IMAGE_FOLDERS[0]))
-    for labels in candidates:
-        stamps = io.stamp_files(labels)
-        if stamps.is_file.any():
-            break
-    return labels, stamps
-
-
-def _label_paths(images: list[str], folder: str | None) -> list[str]:
-    """The label files with ``labels`` in place of ``folder``; ``None``: beside the images."""
-    folders: dict[str, str] = {}  # of images to that of their labels
-    labels = []
+    places: dict[str, list[str]] = {}  # of images: where their label files may be
+    labels_of: dict[str, dict[str, str]] = {}  # names of label files by stem, in such a place
+    stems_in: dict[str, set[str]] = {}  # of the images in a folder, listed or not
+    used: dict[str, set[str]] = {}  # places of labels with the folders of their images
+    labels, unknown = [], []
     for image in images:
         parent, _, name = image.rpartition("/")
-        if parent not in folders:
-            parts = parent.split("/")
-            if folder in parts:
-                parts[len(parts) - 1 - parts[::-1].index(folder)] = "labels"
-            folders[parent] = "/".join(parts)
-        labels.append(f"{folders[parent]}/{name.rpartition('.')[0] or name}.txt")
-    return labels
+        if parent not in places:
+            names = _names_in(parent)
+            types = [(name, os.path.splitext(name)[1].lower()) for name in names]
+            stems_in[parent] = {os.path.splitext(name)[0] for name, kind in types if kind in layouts.IMAGE_SUFFIXES}
+            known = layouts.IMAGE_SUFFIXES | layouts.OTHER_SUFFIXES
+            unknown += [f"{parent}/{name}" for name, kind in types if kind not in known and "." in name[1:]]
+            places[parent] = _label_folders(parent)
+            for place in places[parent]:
+                if place not in labels_of:
+                    files = [name for name in _names_in(place) if name[-4:].lower() == ".txt"]
+                    labels_of[place] = {file[:-4]: file for file in files if file not in layouts.CLASS_FILES}
+        stem = name.rpartition(".")[0] or name
+        place = next((place for place in places[parent] if stem in labels_of[place]), places[parent][0])
+        used.setdefault(place, set()).add(parent)
+        labels.append(f"{place}/{labels_of[place].get(stem, stem + '.txt')}")
+    lonely = [
+        f"{place}/{file}"
+        for place, parents in used.items()
+        for stem, file in labels_of[place].items()
+        if not any(stem in stems_in[parent] for parent in parents) and place not in stems_in
+    ]
+    kinds = {"label files of no image": sorted(lonely), "files that are not images of a known type": sorted(unknown)}
+    return labels, {kind: files for kind, files in kinds.items() if files}
+
+
+def _names_in(folder: str) -> list[str]:
+    """The names in a folder, none of hidden files; none at all if it cannot be read."""
+    with suppress(OSError):
+        return [name for name in os.listdir(folder) if name[0] != "."]
+    return []
+
+
+def _label_folders(parent: str) -> list[str]:
+    """Where the label files of the images in a folder may be, the usual places first."""
+    parts = parent.split("/")
+    replaced = {at: "/".join([*parts[:at], "labels", *parts[at + 1 :]]) for at in reversed(range(1, len(parts)))}
+    usual = [replaced[at] for folder in IMAGE_FOLDERS for at in replaced if parts[at] == folder]
+    above, _, last = parent.rpartition("/")
+    lately = list(replaced.values())[:2]  # in place of any of the last two folders
+    return list(dict.fromkeys([*usual, parent, f"{parent}/labels", f"{above}/labels/{last}", *lately]))

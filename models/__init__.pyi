@@ -28,6 +28,7 @@ from .loss import LossParts as LossParts
 from .loss import YoloLoss as YoloLoss
 from .loss import YoloxLoss as YoloxLoss
 from .losses import LOSSES as LOSSES
+from .tensor_files import read_tensor_file as read_tensor_file
 from .timm import is_of_timm as is_of_timm
 from .timm import load_timm_backbone as load_timm_backbone
 from .weights import WeightsReport as WeightsReport
@@ -35,5 +36,4 @@ from .weights import load_darknet_weights as load_darknet_weights
 from .weights import load_foreign_state_dict as load_foreign_state_dict
 from .weights import load_weights_of_checkpoint as load_weights_of_checkpoint
 from .weights import network_of_checkpoint as network_of_checkpoint
-from .weights import read_tensor_file as read_tensor_file
 from .weights import save_darknet_weights as save_darknet_weights

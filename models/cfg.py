@@ -8,7 +8,8 @@ The options of a layer shape the network, or steer only training and display. An
 layer might change what the network computes, so it is refused, never skipped.
 """
 
-import difflib
+import codecs
+import operator
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -124,7 +125,10 @@ class Section:
 
     def values(self, key: str, kind: type[Number], minimum: float = -INT_MAX, maximum: float = INT_MAX) -> list[Number]:
         """A comma-separated list of ints or floats, at least one. It may end with a comma."""
-        return [self._parsed(key, item, kind, minimum, maximum) for item in self.text(key).strip(",").split(",")]
+        try:
+            return [self._parsed(key, item, kind, minimum, maximum) for item in self.text(key).strip(",").split(",")]
+        except ModelError as error:
+            raise ModelError(f"{error}. fix: put commas between all values, on one line") from None
 
     def _parsed(self, key: str, text: str, kind: type[Number], minimum: float, maximum: float) -> Number:
         try:
@@ -151,23 +155,22 @@ def load_cfg(path: str | Path) -> Cfg:
     """Read the .cfg file at `path`. Raises ModelError if it is missing or invalid."""
     try:
         # Comments of published files use many encodings. Everything else is ASCII.
-        text = Path(path).read_text("utf-8-sig", errors="replace")
+        content = Path(path).read_bytes()
     except OSError as error:
         message = f"cannot read the cfg file {path} ({error.strerror}). fix: set model.cfg to a Darknet .cfg"
         raise ModelError(message) from error
-    return parse_cfg(text, str(path))
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in content[:64]:
+        raise ModelError(f"{path} is UTF-16, as PowerShell writes it, or not a text. fix: save it as UTF-8")
+    return parse_cfg(content.decode("utf-8-sig", errors="replace").replace("\r\n", "\n"), str(path))
 
 
-def image_size_of(cfg: Cfg) -> int:
-    """The side in pixels of the square images that a .cfg was made for.
+def image_size_of(cfg: Cfg) -> int | list[int]:
+    """The side in pixels of the square images that a .cfg was made for, or [height, width].
 
-    Raises ModelError if its [net] section has no size or another shape.
+    Raises ModelError if its [net] section has no size.
     """
     height, width = (cfg.net.integer(key, minimum=1) for key in ("height", "width"))
-    if height != width:
-        fix = "fix: set image_size, or evaluate.image_size in eval.py"
-        raise cfg.net.error(f"is for images of {width}x{height}, not a square. {fix}", "width")
-    return width
+    return height if height == width else [height, width]
 
 
 def parse_cfg(text: str, source: str) -> Cfg:
@@ -192,7 +195,8 @@ def parse_cfg(text: str, source: str) -> Cfg:
             # Darknet removes all blanks from a line, so "45    61" is one number.
             key, equals, value = "".join(content.split()).partition("=")
             if not equals or not key:
-                raise ModelError(f"{place} {shown} is neither a [section] nor a key=value line")
+                fix = "fix: put a list on one line"
+                raise ModelError(f"{place} {shown} is neither a [section] nor a key=value line. {fix}")
             if section.kind != "net" and key not in (names := SECTION_KEYS[section.kind]):
                 raise ModelError(f"{place} [{section.kind}] has no option {key[:40]!r}; {nearest_name(key, names)}")
             # Of two equal keys the first counts, as in Darknet.
@@ -211,10 +215,23 @@ def zoo_cfg(name: str) -> Path:
 
 
 def nearest_name(name: str, names: Collection[str]) -> str:
-    """A clause for messages: the name closest to this one, or all of them."""
-    if close := difflib.get_close_matches(name[:40], sorted(names), n=1):
-        return f"did you mean {close[0]}?"
+    """A clause for messages: the name of which this one is a slip of the pen, or all of them.
+
+    What differs by more may compute something else, as hswish, prelu, relu1 and stride_x do.
+    """
+    if slips := [known for known in sorted(names) if len(known) > 4 and _is_slip(name, known)]:
+        return f"did you mean {slips[0]}?"
     return f"known are {', '.join(sorted(names))}"
+
+
+def _is_slip(name: str, known: str) -> bool:
+    """Whether one letter, neither the first nor a digit, was added, lost or mistaken."""
+    shorter, longer = sorted((name, known), key=len)
+    if shorter[:1] != longer[:1] or {*filter(str.isdigit, name)} != {*filter(str.isdigit, known)}:
+        return False
+    if len(shorter) == len(longer):
+        return [*map(operator.eq, name, known)].count(False) == 1
+    return any(longer[:place] + longer[place + 1 :] == shorter for place in range(1, len(longer)))
 
 
 def with_options(text: str, changes: Iterable[tuple[Section, str, str]]) -> str:

@@ -144,10 +144,12 @@ def fitted_cfg(model: Darknet) -> str:
 
     Darknet reads it together with the file that save_darknet_weights writes.
     """
-    changes = []
+    changes = list[tuple[Section, str, str]]()
     for section, layer in zip(model.cfg.layers, model.layers, strict=True):
         convolution = layer.source if isinstance(layer, SharedConvolution) else layer
         values = {"classes": model.num_classes} if isinstance(layer, YoloMap) else {}
+        if section.options.get("activation") == "silu":
+            changes.append((section, "activation", "swish"))
         if isinstance(convolution, Convolution):
             values = {"filters": convolution.conv.out_channels}
             if "groups" in section.options:

@@ -14,15 +14,16 @@ import torch
 from torch import Tensor
 
 from models.config import IouKind
+from models.errors import ModelError
 from models.heads import Anchors, Head, HeadAnchors
 
 EPS = 1e-7  # keeps quotients finite for boxes without area; far below any area in pixels
 MAX_LOG_SIZE = math.log(1e3)  # a box is at most a thousand anchors wide: exp stays finite early in training
 FIRST_CANDIDATES = 10  # for each detection wanted: how many candidates are tried before all others
 FEW_BOXES = 48  # up to here a CPU compares all pairs faster than it starts one run for each class
-MAX_NMS_BOXES = 2**14  # of several images in one run on a GPU: comparing all pairs takes 2 GFLOP and 32 MB
-MAX_COORDINATE = 2**18  # pixels; boxes are cut there
-STEPS_PER_PIXEL = 2**18  # of a rounded coordinate; about float32's own precision at 48 pixels
+MAX_PAIRS = 2**24  # of boxes that an accelerator compares at once, in about 2 GB
+ROUNDS = 8  # of suppression between two looks at what changed
+NOT_FINITE = "the network computes values that are not finite. fix: weights of this very network, or precision=float32"
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
@@ -162,6 +163,7 @@ class Postprocess:
     merge: bool = False
     # The numbers of the classes to report; None: all. Boxes of others count towards neither limit.
     classes: Sequence[int] | None = None
+    refuse_nonfinite: bool = True  # raise ModelError for raw maps that are not finite
 
     @torch.no_grad()
     def __call__(self, raw_maps: Sequence[Tensor]) -> list[Tensor]:
@@ -179,8 +181,8 @@ class Postprocess:
     def detect_at_once(self, raw_maps: Sequence[Tensor]) -> list[Tensor]:
         """The same for all images together, as accelerators need it.
 
-        Their host waits three times, twice more if the best candidates of an image are not enough,
-        and twice more for each further MAX_NMS_BOXES candidates.
+        Their host waits five times, four times more if the best candidates of an image are not
+        enough, and once more for each further MAX_PAIRS of boxes and each further ROUNDS.
         """
         boxes, scores = decode(raw_maps, self.heads, self._anchors[raw_maps[0].device])
         if self.classes is not None:
@@ -193,20 +195,20 @@ class Postprocess:
         least = best.topk(min(FIRST_CANDIDATES * self.max_detections, best.shape[1])).values[:, -1:]
         # Only better boxes suppress a box, so the best candidates mostly suffice, except to merge.
         masks = [every & (values >= least), every][self.merge :]
-        numbers = torch.stack([wanted.count_nonzero(1) for wanted in masks]).tolist()
+        finite = torch.stack([extreme for raw in raw_maps for extreme in raw.aminmax()]).isfinite().all()
+        counted = [wanted.count_nonzero(1) for wanted in masks]
+        *numbers, are_finite = torch.stack([*counted, finite.expand_as(counted[0])]).tolist()
+        if self.refuse_nonfinite and not all(are_finite):
+            raise ModelError(NOT_FINITE)
         detections: dict[int, Tensor] = {}
         for wanted, counts in zip(masks, numbers, strict=True):
             by_image = wanted.flatten().nonzero_static(size=sum(counts)).squeeze(1).split(counts)
-            parts = {
-                image: self._candidates(image, positions, values, boxes, scores)
-                for image, positions in enumerate(by_image)
-                if image not in detections
-            }
-            for chunk in _chunks(parts):
-                for image, rows in self._survivors(chunk, scores.shape[2]):
-                    whole = len(parts[image]) == min(numbers[-1][image], self.candidates)
-                    if whole or len(rows) >= self.max_detections:
-                        detections[image] = rows
+            missing = [image for image in range(len(boxes)) if image not in detections]
+            tables = self._candidates([by_image[image] for image in missing], values, boxes, scores)
+            for image, rows in self._survivors(dict(zip(missing, tables, strict=True)), scores.shape[2]):
+                whole = min(counts[image], self.candidates) == min(numbers[-1][image], self.candidates)
+                if whole or len(rows) >= self.max_detections:
+                    detections[image] = rows
             if len(detections) == len(boxes):
                 break
         return [detections[image] for image in range(len(boxes))]
@@ -215,28 +217,38 @@ class Postprocess:
     def _anchors(self) -> HeadAnchors:
         return HeadAnchors(self.heads)
 
-    def _candidates(self, image: int, positions: Tensor, values: Tensor, boxes: Tensor, scores: Tensor) -> Tensor:
-        """Candidates of an image, best first: float32 (n, 7), columns of a detection and the image.
+    def _candidates(
+        self, positions: Sequence[Tensor], values: Tensor, boxes: Tensor, scores: Tensor
+    ) -> Sequence[Tensor]:
+        """Candidates of images, best first: float32 (n, 7), columns of a detection and the image.
 
-        values: scores (batch, m); positions: int64, those of the image's candidates, if flattened.
+        values: scores (batch, m); positions: int64, those of each image's candidates, if flattened.
         """
-        falling, order = values.flatten()[positions].sort(descending=True, stable=True)
-        best = positions[order[: self.candidates]] - image * values.shape[1]
+        every = torch.cat(list(positions))
+        # Bits of positive numbers rise with them, so one sort ranks the candidates of all images.
+        ranks = (every // values.shape[1] << 32) - values.flatten()[every].view(torch.int32)
+        in_order = every[ranks.sort(stable=True).indices].split([*map(len, positions)])
+        limited = [of_image[: self.candidates] for of_image in in_order]
+        best = torch.cat(limited)
+        images, places = best // values.shape[1], best % values.shape[1]
         if self.multi_label:
-            rows, classes = best // scores.shape[2], best % scores.shape[2]
+            rows, classes = places // scores.shape[2], places % scores.shape[2]
         else:
-            rows, classes = best, scores[image, best].argmax(1)
-        columns = torch.stack((falling[: self.candidates], classes, torch.full_like(rows, image)), dim=1)
-        return torch.cat((boxes[image, rows], columns), dim=1)
+            rows, classes = places, scores[images, places].argmax(1)
+        columns = torch.stack((values.flatten()[best], classes, images), dim=1)
+        table = torch.cat((boxes[images, rows], columns), dim=1)
+        tables: Sequence[Tensor] = table.split([*map(len, limited)])
+        return tables
 
     def _survivors(self, parts: dict[int, Tensor], num_classes: int) -> Iterator[tuple[int, Tensor]]:
         """Each image and its detections (n, 6), on the CPU, from the _candidates of images."""
         table = torch.cat([*parts.values()])
         boxes, scores, (classes, images) = table[:, :4], table[:, 4], table[:, 5:].long().unbind(1)
+        groups = images * num_classes + classes
         if table.device.type == "cpu":
-            survivors = nms_in_each_group(boxes, scores, images * num_classes + classes, self.nms_iou)
+            survivors = nms_in_each_group(boxes, scores, groups, self.nms_iou)
         else:
-            survivors = nms_at_once(boxes, images, classes, self.nms_iou)
+            survivors = nms_at_once(boxes, groups, self.nms_iou)
         rows = table[survivors].cpu()
         counts = np.bincount(rows[:, 6].numpy().astype(int), minlength=max(parts) + 1)[[*parts]].tolist()
         detections = [of_image[: self.max_detections, :6] for of_image in rows.split(counts)]
@@ -255,18 +267,6 @@ class Postprocess:
 def _are_wanted(classes: tuple[int, ...], count: int, device: torch.device) -> Tensor:
     """Whether each number below ``count`` is among ``classes``: bool (count,)."""
     return torch.tensor([number in classes for number in range(count)], device=device)
-
-
-def _chunks(parts: dict[int, Tensor]) -> Iterator[dict[int, Tensor]]:
-    """The images in order, in groups of at most MAX_NMS_BOXES candidates or of a single image."""
-    chunk: dict[int, Tensor] = {}
-    for image, part in parts.items():
-        if chunk and sum(map(len, chunk.values())) + len(part) > MAX_NMS_BOXES:
-            yield chunk
-            chunk = {}
-        chunk[image] = part
-    if chunk:
-        yield chunk
 
 
 def nms_in_each_group(boxes_xyxy: Tensor, scores: Tensor, groups: Tensor, iou: float) -> Tensor:
@@ -304,21 +304,36 @@ def _nms_of_few(boxes_xyxy: np.ndarray, groups: np.ndarray, iou: float) -> Tenso
     return torch.from_numpy(np.flatnonzero(stays))
 
 
-def nms_at_once(boxes_xyxy: Tensor, images: Tensor, classes: Tensor, iou: float) -> Tensor:
-    """nms_in_each_group in one run for the whole batch, with a single host sync.
+def nms_at_once(boxes_xyxy: Tensor, groups: Tensor, iou: float) -> Tensor:
+    """The same, exactly, as an accelerator does it fast: all pairs within a group are compared.
 
-    images, classes: int64 (n,) below 65,536. They move boxes apart, each along its own axis.
-    Corners are first rounded to steps that float64 holds exactly wherever they are moved, so the
-    other boxes of a call do not change which ones survive. This may differ from float32 where an
-    overlap equals ``iou`` to six digits.
+    A box stays if no better one of its group that stays overlaps it. From all boxes on, each round
+    of this settles at least the next of every chain of overlaps, until nothing changes. The host
+    waits for the number of pairs, for each MAX_PAIRS of them, and once in ROUNDS.
     """
-    from torchvision.ops import nms
-
-    steps = (boxes_xyxy.double().clamp(-MAX_COORDINATE, MAX_COORDINATE) * STEPS_PER_PIXEL).round()
-    places = torch.stack((classes, images, classes, images), dim=1)
-    in_order = torch.arange(len(boxes_xyxy), 0, -1, dtype=torch.float64, device=boxes_xyxy.device)
-    survivors: Tensor = nms(steps + places * (2 * MAX_COORDINATE * STEPS_PER_PIXEL), in_order, iou)
-    return survivors
+    sorted_groups, by_group = groups.sort(stable=True)  # best first inside each group
+    starts = torch.searchsorted(sorted_groups, sorted_groups)  # where its group starts, for each box
+    ends = (torch.arange(len(groups), device=groups.device) - starts).cumsum(0)  # where its pairs end
+    ranked, limit = boxes_xyxy[by_group], np.float32(iou)
+    area = areas(ranked[:, 2:] - ranked[:, :2])
+    limit = np.nextafter(limit, np.float32(-1)) if float(limit) > iou else limit  # for overlaps in float32
+    found = []
+    for start in range(0, count := int(ends[-1]) if len(groups) else 0, MAX_PAIRS):
+        pair = torch.arange(start, min(start + MAX_PAIRS, count), device=groups.device)
+        worse = torch.searchsorted(ends, pair, right=True)
+        better = starts[worse] + ends[worse] - 1 - pair
+        one, other = ranked[better], ranked[worse]
+        both = areas((torch.minimum(one[:, 2:], other[:, 2:]) - torch.maximum(one[:, :2], other[:, :2])).clamp(min=0))
+        close = both / (area[better] + area[worse] - both) > float(limit)  # boxes without area suppress none
+        found.append(torch.stack((better, worse))[:, close.nonzero().squeeze(1)])
+    better, worse = torch.cat(found, dim=1) if found else groups.new_zeros(2, 0)
+    stays, is_settled, remaining = torch.ones_like(groups), False, len(groups)
+    while not is_settled:
+        for _ in range(ROUNDS):
+            before = stays
+            stays = (torch.zeros_like(stays).index_add_(0, worse, stays[better]) == 0).long()
+        is_settled, remaining = torch.stack(((stays != before).sum() == 0, stays.sum())).tolist()
+    return by_group[stays.nonzero_static(size=remaining).squeeze(1)].sort().values
 
 
 def merge_boxes(boxes_xyxy: Tensor, scores: Tensor, classes: Tensor, survivors: Tensor, iou: float) -> Tensor:

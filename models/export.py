@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from models.darknet import Darknet, fuse_batch_norm
-from models.decode import decode
+from models.decode import NOT_FINITE, decode
 from models.errors import ModelError
 
 CLIP_SIDES = 4  # image sides beyond the edges; boxes far larger would cost all others their precision
@@ -246,6 +246,8 @@ def check_file(path: Path, model: Darknet, graph: DetectorGraph, batches: Iterab
         *detections, boxes, scores = outputs
         side = max(images.shape[2:])
         expected_boxes, expected_scores = decode(model(images), model.heads)
+        if not expected_scores.isfinite().all():
+            raise ModelError(NOT_FINITE)
         sides = (expected_boxes[..., 2:] - expected_boxes[..., :2]).amax(-1, keepdim=True).clamp(min=side)
         differences = ((boxes - expected_boxes) / sides).abs().max(), (scores - expected_scores).abs().max()
         largest = torch.maximum(largest, torch.stack(differences))

@@ -124,7 +124,7 @@ def check_grid(section: Section, shape: Shape, size: int, stride: int, padding: 
     if not -stride <= padding - size < 0 or (shape.stride is None and stride > 1):
         raise section.error(
             f"with size {size}, stride {stride} and {padding} padded rows does not divide a map at {shape} by {stride}."
-            " fix: use pad=1 in a convolution, leave out padding in a maxpool, or use stride=1 after an [avgpool]"
+            " fix: use an odd size and pad=1 in a convolution, no padding in a maxpool, or stride=1 after an [avgpool]"
         )
 
 

@@ -147,7 +147,11 @@ def read_anchors(section: Section) -> tuple[Sizes, tuple[int, ...]]:
         values.append(MISSING_HEIGHT)
     anchors = tuple(zip(values[::2], values[1::2], strict=True))
     if "mask" in section.options:
-        return anchors, tuple(section.values("mask", int, 0, len(anchors) - 1))
+        mask = section.values("mask", int, 0)
+        if max(mask) >= len(anchors):
+            fix = "fix: put commas between all numbers of mask and of anchors, each in one line; ';' begins a comment"
+            raise section.error(f"mask selects {max(mask)}, but anchors lists 0..{len(anchors) - 1}. {fix}", "mask")
+        return anchors, tuple(mask)
     return anchors, tuple(range(section.integer("num", 1, 1, len(anchors))))
 
 

@@ -20,6 +20,7 @@ ACTIVATIONS: dict[str, Callable[[], Callable[[Tensor], Tensor]]] = {
     "logistic": nn.Sigmoid,
     "mish": nn.Mish,
     "swish": nn.SiLU,
+    "silu": nn.SiLU,  # the name outside of Darknet
     "elu": nn.ELU,
     "selu": nn.SELU,
     "gelu": lambda: nn.GELU(approximate="tanh"),

@@ -16,7 +16,8 @@ from torch import Tensor
 from models.darknet import Darknet
 from models.errors import ModelError
 from models.graph import BN_EPS
-from models.weights import WeightsReport, check_finite, report_of, stored_names
+from models.tensor_files import check_values
+from models.weights import WeightsReport, report_of, stored_names
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's colours
 TIMM_BN_EPS = 1e-5
@@ -51,7 +52,7 @@ def load_timm_backbone(model: Darknet, state: Any, path: Path) -> WeightsReport:
             f"{path}: {wrong[0]} needs shape {tuple(own[wrong[0]].shape)}, the file has {tuple(loads[wrong[0]].shape)}."
             " fix: model.width=1 and a network that has this backbone"
         )
-    check_finite(path, loads.items())
+    check_values(path, loads.items())
     model.load_state_dict(loads, strict=False)
     return report_of(model, path, cut=last)
 

@@ -12,9 +12,6 @@ dict are those of the network's n-th convolution, and likewise biases, gammas, m
 if all shapes agree.
 """
 
-import re
-import warnings
-import zipfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,13 +28,13 @@ from models.darknet import Darknet, Version
 from models.errors import ModelError
 from models.heads import RawPart
 from models.layers import Convolution
+from models.tensor_files import SAME_NETWORK, check_values
 
 Load = tuple[Tensor, str, Tensor]  # a tensor of the network, and the name and values that the file has for it
 Role = tuple[str, int]  # the last part of a tensor's name, and its number of dimensions
 VERSION_BYTES, MAX_HEADER_BYTES = 12, 20
 CONTAINERS = ("model", "state_dict", "model_state_dict")  # keys under which checkpoints keep a state dict
 KERNELS: Role = ("weight", 4)
-SAME_NETWORK = "fix: set model.cfg, model.width and model.box_bins as when the file was made"
 
 
 @dataclass(frozen=True)
@@ -52,6 +49,7 @@ class WeightsReport:
     heads_left_out: bool  # the file's convolutions before [yolo] sections were not loaded
     cut: int | None = None  # the last layer of a partial file
     same_decoding: bool = False  # the file says how its heads are decoded, and the network does the same
+    names: str = ""  # what the class names of file and data mean for the heads
 
     @property
     def is_whole(self) -> bool:
@@ -66,7 +64,7 @@ class WeightsReport:
             text += "; its heads were left out and start fresh"
             if self.num_classes not in (None, self.model_classes):
                 text += f" (for {self.num_classes} classes, here {self.model_classes})"
-        return text
+        return text + self.names
 
 
 def stored_names(layer: nn.Module) -> tuple[str, ...]:
@@ -197,7 +195,7 @@ def save_darknet_weights(model: Darknet, path: str | Path, up_to_layer: int | No
                 f"Darknet's files have no place for the weights of layer {index}, a [{model.cfg.layers[index].kind}]. "
                 f"fix: up_to_layer={index}, or keep the checkpoint"
             )
-    check_finite(path, tensors)
+    check_values(path, tensors)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.tmp")
     with temporary.open("wb") as file:
@@ -209,61 +207,65 @@ def save_darknet_weights(model: Darknet, path: str | Path, up_to_layer: int | No
     return sum(tensor.numel() for _, tensor in tensors)
 
 
-def read_tensor_file(path: Path) -> Any:
-    """Read a file of torch.save to the CPU, without running any code in it.
-
-    Raises ModelError if the file is missing, damaged, or holds pickled objects, and OSError without
-    the permission to read it.
-    """
-    if not path.is_file():
-        raise ModelError(f"{path} is not a file. fix: set model.weights to a .weights or .pt file")
-    path.open("rb").close()  # a file without read permission is not damaged
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # torch's, about classes of its own in old files
-            # Memory-mapped, so that unused parts (an optimiser's state) stay on disk; torch cannot
-            # map a file whose name is not Unicode.
-            mapped = zipfile.is_zipfile(path) and str(path).encode("utf-8", "replace").decode() == str(path)
-            return torch.load(str(path), map_location="cpu", weights_only=True, mmap=mapped)
-    except Exception as error:  # damaged bytes can break any step of reading, with any error
-        pickled = re.search(r"GLOBAL (\S+)", str(error))
-        if pickled is None:
-            raise ModelError(f"{path} is damaged, or torch.save did not write it. fix: download it again") from error
-        raise ModelError(
-            f"{path} holds pickled objects ({pickled[1]}), which are not read because that would run code in the file."
-            " fix: in the system that wrote it, save the tensors alone: torch.save(model.state_dict(), 'weights.pt')"
-        ) from error
-
-
 def load_weights_of_checkpoint(
-    model: Darknet, weights: Mapping[str, Tensor], path: Path, network: Mapping[str, Any]
-) -> WeightsReport:
+    model: Darknet, weights: Mapping[str, Tensor], path: Path, network: Mapping[str, Any],
+    *, of_file: Sequence[str] = (), names: Sequence[str] = (),
+) -> WeightsReport:  # fmt: skip
     """Load a state dict of this project; ``network`` is what its checkpoint says of the network.
 
-    The convolutions before [yolo] are left out if they are for other classes or another number of
-    anchors. Raises ModelError, and changes nothing, at the first other tensor that is missing,
-    unexpected, of another shape or not finite, and for heads of the same size that learnt with
-    other anchors or another decoding.
+    ``of_file`` are its class names and ``names`` those wanted; numbers, as files without names get
+    them, say nothing. In another order, the rows of classes move with their names. The convolutions
+    before [yolo] are left out if they are for other classes or another number of anchors. Raises
+    ModelError, and changes nothing, at the first other tensor that is missing, unexpected, of
+    another shape or not finite, and for heads of the same size that learnt with other anchors or
+    another decoding.
     """
     own, num_classes = model.state_dict(), network["num_classes"]
     heads = tuple(f"layers.{layer}." for layer in _class_parts(model))
     of_heads = [name for name in own if name.startswith(heads)]
-    leave_out = num_classes != model.num_classes or any(
-        name in weights and weights[name].shape != own[name].shape for name in of_heads
+    note, same_count = "", len(of_file) == len(names) == num_classes
+    are_named = same_count and not any(list(known) == [*map(str, range(len(known)))] for known in (of_file, names))
+    other_classes = are_named and sorted(of_file) != sorted(names)
+    leave_out = (
+        other_classes
+        or num_classes != model.num_classes
+        or any(name in weights and weights[name].shape != own[name].shape for name in of_heads)
     )
+    if other_classes:
+        note = f" (its classes are {_listed(of_file)}, here {_listed(names)})"
+    elif are_named and not leave_out and list(of_file) != list(names):
+        weights = _with_moved_classes(model, weights, [of_file.index(name) for name in names])
+        note = f"; the class rows of its heads follow the names, from {_listed(of_file)} to {_listed(names)}"
     left_out = of_heads if leave_out else []
     wanted, loads = ({name: state[name] for name in state if name not in left_out} for state in (own, weights))
     _check_shapes(path, wanted, loads, SAME_NETWORK)
     if not leave_out:
-        of_file = network_of_checkpoint(network, path).heads
+        their_heads = network_of_checkpoint(network, path).heads
         for key in ("anchors", "scale_x_y", "new_coords"):
-            if [getattr(head, key) for head in model.heads] != [getattr(head, key) for head in of_file]:
-                has = getattr(of_file[0], key)
+            if [getattr(head, key) for head in model.heads] != [getattr(head, key) for head in their_heads]:
+                has = getattr(their_heads[0], key)
                 raise ModelError(f"the heads in {path} were trained with other {key} ({has}). fix: use the same here")
-    check_finite(path, loads.items())
+    check_values(path, loads.items())
     model.load_state_dict(loads, strict=False)
     report = report_of(model, path, num_classes=num_classes, left_out=leave_out)
-    return replace(report, same_decoding=not leave_out)
+    return replace(report, same_decoding=not leave_out, names=note)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + ", ..." * (len(names) > 4)
+
+
+def _with_moved_classes(model: Darknet, weights: Mapping[str, Tensor], order: list[int]) -> dict[str, Tensor]:
+    """``weights`` with the rows of classes in the heads in another ``order``."""
+    moved = dict(weights)
+    for layer, part in _class_parts(model).items():
+        rows = torch.arange(part.filters(len(order))).view(part.per_class, -1)  # of each anchor: its box, then classes
+        of_box, classes = rows.split((part.fixed // part.per_class, len(order)), dim=1)
+        places = torch.cat((of_box, classes[:, order]), dim=1).flatten()
+        for name, tensor in weights.items():
+            if name.startswith(f"layers.{layer}.") and tensor.ndim:
+                moved[name] = tensor[places]
+    return moved
 
 
 def network_of_checkpoint(
@@ -279,7 +281,7 @@ def network_of_checkpoint(
     if weights is None:
         return shell
     _check_shapes(path, shell.state_dict(), weights, "fix: use another checkpoint")
-    check_finite(path, weights.items())
+    check_values(path, weights.items())
     model = Darknet(parse_cfg(text, network["source"]), *shape)
     model.load_state_dict(weights)
     return model
@@ -294,19 +296,11 @@ def _check_shapes(path: object, own: Mapping[str, Tensor], weights: Mapping[str,
 
 
 def _copy(path: Path, loads: Sequence[Load]) -> None:
-    """Copy all values, if all are finite."""
-    check_finite(path, ((name, tensor) for _, name, tensor in loads))
+    """Copy all values, if all can be those of a network."""
+    check_values(path, ((name, tensor) for _, name, tensor in loads))
     with torch.no_grad():
         for target, _, tensor in loads:
             target.copy_(tensor)
-
-
-def check_finite(path: object, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Raise ModelError at the first named tensor whose values are not finite or not plain."""
-    for name, tensor in tensors:
-        is_plain = tensor.layout == torch.strided and not tensor.is_quantized and not tensor.is_complex()
-        if not is_plain or not tensor.float().isfinite().all():
-            raise ModelError(f"{path}: {name} has values that are not finite or not plain. fix: use other weights")
 
 
 def load_foreign_state_dict(model: Darknet, content: Any, path: Path) -> WeightsReport:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from conf import ConfigError, schema
+from conf import ConfigError, run_files, schema
 from conf.options import option
 from data import open_annotations
 from data.anchors import SEED, Sizes, kmeans_anchors, match_anchors, network_sizes, recall, refine_anchors
@@ -32,6 +32,8 @@ def find_anchors(config: schema.AnchorsConfig) -> Sizes:
     With ``out`` it also writes the options of the model. Raises ConfigError if the data set has too
     few boxes.
     """
+    if config.out is not None:
+        run_files.refuse_existing(Path(config.out), "out")
     current = np.array(build.build_meta_model(config.model).heads[0].all_anchors)
     annotations = open_annotations(config.data, "train")
     sizes, searched = (network_sizes(annotations, config.image_size, limit) for limit in (None, SEARCHED_BOXES))

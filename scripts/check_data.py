@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from conf import schema
+from conf import run_files, schema
 from data import Annotations, DataConfig, DataError, ImageSource, OnError, check_same_classes, io, validate
 from data.anchors import LOW_RECALL, Sizes, fix_of_anchors, network_sizes, objects_per_image, recall
 from data.annotations_read import Findings
@@ -63,6 +63,7 @@ def check(config: schema.CheckDataConfig) -> CheckedSet:
     heads = build.build_meta_model(config.model).heads
     anchors = np.array(sorted({anchor for head in heads for anchor in head.anchors}))  # some .cfg have more
     out = Path(config.out or f"runs/check_data/{config.data.name}_{time.strftime('%Y-%m-%d_%H-%M-%S')}")
+    run_files.refuse_existing(out, "out")
     out.mkdir(parents=True, exist_ok=True)  # before anything is read
     checked = check_dataset(config.data, config.image_size, anchors, config.min_iou)
     cells = [

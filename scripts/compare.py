@@ -21,6 +21,7 @@ import numpy as np
 from conf import errors, from_checkpoint, run_files, schema
 from conf.options import MAY_CHANGE, flat, is_covered
 from data import progress
+from data.errors import printable
 from train_utils import coco_eval, report_page
 from train_utils.run_report import report_run
 
@@ -63,7 +64,8 @@ def compare(config: schema.CompareConfig) -> "list[Gain]":
 
 
 def print_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print aligned columns, and an empty line."""
+    """Print rows below their titles."""
+    rows = [list(map(printable, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
     for row in (titles, *rows):
         print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -21,7 +21,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from conf import ConfigError, compose, schema
+from conf import ConfigError, compose, run_files, schema
 from models import fitted_cfg, save_darknet_weights
 from train_utils import build, open_checkpoint
 from train_utils.checkpoint import save_checkpoint
@@ -45,6 +45,9 @@ def convert(config: schema.ConvertConfig) -> None:
             f"out={out} does not fit: weights= becomes a checkpoint; ckpt=, or anything cut by up_to_layer=, becomes"
             f" a Darknet file. fix: out={out.with_suffix('.weights' if to_checkpoint else '.pt')}"
         )
+    run_files.refuse_existing(out, "out")
+    if config.cfg is not None:
+        run_files.refuse_existing(Path(config.cfg), "cfg")
     if to_checkpoint:
         detector = open_checkpoint.open_detector(None, source, config.names, config.image_size)
         print(detector.note)

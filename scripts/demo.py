@@ -12,6 +12,7 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
 
     raise SystemExit(run("demo"))
 
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ import numpy as np
 
 from conf import ConfigError, errors, schema
 from data import Medium, OnBadFile
+from data.errors import printable
 from predict import ResultWriter
 from train_utils import distributed
 from train_utils.detector import Prediction, Predictor, format_counts
@@ -46,7 +48,7 @@ def build(config: schema.DemoConfig, folder: Path) -> Any:
     predictor = Predictor(config, distributed.choose_device(config.device.value))
     network, session = predictor.network, Session(predictor, folder)
     with gr.Blocks(title="Detector", analytics_enabled=False, delete_cache=(3600, 3600)) as page:
-        gr.Markdown(f"## Detector\n{network.note}; {network.image_size} pixels on {predictor.device.type}")
+        gr.Markdown(f"## Detector\n{plain(network.note)}; {network.image_size} pixels on {predictor.device.type}")
         with gr.Row():
             confidence = gr.Slider(0, 1, config.confidence, step=0.01, label="Lowest confidence")
             overlap = gr.Slider(0, 1, config.nms_iou, step=0.01, label="Largest overlap (IoU)")
@@ -86,6 +88,11 @@ def launch(page: Any, config: schema.DemoConfig) -> str:
     return str(page.local_url)
 
 
+def plain(text: str) -> str:
+    """A text as Markdown that shows it: names in it format and load nothing."""
+    return re.sub(r"([\\`*_{}\[\]()#+.!<>|~$&-])", r"\\\1", printable(text))
+
+
 class Session:
     """The page's callbacks, which take the values of its controls."""
 
@@ -109,7 +116,11 @@ class Session:
         missing = sorted(set(writer.drawn_names) - {medium for _, medium in drawn})
         unread = f"cannot be read: {', '.join(missing)}" if missing else ""
         lines = [writer.summary(), format_counts(writer.counts), unread]
-        return "\n\n".join(filter(None, lines)), drawn, [str(out / "images.json"), str(out / "detections.json")]
+        return (
+            "\n\n".join(map(plain, filter(None, lines))),
+            drawn,
+            [str(out / "images.json"), str(out / "detections.json")],
+        )
 
     def camera(self, image: np.ndarray | None, confidence: float, overlap: float) -> np.ndarray | None:
         """The camera's image (uint8 RGB) with boxes."""

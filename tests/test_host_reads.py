@@ -229,7 +229,9 @@ def test_on_a_real_gpu_torch_finds_no_other_wait() -> None:
             epoch(watched())
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert ["synchronizing" in str(warning.message) for warning in caught].count(True) == 1, caught
+    # torch also warns, once a process, that this mode is a prototype which does not see all waits.
+    messages = [str(warning.message) for warning in caught if "prototype" not in str(warning.message)]
+    assert sum("synchronizing" in message for message in messages) == 1, messages
 
 
 @pytest.mark.parametrize("loss", LOSSES)

@@ -1,6 +1,7 @@
 """predict.py finds what an evaluation finds and writes it in all its formats."""
 
 import json
+import pkgutil
 import shutil
 import signal
 import sys
@@ -12,9 +13,10 @@ import numpy as np
 import pytest
 
 from conf.compose import compose
-from conf.run import USER_ERRORS, run
+from conf.errors import TrainError
+from conf.run import PROGRAMS, USER_ERRORS, options_of, run
 from conf.schema import TrainConfig
-from data import Frame, InputFit, ShapesConfig, ensure_shapes
+from data import DataError, Frame, InputFit, ShapesConfig, ensure_shapes
 from data.shapes import CLASSES
 from eval import evaluate
 from predict import predict
@@ -112,6 +114,19 @@ def test_a_video_becomes_a_drawn_video_and_results_by_frame(folder: Path, tmp_pa
     assert drawn.read()[1].shape == (64, 96, 3)
 
 
+def test_what_was_found_in_a_video_that_ends_early_is_kept(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = video(tmp_path / "whole.avi", 20, size=(640, 480)).read_bytes()
+    (tmp_path / "half.avi").write_bytes(whole[: len(whole) * 2 // 3])
+    with pytest.raises(DataError, match=r"half\.avi ends after \d+ of 20 frames\. fix: "):
+        found(folder, tmp_path / "half.avi", tmp_path / "out", "draw=false")
+    images = json.loads((tmp_path / "out" / "images.json").read_text())["images"]
+    assert 2 < len(images) < 18
+    _, again, _ = found(folder, tmp_path / "half.avi", tmp_path / "skip", "draw=false", "on_error=skip")
+    assert again["images"] == images and f"ends after {len(images)} of 20 frames" in caplog.text
+
+
 def test_a_picture_at_an_address_has_its_own_name_and_no_file_has_the_password(folder: Path, tmp_path: Path) -> None:
     picture(tmp_path / "pictures" / "b.png", 60, 80)
     _, _, expected = found(folder, tmp_path / "pictures" / "b.png", tmp_path / "by path")
@@ -133,7 +148,7 @@ def test_what_does_not_fit_is_refused(folder: Path, tmp_path: Path, monkeypatch:
         (["model.weights=a.weights"], "model.weights does not say which network. fix: model.cfg="),
         (["ckpt=random.pt", "names=two.names"], "ckpt and names exclude one another"),
         (["ckpt=random.pt", "source=nowhere"], "source=nowhere holds no picture or video"),
-        (["ckpt=random.pt", "out=pictures"], "pictures would overwrite"),
+        (["ckpt=random.pt", "out=pictures"], "pictures/a.png is there already and would be overwritten. fix: out="),
         (["ckpt=random.pt", "out=/proc/nothing"], "/proc/nothing cannot be written"),
         (["ckpt=random.pt", "out=found"], "broken.png is not an image of a known type"),
     ):
@@ -152,6 +167,39 @@ def test_no_error_shows_a_password(monkeypatch: pytest.MonkeyPatch, capsys: pyte
             run("predict")
         said = capsys.readouterr().err
         assert message in said and "secret" not in said
+
+
+def test_no_program_overwrites_what_it_has_not_made(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "labels" / "model").mkdir(parents=True)
+    (tmp_path / "linked").mkdir()
+    for name in ("labels/a.txt", "labels/model/a.yaml", "n.pt", "n.pt2", "n.weights", "n.cfg", "config.yaml"):
+        (tmp_path / name).write_text("mine")
+    (tmp_path / "linked" / "labels").symlink_to(tmp_path / "labels")
+    (tmp_path / "link.pt2").symlink_to(tmp_path / "nowhere")
+    picture(tmp_path / "pictures" / "a.png")
+    ckpt, before = f"ckpt={folder / 'random.pt'}", {path: path.lstat().st_mtime_ns for path in tmp_path.rglob("*")}
+    model = ["model=yolov3-tiny", "model.width=0.125"]
+    shapes = "{train_images: 3, val_images: 9, image_size: 64}"
+    drawn = ["data=shapes", f"data.root={folder / 'shapes'}", f"data.index_dir={folder / 'index'}"]
+    drawn.append(f"data.shapes={shapes}")
+    for program, *options in (
+        ("predict", ckpt, f"source={tmp_path / 'pictures'}", "out=."),
+        ("predict", ckpt, f"source={tmp_path / 'pictures'}", "out=linked"),
+        ("eval", ckpt, *drawn, "out=."),
+        ("export", ckpt, "format=torch", "out=n.pt2"),
+        ("export", ckpt, "format=torch", "out=link.pt2"),
+        ("convert", ckpt, "out=n.weights"),
+        ("convert", ckpt, "out=new.weights", "cfg=n.cfg"),
+        ("anchors", *model, *drawn, "out=labels/model/a.yaml"),
+        ("check_data", *model, *drawn, "out=."),
+        ("train", *model, *drawn, "run_dir=.", "train.batch_size=2", "train.micro_batch_size=2", "train.device=cpu"),
+    ):
+        with pytest.raises(TrainError, match=r" is there already and would be overwritten\. fix: "):
+            pkgutil.resolve_name(PROGRAMS[program].function)(options_of(program, options))
+    assert {path: path.lstat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
 @pytest.mark.slow
@@ -188,8 +236,8 @@ def test_image_and_category_ids_are_coco_s_own(shared_dir: Path, tmp_path: Path)
         (tmp_path / "chosen" / path.name).symlink_to(path)
     out = predict([
         f"model.cfg={network / 'yolo-fastest-1.1.cfg'}", f"source={tmp_path / 'chosen'}",
-        f"model.weights={network / 'yolo-fastest-1.1.weights'}", f"out={tmp_path}", "device=cpu", "resize=stretch",
-        f"names={coco / 'annotations' / 'instances_val2017.json'}", "multi_label=true", "draw=false",
+        f"model.weights={network / 'yolo-fastest-1.1.weights'}", f"out={tmp_path / 'out'}", "resize=stretch",
+        f"names={coco / 'annotations' / 'instances_val2017.json'}", "multi_label=true", "draw=false", "device=cpu",
     ])  # fmt: skip
     ids = {int(path.stem) for path in chosen}
     assert {image["id"] for image in json.loads((out / "images.json").read_text())["images"]} == ids

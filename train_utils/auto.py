@@ -39,13 +39,19 @@ def resolve_auto(
         if fits_anchors:
             config, note = fit_anchors(config, world, train_set)
             notes.append(note)
-        model, report = build.build_model(config.model, len(train_set.names), world=world, fitted=fits_anchors)
+        model, report = build.build_model(
+            config.model, len(train_set.names), world=world, fitted=fits_anchors, names=train_set.names
+        )
         notes.append(str(report or "initial weights: random"))
+        if isinstance(size := models.image_size_of(model.cfg) if "width" in model.cfg.net.options else 0, list):
+            fix = f"fix: width={max(size)} and height={max(size)} in a copy of it"
+            raise ConfigError(f"{model.cfg.source} is for images of {size[1]}x{size[0]}, train.py makes squares. {fix}")
         if model.cfg.text != build.load_network(config.model).text:
             notes.append("the heads keep the anchors of the weights")
         config = replace(config, loss=build.suitable_loss(model.heads, config.loss))
         notes.append(f"loss: {config.loss.name}")
     model.freeze(config.model.frozen_layers())
+    build.check_batch_norm(model, config.train, world)
     workers = build.loader_workers(config.data.workers, world)
     return replace(config, data=replace(config.data, workers=workers)), model, notes
 

@@ -4,6 +4,7 @@ These are the network with its weights, its loss and its suppression, and the im
 and the training samples of each rank.
 """
 
+import math
 import uuid
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -25,6 +26,7 @@ from data.dataset import AUGMENTATIONS
 from data.io import usable_cores
 from data.loader import BatchLoader
 from models.config import MIN_DECOUPLED_SCALE, AutoLoss
+from models.layers import Convolution, SharedConvolution
 from train_utils import checkpoint, distributed, numerics
 from train_utils.distributed import World, torch_distributed_zero_first
 
@@ -50,7 +52,7 @@ def build_meta_model(config: models.ModelConfig, num_classes: int | None = None)
 
 def build_model(
     config: models.ModelConfig, num_classes: int | None, whole: bool = False, world: World | None = None,
-    fitted: bool = False,
+    fitted: bool = False, *, names: Sequence[str] = (),
 ) -> tuple[models.Darknet, models.WeightsReport | None]:  # fmt: skip
     """Build a network with its initial weights, and report on those; None if they are random.
 
@@ -58,7 +60,8 @@ def build_model(
     are loaded. All ranks of ``world`` call this.
     With ``whole``, for everything but training, a layer that would stay random is an error. With
     ``fitted`` anchors (auto.fit_anchors), so are weights with heads: they learnt other anchors. The
-    heads of a checkpoint bring their anchors, unless ``config`` names some.
+    heads of a checkpoint bring their anchors, unless ``config`` names some, and its rows of classes
+    follow the ``names``.
     """
     path, cfg = weights_path(config, world), load_network(config)
     state = own_checkpoint(path) if path is not None else None
@@ -72,7 +75,9 @@ def build_model(
             raise ConfigError("no weights are given. fix: ckpt=<run folder or .pt file>, or model.weights=")
         return model, None
     if state is not None:
-        report = models.load_weights_of_checkpoint(model, state["ema"], path, state["network"])
+        report = models.load_weights_of_checkpoint(
+            model, state["ema"], path, state["network"], of_file=state["names"], names=names
+        )
         model.seen = state["seen"]
     elif path.suffix in (".pt", ".pth"):
         content = models.read_tensor_file(path)
@@ -83,6 +88,10 @@ def build_model(
     keeps_heads = not report.heads_left_out and (report.cut is None or report.cut >= model.heads[0].parts[-1].layer)
     if keeps_heads and fitted and not report.same_decoding:
         raise ConfigError(f"the heads in {path} were trained with other anchors. fix: model.anchors=null")
+    if whole and names and report.heads_left_out and report.num_classes not in (None, len(names)):
+        given = f"{len(names)}, {', '.join(names[:4])}"
+        fix = "fix: one name in each line, or the data of the weights"
+        raise ConfigError(f"{path} has {report.num_classes} classes, but names= or data name {given}. {fix}")
     if whole and not report.is_whole:
         raise ConfigError(f"{report}: this suits training only. fix: a whole file; data or names= with its classes")
     return model, report
@@ -138,6 +147,28 @@ def suitable_loss(heads: Sequence[models.Head], config: models.LossSection) -> m
     return chosen
 
 
+def check_batch_norm(model: models.Darknet, options: TrainSection, world: World) -> None:
+    """Raise ConfigError if a training has maps of one value a channel, whose variance is 0.
+
+    That depends on the smallest image size and on the images that a batch norm sees at once.
+    """
+    key = "micro_batch_size" if options.micro_batch_size is not None else "batch_size"
+    ranks = 1 if options.sync_bn else world.world_size
+    images = getattr(options, key) // ranks
+    low, high = options.multi_scale
+    scale = data.MultiScale(options.image_size, low, high, model.max_stride, options.seed)
+    longest = scale.smallest * scale.stride
+    smallest = scale.stride if options.rect else longest, longest
+    for index, (layer, shape) in enumerate(zip(model.layers, model.shapes, strict=True)):
+        convolution = layer.source if isinstance(layer, SharedConvolution) else layer
+        has_norm = isinstance(convolution, Convolution) and convolution.norm is not None
+        if has_norm and index >= model.num_frozen and images * math.prod(shape.size(smallest)) == 1:
+            raise ConfigError(
+                f"batch norm of layer {index} gets one value a channel from {images} image of {longest} pixels."
+                f" fix: train.{key}={2 * ranks}, a larger train.image_size or a smaller range of train.multi_scale"
+            )
+
+
 def build_loss(heads: Sequence[models.Head], config: models.LossSection) -> models.HeadLoss:
     """The loss that ``loss=`` selects."""
     config = suitable_loss(heads, config)
@@ -146,11 +177,13 @@ def build_loss(heads: Sequence[models.Head], config: models.LossSection) -> mode
 
 
 def build_postprocess(
-    config: DetectConfig | EvaluateConfig, heads: Sequence[models.Head], classes: Sequence[int] | None = None
-) -> models.Postprocess:
+    config: DetectConfig | EvaluateConfig, heads: Sequence[models.Head], classes: Sequence[int] | None = None,
+    in_training: bool = False,
+) -> models.Postprocess:  # fmt: skip
     """What turns the raw maps of ``heads`` into detections, with the limits of ``config``.
 
-    ``classes`` are the numbers of those that are reported; None: all.
+    ``classes`` are the numbers of those that are reported; None: all. Only a training goes on with
+    raw maps that are not finite, which its loss shows.
     """
     return models.Postprocess(
         heads,
@@ -160,6 +193,7 @@ def build_postprocess(
         multi_label=config.multi_label,
         merge=config.merge_nms,
         classes=classes,
+        refuse_nonfinite=not in_training,
     )
 
 

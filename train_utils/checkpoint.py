@@ -20,6 +20,7 @@ from msgspec import Meta
 from conf import errors, run_files
 from conf.train_options import TrainSection
 from data.errors import printable
+from models.tensor_files import plain_content
 
 FORMAT = "hydra-yolov3-spp checkpoint"
 VERSION = 1
@@ -147,6 +148,7 @@ def _content(file: Path, mapped: bool = False) -> dict[str, Any]:
     mapped = mapped and printable(str(file)) == str(file)  # torch maps no file whose name is not Unicode
     try:
         content = torch.load(str(file), map_location="cpu", weights_only=True, mmap=mapped)
+        content = plain_content(content, file.stat().st_size)
     except Exception as error:
         # Damaged bytes can raise any error. Its text is left out: for a pickle of more than plain
         # data, torch advises to load it anyway.
@@ -159,7 +161,8 @@ def _content(file: Path, mapped: bool = False) -> dict[str, Any]:
             f"{file} is not a checkpoint of this project and version. fix: give one that train.py wrote; Darknet "
             ".weights go to model.weights"
         )
-    return dict(content)
+    whole: dict[str, Any] = content
+    return whole
 
 
 def to_plain(value: Any, key: str = "state", copied: bool = False) -> Any:

@@ -224,9 +224,13 @@ class Detector(Predictor):
         text = str(source) if isinstance(source, str | os.PathLike) or type(source) is int else ""
         one = Medium.at(text, text)
         if text and (one.is_video or not (one.address or os.path.isfile(text))):
-            return self.predict(self.frames(find_media(text), self.on_error, self.batch_size))
+            return self._all_of(self.frames(find_media(text), self.on_error, self.batch_size))
         frame = read_picture(_picture(source, 0, self.config.exif), self.config.exif)
         return next(self.predict([FrameBatch.of([self.fit.prepare(frame)])], in_turn=True))
+
+    def _all_of(self, frames: FrameBatches) -> Iterator[Prediction]:
+        yield from self.predict(frames)
+        frames.check_whole()
 
 
 def _picture(source: Any, number: int, exif: Exif) -> Medium:

@@ -10,9 +10,10 @@ from typing import NamedTuple, Self
 import torch
 
 from conf import errors
-from conf.train_options import TrainSection
+from conf.train_options import Compile, TrainSection
 from data import Batch, TrainBatchSampler
 from data.progress import Progress
+from models import Darknet
 from models.loss import HeadLoss, LossParts
 from train_utils import checkpoint, compile, distributed, numerics, optim, train_state
 from train_utils.stop import StopRequest
@@ -40,16 +41,21 @@ class ForwardPass:
     @classmethod
     def create(
         cls,
-        model: torch.nn.Module,
+        model: Darknet,
         loss: HeadLoss,
         options: TrainSection,
         *,
         compile_mode: str,
-        num_sizes: int,
+        batches: TrainBatchSampler,
         world: distributed.World,
+        log_line: Callable[[str], None],
     ) -> Self:
-        """Compile the step by ``compile_mode``, for ``num_sizes`` image sizes, and wrap for DDP."""
-        step_loss, to_input = compile.compile_step(model, loss, Batch.network_input, compile_mode, num_sizes)
+        """Compile the step for ``batches`` by the mode that choose_mode gave; wrap for DDP."""
+        images = options.epochs * batches.steps_per_epoch * options.batch_size // world.world_size
+        if options.compile is Compile.auto and compile_mode == "default":
+            compile_mode = "default" if compile.pays_back(model, options.image_size, images) else "off"
+        sizes, given = batches.sizes.count, Batch.network_input
+        step_loss, to_input = compile.compile_step(model, loss, given, compile_mode, sizes, log_line=log_line)
         dtype = numerics.autocast_dtype(options.precision.value, world.device)
         return cls(distributed.wrap_ddp(model, world), step_loss, to_input, dtype, world)
 

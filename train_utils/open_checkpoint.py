@@ -7,6 +7,7 @@ import data
 import models
 from conf import ConfigError
 from conf.from_checkpoint import trained_size
+from data.errors import printable
 from models.published import COCO_NAMES
 from train_utils import build, checkpoint
 
@@ -18,13 +19,13 @@ class TrainedNetwork:
     model: models.Darknet
     names: list[str]
     category_ids: list[int]  # in the order of names: those of the data set, or 1, 2, ...
-    image_size: int
+    image_size: int | list[int]  # pixels, or height, width
     note: str
     origin: str  # the same without folders of this machine, for files that others get
 
 
 def open_detector(
-    ckpt: str | None, config: models.ModelConfig | None, names: str | None, image_size: int | None
+    ckpt: str | None, config: models.ModelConfig | None, names: str | None, image_size: int | list[int] | None
 ) -> TrainedNetwork:
     """The network of ``ckpt`` (open_checkpoint), or that of ``config`` with its weights.
 
@@ -41,7 +42,8 @@ def open_detector(
         raise ConfigError("no weights are given. fix: ckpt=<run folder or .pt file>, or model= and model.weights=")
     else:
         class_names, ids = data.read_names(Path(names)) if names is not None else ([], None)
-        model, report = build.build_model(config, len(class_names) or None, whole=True)
+        class_names = list(map(printable, class_names))
+        model, report = build.build_model(config, len(class_names) or None, whole=True, names=class_names)
         note = str(report)
         if names is None:
             class_names = default_names(model.num_classes)
@@ -51,10 +53,17 @@ def open_detector(
         opened = TrainedNetwork(
             model.eval(), class_names, ids, image_size or models.image_size_of(model.cfg), note, origin
         )
-    size, stride = opened.image_size, opened.model.max_stride
-    if (nearest := opened.model.nearest_size(size, size)[0]) != size:
-        raise ConfigError(f"image_size={size} is not a multiple of the network's stride {stride}. fix: {nearest}")
+    check_size(opened.model, opened.image_size, "image_size")
     return opened
+
+
+def check_size(model: models.Darknet, image_size: int | list[int], key: str) -> None:
+    """Raise ConfigError unless the network takes images of this size, the option ``key``."""
+    height, width = data.both_sides(image_size)
+    if (fits := model.nearest_size(height, width)) != (height, width):
+        nearest, stride = (fits[0] if height == width else [*fits]), model.max_stride
+        said = f"{key}={image_size} is not a multiple of the network's largest stride {stride}"
+        raise ConfigError(f"{said}. fix: {key}={nearest}".replace(", ", ","))
 
 
 def default_names(count: int) -> list[str]:
@@ -73,6 +82,6 @@ def open_checkpoint(ckpt: str) -> TrainedNetwork:
     model = models.network_of_checkpoint(state["network"], ckpt, state["ema"])
     major, minor, revision = state["weights_version"]
     model.seen, model.weights_version = state["seen"], (major, minor, revision)
-    names, size = state["names"], trained_size(state["config"], ckpt)
+    names, size = list(map(printable, state["names"])), trained_size(state["config"], ckpt)
     origin = (f"epoch {state['epoch']}" if state["epoch"] else "converted weights") + f", {len(names)} classes"
     return TrainedNetwork(model.eval(), names, state["category_ids"], size, f"{ckpt}: {origin}", origin)

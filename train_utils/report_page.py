@@ -13,6 +13,7 @@ import numpy as np
 
 from conf import errors, run_files
 from conf.options import option
+from data.errors import printable
 from train_utils import coco_eval, plots, results
 
 BEST_DETECTIONS = "best_detections.npz"
@@ -107,8 +108,8 @@ def write_report(folder: Path, options: Mapping[str, Any], defaults: Mapping[str
             pictures += f'<figure><img alt="{title}" src="{source}"><figcaption>{title}</figcaption></figure>'
     rows_of_options = [(key, _text(value), _text(defaults.get(key, "-"))) for key, value in options.items()]
     text = PAGE.substitute(
-        title=escape(f"{options['name']} · {folder.name}"),
-        folder=escape(str(folder)),
+        title=escape(printable(f"{options['name']} · {folder.name}")),
+        folder=escape(printable(str(folder))),
         metrics=metrics,
         pictures=pictures,
         changed=html_table(["option", "value", "default"], [row for row in rows_of_options if row[1] != row[2]]),
@@ -123,10 +124,10 @@ def html_table(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """An HTML table of ``titles`` and escaped cells."""
     text = f"<table>\n<tr><th>{'</th><th>'.join(titles)}</th></tr>\n"
     for row in rows:
-        text += f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in row)}</tr>\n"
+        text += f"<tr>{''.join(f'<td>{escape(printable(str(cell)))}</td>' for cell in row)}</tr>\n"
     return f"{text}</table>\n"
 
 
 def _text(value: Any) -> str:
-    """The value of an option as on the command line."""
-    return value if isinstance(value, str) else json.dumps(value)
+    """A value of an option as the command line writes it."""
+    return printable(value) if isinstance(value, str) else json.dumps(value)

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from conf.errors import TrainError
+from data.annotations_read import ids_by_name
+from data.errors import shown
 
 # A row per detection. "class" counts from 0; "box_xywh" is left, top, width and height in pixels of
 # the original image.
@@ -90,10 +92,13 @@ def coco_files(
     """The contents of COCO json files: images with categories, and detections as results.
 
     ``names`` and ``category_ids`` are those of the classes. Images are sorted by name and frame.
+    Pictures have the ids of ``ids_by_name``; where there are video frames, all count 1, 2, ...
     """
     ordered = sorted(results, key=lambda result: (result.name, result.frame or 0))
     images, detections = [], []
-    for number, result in zip(image_ids(ordered), ordered, strict=True):
+    pictures = [result.name for result in ordered if result.frame is None]
+    ids = ids_by_name(pictures) if len(pictures) == len(ordered) else range(1, len(ordered) + 1)
+    for number, result in zip(ids, ordered, strict=True):
         height, width = result.size
         frame = {} if result.frame is None else {"frame": result.frame}
         images.append({"id": number, "file_name": result.name, "height": height, "width": width} | frame)
@@ -104,42 +109,77 @@ def coco_files(
     return {"images": images, "categories": categories}, detections
 
 
-def image_ids(results: Sequence[ImageResult]) -> list[int]:
-    """The numbers in the file names, as in COCO (000000000139.jpg: 139), else 1, 2, ...
-
-    Video frames are counted, as are names that are not distinct numbers below 2**53: a program may
-    read JSON numbers as float64.
-    """
-    stems = [PurePosixPath(result.name).stem for result in results if result.frame is None]
-    numbers = [int(stem) for stem in stems if stem.isdecimal() and int(stem) < 2**53]
-    return numbers if len(set(numbers)) == len(results) else list(range(1, len(results) + 1))
-
-
-def read_results(path: Path, image_ids: np.ndarray, category_ids: Sequence[int] | np.ndarray) -> Detections:
+def read_results(
+    path: Path,
+    image_ids: np.ndarray,
+    category_ids: Sequence[int] | np.ndarray,
+    *,
+    single_class: bool = False,
+    warn: Callable[[str], object] = print,
+) -> Detections:
     """Read a COCO results file: rows of dtype DETECTION_AS_READ.
 
-    ``image_ids`` and ``category_ids`` (in the order of the classes) are those of the data. Like
-    pycocotools, this skips rows of other categories. Raises TrainError if it cannot be read, or if
-    the data lacks an image or all categories.
+    ``image_ids`` and ``category_ids`` (in the order of the classes) are those of the data; with
+    ``single_class`` all of these are class 0. Like pycocotools, this leaves out rows of other
+    categories; ``warn`` gets their number. Raises TrainError if the file is not such a file, or an
+    image or all categories are not in the data.
     """
     images = set(image_ids.tolist())
-    classes = {category: number for number, category in enumerate(np.asarray(category_ids).tolist())}
+    classes = {category: 0 if single_class else n for n, category in enumerate(np.asarray(category_ids).tolist())}
+    rows, foreign, where = [], Counter[int](), ""
     try:
-        content = [
-            (row["image_id"], row["category_id"], row["score"], tuple(row["bbox"]))
-            for row in json.loads(path.read_text(encoding="utf-8"))
-        ]
-        if foreign := [image for image, *_ in content if image not in images]:
-            fix = "the annotations that these detections are for"
-            raise TrainError(f"detections={path} names image {foreign[0]}, which the data lacks. fix: {fix}")
-        rows = [(image, classes[category], *rest) for image, category, *rest in content if category in classes]
-        detections = np.array(rows, dtype=DETECTION_AS_READ)
+        for number, row in enumerate(json.loads(path.read_text(encoding="utf-8")), start=1):
+            where = f"row {number}: "
+            image, category = _id(row, "image_id"), _id(row, "category_id")
+            score, left, top, width, height = map(float, (row["score"], *row["bbox"]))
+            if not np.isfinite((score, left, top, width, height)).all():
+                raise ValueError(f"score {row['score']} or bbox {row['bbox']} is not finite")
+            if image not in images:
+                raise ValueError(f"its image {image} is not in the data")
+            if category in classes:
+                rows.append((image, classes[category], score, (left, top, width, height)))
+            else:
+                foreign[category] += 1
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        reason = f"{where}{type(error).__name__}: {shown(str(error))}"
+        fix = "fix: a COCO results file, and the annotations that it was made for"
+        raise TrainError(f"detections={path} cannot be read ({reason}). {fix}") from error
+    if foreign:
+        listed = ", ".join(map(str, sorted(foreign)[:5])) + ", ..." * (len(foreign) > 5)
+        sentence = f"{foreign.total()} of its {foreign.total() + len(rows)} rows are of categories {listed}"
+        if not rows:
+            raise TrainError(f"detections={path}: {sentence}, none of the data. fix: the ids of the annotation file")
+        warn(f"{path}: {sentence}, which the data does not have, and are left out")
+    return np.array(rows, dtype=DETECTION_AS_READ)
+
+
+def _id(row: Any, key: str) -> int:
+    """An id of a results file; a number may be written as text. Raises ValueError for any other."""
+    value = int(row[key]) if isinstance(row[key], str) and row[key].isdecimal() else row[key]
+    if type(value) not in (int, float) or value % 1 or str(value) != str(row[key]):
+        raise ValueError(f"its {key} is {'a text' if isinstance(value, str) else 'not a number'}: {shown(row[key])}")
+    return int(value)
+
+
+def check_images(path: Path, known: Mapping[int, tuple[str, tuple[int, int]]]) -> None:
+    """Compare names and sizes of an ``images.json`` beside the results ``path`` with the data's.
+
+    ``known`` are file name, and height and width, by image id. Raises TrainError if they differ:
+    then the ids of the results stand for other images.
+    """
+    beside = path.with_name("images.json")
+    try:
+        images = json.loads(beside.read_text(encoding="utf-8"))["images"] if beside.is_file() else []
+        rows = [(int(row["id"]), PurePosixPath(row["file_name"]).name, (row["height"], row["width"])) for row in images]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise TrainError(f"detections={path} cannot be read ({reason}). fix: a COCO results file") from error
-    if content and not rows:
-        raise TrainError(f"detections={path}: the data has none of its categories. fix: the ids of the annotation file")
-    return detections
+        raise TrainError(f"{beside} cannot be read ({error!r}). fix: move detections={path} elsewhere") from error
+    for number, name, size in rows:
+        own, own_size = known.get(number, (name, size))
+        if (name, size) != (PurePosixPath(own).name, own_size):
+            raise TrainError(
+                f"image {number} of {beside} is {name} of {size[1]} x {size[0]} pixels, and {own} of {own_size[1]} x "
+                f"{own_size[0]} in the data. fix: the data that detections={path} was made for"
+            )
 
 
 def write_json(path: Path, content: Any) -> None:

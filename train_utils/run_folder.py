@@ -34,6 +34,7 @@ def reserve_run_folder(world: distributed.World, config: TrainConfig) -> Iterato
         if resume is not None:
             locked.append(_locked(Path(resume).resolve(), "resume"))
         elif run_dir is not None:
+            _refuse_foreign_files(Path(run_dir).resolve())
             locked.append(_locked(path := Path(run_dir).resolve(), "run_dir"))
             if run_files.has_checkpoint(path):
                 raise errors.TrainError(
@@ -62,11 +63,20 @@ def reserve_run_folder(world: distributed.World, config: TrainConfig) -> Iterato
 def open_out(world: distributed.World, out: str | None, name: str) -> Path:
     """Create the folder ``out``, null: ``runs/<name>/<date_time>``, on rank 0.
 
-    It is numbered if that exists. Raises TrainError on all ranks if it is not writable.
+    It is numbered if that exists. Raises TrainError on all ranks if it is not writable, or holds
+    files: only eval.py writes into a folder that has some, its own files into that of a run.
     """
     folder = next(folder for folder in _numbered(_dated(name)) if not folder.exists()) if out is None else Path(out)
     folder = Path(distributed.broadcast_text(str(folder.resolve())))
-    on_main(world, lambda: _make(folder, "out"))
+
+    def make() -> None:
+        if name == "eval" and (folder / "config.yaml").is_file() and run_files.has_checkpoint(folder):
+            _refuse_links(folder, "out")
+        else:
+            run_files.refuse_existing(folder, "out")
+        _make(folder, "out")
+
+    on_main(world, make)
     return folder
 
 
@@ -108,6 +118,13 @@ def _locked(folder: Path, key: str) -> Path:
         file.truncate()
         json.dump(ours, file)
     return folder
+
+
+def _refuse_foreign_files(folder: Path) -> None:
+    """Raise TrainError for what a run would overwrite in a folder that no run has locked before."""
+    for pattern in ("config.yaml", "train*", "*.csv", "*.html", "*.npz", "plots/*", "checkpoints/*"):
+        for path in folder.glob(pattern) if not (folder / LOCK).exists() else ():
+            run_files.refuse_existing(path, "run_dir")
 
 
 def _refuse_links(folder: Path, key: str) -> None:

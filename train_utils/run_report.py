@@ -17,6 +17,7 @@ from conf import compose, errors, from_checkpoint, help, run, run_files
 from conf.options import flat, option
 from conf.schema import TrainConfig
 from data import progress
+from data.errors import printable
 from train_utils import auto, coco_eval, distributed, draw, engine, numerics, plots, report_page, run_folder
 from train_utils.log import EPOCH_COLUMNS, GrowingFile, MetricsCsv, epoch_row
 from train_utils.loggers import LoggedRun, LoggerThread, run_id_of, start_services
@@ -57,10 +58,11 @@ class RunReport:
         """Write ``text`` to train.log, with the time, and to the terminal; skip None and ""."""
         if not self._world.is_main or not text:
             return
+        lines = list(map(printable, text.split("\n")))
         if on_terminal:
-            progress.print_lines(text)
+            progress.print_lines("\n".join(lines))
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
-        for line in text.split("\n"):
+        for line in lines:
             self._log.add(f"{stamp} {line}".rstrip() + "\n")
 
     def lines(self, *texts: str | None) -> None:
@@ -214,7 +216,9 @@ class RunReport:
         self._is_complete = True
         ckpt, seconds = option("ckpt", self.folder), time.monotonic() - self._started
         self.line(f"trained for {progress.duration(seconds)}; see {self.folder / 'report.html'}")
-        self.line(f"next:\n  python eval.py {ckpt}\n  python predict.py {ckpt} {option('source', val_set.path(0))}")
+        self.line(
+            f"next:\n  python eval.py {ckpt}\n  python predict.py {ckpt} {printable(option('source', val_set.path(0)))}"
+        )
 
     @contextlib.contextmanager
     def failure_logged(self, what: str) -> Iterator[None]:

@@ -64,6 +64,10 @@ SHAPES = [
         ("loss.iou=riou", "loss.iou"),
         ("train.multi_scale=[2,1]", "train.multi_scale must be [low, high]"),
         ("data=coco data.shapes.image_size=64", "data.shapes.image_size=64: a section is null here"),
+        (
+            "data=coco resume=x data.shapes.image_size=64",
+            "a section is null here. fix: leave out what would change the training",
+        ),
         ("data.root=a=b", "quote a value"),
         ("run_dir=/proc/nothing", "cannot be written"),
         ("train.batch_size=9 train.micro_batch_size=2", "train.micro_batch_size=2 must divide"),

@@ -302,3 +302,12 @@ def test_places_in_the_saved_options_hold_elsewhere(tmp_path: Path, monkeypatch:
         assert (config.model.weights, config.model.cfg) == (absolute, "yolov3-spp")
         assert config.data.root == f"{tmp_path}/coco"
     assert compose_training().model.weights is None
+
+
+@pytest.mark.parametrize("place", ["last.pt", "checkpoints/last.pt", "best.pt"])
+def test_a_checkpoint_without_its_run_folder_names_what_it_is_good_for(place: str, tmp_path: Path) -> None:
+    path = tmp_path / place
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
+    with pytest.raises(ConfigError, match=rf"resume=\S+{place}: .* a new run with model\.weights=\S+{place}$"):
+        compose_training(f"resume={path}")

@@ -34,6 +34,7 @@ CASES = {  # options and what stderr says; for None stdout has the answer
         "--version": None,
         "train.epoch=3": "train.epoch=3 is not an option here. fix: train.epochs=3",
         "train.epochs=many": "train.epochs: Value 'many'",
+        "--help data.shapes.image_size=64": "data.shapes.image_size=64: a section is null here",
         "resume=nowhere": "resume=nowhere: ",
         "data.root=nowhere": "there is no",
         "data=yolo data.root=nowhere": "there is no data.yaml",

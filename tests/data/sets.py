@@ -116,7 +116,7 @@ class YoloSet:
 def assert_whole(annotations: Annotations, stems: str = "abc") -> None:
     """The pictures of these stems in this order, each with its size, class and box."""
     assert [Path(annotations.file_name(index)).stem for index in range(len(annotations))] == list(stems)
-    assert annotations.image_ids.tolist() == list(range(1, len(stems) + 1))
+    assert annotations.image_ids.tolist() == [sorted(stems).index(stem) + 1 for stem in stems]
     for index, stem in enumerate(stems):
         height, width = SIZES[stem]
         assert Path(annotations.path(index)).is_file() and annotations.sizes[index].tolist() == [height, width]

@@ -9,6 +9,7 @@ import pytest
 
 from data import Annotations, DataError, OnError, SplitConfig, open_annotations
 from data.annotations_read import is_for_validation
+from data.errors import printable
 from data.index import read_annotations
 from tests.data.conftest import CocoSet
 
@@ -86,3 +87,22 @@ def test_a_side_without_images_is_refused(empty_set: CocoSet) -> None:
     empty_set.add_image(np.zeros((96, 128, 3), dtype=np.uint8), [(1, [5, 2, 30, 40])])
     with pytest.raises(DataError, match=r"data\.split=0\.5 takes (0|1) of the 1 images .* fix: another share"):
         empty_set.open(split=0.5)
+
+
+def test_no_name_steers_a_terminal_or_forges_a_line(coco_set: CocoSet) -> None:
+    for char in "\x00\x1b\r\n\x7f\x9b\u2028\u202e\u2066\ufeff\udc80":
+        assert printable(f"a{char}b").isprintable() and len(printable(char)) > 1
+    kept = "Straße 猫　\u200cمی\xa0|"
+    assert printable(kept) == kept
+    coco_set.json["categories"][0]["name"] = "cat\x1b[2J\nerror: forged"
+    assert r"cat\x1b[2J\nerror: forged" in coco_set.open().names
+    with pytest.raises(ValueError, match=r"data\.name must be"):
+        replace(coco_set.config, name="a\nb")
+
+
+def test_a_test_set_without_annotations_opens_for_an_evaluation_only(coco_set: CocoSet) -> None:
+    del coco_set.json["annotations"]
+    opened = coco_set.open("val")
+    assert not len(opened.classes) and any("without annotations" in note for note in opened.notes)
+    with pytest.raises(DataError, match="0 usable boxes"):
+        coco_set.open("train")

@@ -1,12 +1,13 @@
 """What is read from YOLO labels and images, and when their index is rebuilt."""
 
 import os
+from dataclasses import replace
 
 import cv2
 import numpy as np
 import pytest
 
-from data import DataError
+from data import DataError, open_annotations
 from tests.data.sets import YoloSet, assert_whole
 
 LAYOUTS = {
@@ -58,6 +59,30 @@ def test_lists_start_at_the_root_at_the_list_or_at_the_top(yolo_set: YoloSet) ->
     assert_whole(yolo_set.open("top.txt"))
     yolo_set.write("named.txt", "a.jpg\nb.jpg\nc.jpg\n")
     assert_whole(yolo_set.open("named.txt", images="images/train"))
+
+
+def test_images_of_a_split_have_the_ids_of_predict_and_the_names_of_the_data_yaml(yolo_set: YoloSet) -> None:
+    yolo_set.add("images/test", "labels/test")
+    for stem, number in zip("abc", ("10", "9", "2"), strict=True):
+        for path in yolo_set.root.glob(f"*/test/{stem}.*"):
+            path.rename(path.with_stem(number))
+    root = yolo_set.write("data.yaml", "train: images/none\nval: images/none\nnames: [x, y, z]\n")
+    config = replace(yolo_set.config("images/test"), root=str(root))
+    opened = open_annotations(config, "val")
+    assert opened.names == ["x", "y", "z"]
+    assert [(opened.file_name(i), number) for i, number in enumerate(opened.image_ids.tolist())] == [
+        ("images/test/10.jpg", 10), ("images/test/2.jpg", 2), ("images/test/9.jpg", 9),
+    ]  # fmt: skip
+    assert [opened.names[cls] for cls in opened.classes] == ["x", "z", "y"]
+
+
+@pytest.mark.parametrize("count", [100, 101])
+def test_more_objects_than_are_scored_are_named(count: int, yolo_set: YoloSet) -> None:
+    yolo_set.add("images", "labels")
+    rows = "".join(f"0 0.5 0.5 0.25 {number / 1000:.3f}\n" for number in range(200, 200 + count))
+    yolo_set.write("labels/b.txt", rows + "1 0.5 0.5 0.5 0.5\n" * 50)
+    notes = [note for note in yolo_set.open("images", split="val").notes if "100" in note]
+    assert len(notes) == (count > 100) and all("(1), first: images/b.jpg" in note for note in notes)
 
 
 def test_several_sources(yolo_set: YoloSet) -> None:
@@ -165,3 +190,41 @@ def test_what_leads_nowhere(yolo_set: YoloSet) -> None:
             yolo_set.open(place)
     with pytest.raises(DataError, match=r"images holds no class names. fix: set data.names"):
         yolo_set.open("images", names=None)
+
+
+@pytest.mark.parametrize(
+    ("images", "labels"),
+    [("images", "x.TXT"), ("photos", "labels"), ("photos/train", "labels/train"), ("photos/train", "photos/labels")],
+)
+def test_a_label_file_is_found_for_each_picture(images: str, labels: str, yolo_set: YoloSet) -> None:
+    """Beside pictures that have theirs in another layout, whatever the folders are called."""
+    yolo_set.add("first/images", "first/labels", "a")
+    yolo_set.add(f"second/{images}", "second/images" if labels == "x.TXT" else f"second/{labels}", "bc")
+    if labels == "x.TXT":
+        for stem in "bc":
+            path = yolo_set.root / "second" / "images" / f"{stem}.txt"
+            path.rename(path.with_suffix(".TXT"))
+    assert np.diff(yolo_set.open(".").offsets).tolist() == [1, 1, 1]
+
+
+def test_files_that_belong_to_nothing_are_named(yolo_set: YoloSet) -> None:
+    yolo_set.add("images", "labels", "ab")
+    (yolo_set.root / "images" / "a.jpg").rename(yolo_set.root / "images" / "a.jfif")
+    assert len(yolo_set.open("images")) == 2 and not yolo_set.open("images").notes
+    yolo_set.write("labels/lonely.txt", "0 .5 .5 .1 .1")
+    yolo_set.write("images/phone.heic", "")
+    (yolo_set.root / "labels" / "b.txt").unlink()
+    notes = "\n".join(yolo_set.open("images").notes)
+    for what in ("lonely.txt", "phone.heic", "b.jpg"):
+        assert what in notes
+
+
+@pytest.mark.parametrize(
+    "row", ["0 .5 .5 .2 .2 .9 17", "0 .5 .5 .2 .2 .45 .45 .55 .55 .5 .5", "0 .5 .5 .2 .2 .4 .4 2 .6 .6 1"]
+)
+def test_rows_of_trackers_and_key_points_are_not_polygons(row: str, yolo_set: YoloSet) -> None:
+    yolo_set.add("images", "labels", "abc")
+    for stem in "abc":
+        yolo_set.write(f"labels/{stem}.txt", f"{row}\n{row}\n")
+    with pytest.raises(DataError, match=r"a\.txt:1 h"):
+        yolo_set.open("images")

@@ -3,12 +3,14 @@
 import random
 import re
 import time
+from pathlib import Path
 
 import pytest
 import torch
 
 from models import Darknet, ModelError, count_flops, graph, load_cfg, parse_cfg, zoo_cfg
 from models.cfg import SECTION_KEYS, ZOO
+from models.darknet import fitted_cfg
 from tests.models.cfg_writer import cfg, conv, head, route, section, shortcut
 
 SMALL = """[net]
@@ -57,7 +59,7 @@ def test_as_in_darknet_the_first_of_equal_keys_counts_and_without_mask_the_first
         ("[yolo]", "[avgpool]\n[upsample]\n[yolo]", "my.cfg:14: .*enlarges a map of one pixel"),
         ("[yolo]", "[upsample]\nstride=100\n[yolo]", "my.cfg:13: .*14 channels at stride 1/50"),
         ("filters=14", "filters=15", "my.cfg:13: .*needs filters=14 .* which has 15"),
-        ("mask=0,1", "mask=0,2", "my.cfg:14: .*mask must lie in 0..1, got 2"),
+        ("mask=0,1", "mask=0,2", "my.cfg:14: .*mask selects 2, but anchors lists 0..1. fix: "),
         ("anchors=4,6, 10,12", "anchors=4,-6, 10,12", "my.cfg:15: .*anchors must lie in 0.01..1000000, got -6"),
         ("anchors=4,6, 10,12\n", "", "my.cfg:13: .*has no anchors"),
         (
@@ -66,7 +68,12 @@ def test_as_in_darknet_the_first_of_equal_keys_counts_and_without_mask_the_first
             "my.cfg:12: .*needs activation=logistic",
         ),
         ("num=2", "num=2\nscale_x_y=0.9", "my.cfg:17: .*scale_x_y must lie in 1..100"),
-        ("num=2", "num=2\niou_loss=diuo", "my.cfg:17: .*no iou_loss 'diuo'; did you mean diou"),
+        ("num=2", "num=2\niou_loss=diuo", "my.cfg:17: .*no iou_loss 'diuo'; known are ciou"),
+        ("size=3", "size=2", "my.cfg:3: .*fix: use an odd size"),
+        ("mask=0,1", "mask=0 1 2", "my.cfg:14: .*fix: .*commas"),
+        ("mask=0,1", "mask=-1 -4", "my.cfg:14: .*fix: .*commas"),
+        ("4,6, 10,12", "4,6; 10,12", "my.cfg:14: .*';' begins a comment"),
+        ("4,6, 10,12", "4,6,\n10,12", "my.cfg:16: .*fix: put a list on one line"),
         ("[yolo]", "[route]\nlayers=-3\n[yolo]", "my.cfg:14: .*layers refers to layer -3"),
         ("[yolo]", "[upsample]\n[route]\nlayers=-1,0\n[yolo]", "my.cfg:14: .*layer 2 at stride 1, layer 0 at"),
         ("[yolo]", "[sam]\nfrom=0\n[yolo]", "my.cfg:14: .*14 and 8 channels"),
@@ -83,6 +90,28 @@ def test_mistakes_name_line_and_remedy(old: str, new: str, expected: str) -> Non
     assert SMALL.count(old) == 1
     with pytest.raises(ModelError, match=expected):
         build(SMALL.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("leaky", name) for name in ("hard_mish", "hardswish", "hswish", "prelu", "relu1", "celu")]
+    + [("stride=2", "stride_x=2"), ("[yolo]", "[dropblock]\n[yolo]"), ("[yolo]", "[deconvolutional]\n[yolo]")],
+)  # fmt: skip
+def test_no_other_computation_is_proposed(old: str, new: str) -> None:
+    with pytest.raises(ModelError, match="known are "):
+        build(SMALL.replace(old, new))
+
+
+def test_silu_is_swish(tmp_path: Path) -> None:
+    text, images = SMALL.replace("leaky", "swish"), torch.rand(1, 3, 64, 64)
+    swish, silu = build(text), build(text.replace("swish", "silu"))
+    silu.load_state_dict(swish.state_dict())
+    assert silu.eval()(images)[0].equal(swish.eval()(images)[0])
+    assert fitted_cfg(silu) == text  # Darknet takes an activation that it does not know for relu
+    for encoding in ("utf-16", "utf-16-le"):
+        (tmp_path / "a.cfg").write_text(text, encoding)
+        with pytest.raises(ModelError, match=r"UTF-16.* fix: save it as UTF-8"):
+            load_cfg(tmp_path / "a.cfg")
 
 
 def test_missing_file_and_unknown_name() -> None:

@@ -3,6 +3,8 @@
 import copy
 import random
 import re
+import zipfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,15 @@ import torch
 from torch import Tensor, nn
 
 import models
+from conf.errors import CheckpointError
 from models import Darknet, ModelError, load_darknet_weights, parse_cfg, save_darknet_weights, zoo_cfg
-from models.weights import load_weights_of_checkpoint, read_tensor_file, weight_tensors
+from models.tensor_files import read_tensor_file
+from models.weights import load_weights_of_checkpoint, weight_tensors
 from tests.models.cfg_writer import conv, head, section
 from tests.models.small_network import PlainNetwork, randomise, small
 from tests.runs.test_attack import DAMAGES
+from train_utils.build import own_checkpoint
+from train_utils.checkpoint import FORMAT, peek_config
 
 
 def described(model: Darknet) -> dict[str, Any]:
@@ -102,6 +108,27 @@ def test_files_that_do_not_fit_are_refused_and_change_nothing(tmp_path: Path) ->
     assert all_equal(before, model) and model.seen == 0
 
 
+@pytest.mark.parametrize(("name", "value"), [("norm.running_var", -1e-3), ("norm.weight", 1e20), ("conv.weight", -1e9)])
+def test_weights_of_another_network_are_refused_by_their_values(name: str, value: float, tmp_path: Path) -> None:
+    """As many values in another order: no size tells, but variances and magnitudes do."""
+    source, model = randomise(tiny()), tiny()
+    source.layers[2].state_dict()[name].view(-1)[0] = value
+    state, path = source.state_dict(), tmp_path / "a.pt"
+    before = copy.deepcopy(model)
+    for load in (
+        lambda: load_darknet_weights(model, write(tmp_path / "a.weights", values_of(source))),
+        lambda: models.load_foreign_state_dict(model, state, path),
+        lambda: load_weights_of_checkpoint(model, state, path, described(source)),
+        lambda: models.network_of_checkpoint(described(source), path, state),
+    ):
+        with pytest.raises(ModelError, match=rf"layers\.2\.{name} has .* of another network\. fix: "):
+            load()
+    assert all_equal(before, model)
+    steps = randomise(tiny()).state_dict()
+    steps["layers.2.norm.num_batches_tracked"] += 10**7
+    models.network_of_checkpoint(described(source), path, steps)
+
+
 def test_a_file_cut_behind_any_layer_is_a_beginning_of_the_whole_and_loads(tmp_path: Path) -> None:
     source = randomise(tiny())
     source.seen = 12345
@@ -145,6 +172,65 @@ def test_state_dict_of_a_checkpoint_with_and_without_heads(tmp_path: Path) -> No
     assert other.layers[13].conv.weight.equal(source.layers[13].conv.weight)
     with pytest.raises(ModelError, match=r"layers\.2\..* fix: set model\.cfg, model\.width"):
         load_weights_of_checkpoint(tiny(3, width=0.5), source.state_dict(), path, network)
+
+
+@pytest.mark.parametrize("network", ["yolov3-tiny", "yolov3-tiny-decoupled"])
+def test_rows_of_classes_follow_their_names(network: str, tmp_path: Path) -> None:
+    source, image = randomise(tiny(3, name=network)).eval(), torch.rand(1, 3, 64, 64)
+    path, state, file = tmp_path / "a.pt", source.state_dict(), described(source)
+
+    def load(*names: str, of_file: str = "red blue green") -> tuple[Darknet, str]:
+        model = tiny(3, name=network)
+        found = load_weights_of_checkpoint(model, state, path, file, of_file=of_file.split(), names=names)
+        return model.eval(), str(found)
+
+    moved, text = load("green", "red", "blue")
+    assert "follow the names" in text
+    for raw, expected in zip(moved(image), source(image), strict=True):
+        torch.testing.assert_close(raw[..., :-3], expected[..., :-3])
+        torch.testing.assert_close(raw[..., -3:], expected[..., -3:][..., [2, 0, 1]])
+    fresh, text = load("red", "blue", "cat")
+    assert not fresh.layers[source.heads[0].parts[-1].layer].conv.weight.equal(
+        source.layers[source.heads[0].parts[-1].layer].conv.weight
+    )
+    assert "start fresh (its classes are red, blue, green, here red, blue, cat)" in text
+    for names, of_file in (
+        (["a", "b", "c"], "0 1 2"),
+        (["0", "1", "2"], "red blue green"),
+    ):  # numbers do not name classes
+        unnamed, text = load(*names, of_file=of_file)
+        assert all_equal(source, unnamed) and "names" not in text
+
+
+def _laughs() -> list[Any]:
+    many: list[Any] = ["lol"]
+    for _ in range(60):
+        many = [many, many]
+    return many
+
+
+def _endless() -> list[Any]:
+    endless: list[Any] = []
+    endless.append(endless)
+    return endless
+
+
+@pytest.mark.parametrize(
+    "content", [_laughs(), _endless(), torch.zeros(1).expand(15 * 10**8), [torch.zeros(9)] * 900_000, None]
+)
+def test_a_small_file_cannot_hold_much(content: Any, tmp_path: Path) -> None:
+    path = tmp_path / "a.pt"
+    if content is None:  # an OrderedDict whose .get is None
+        with zipfile.ZipFile(path, "w") as file:
+            file.writestr("archive/data.pkl", b"\x80\x02ccollections\nOrderedDict\n)R}X\x03\x00\x00\x00getNsb.")
+            file.writestr("archive/version", b"3\n")
+    else:
+        head = {"format": FORMAT, "version": 1, "digest": "0" * 64}
+        torch.save({**head, "state": {"config": {"names": content}}}, path)
+    for read in (own_checkpoint, peek_config):
+        with suppress(ModelError, CheckpointError):
+            read(path)
+            assert content is None  # which says nothing about a checkpoint
 
 
 @pytest.mark.parametrize("key", ["anchors", "scale_x_y", "new_coords"])

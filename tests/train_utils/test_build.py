@@ -8,13 +8,17 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from conf.options import option
 from conf.run import run
-from data import ShapesConfig, ensure_shapes
+from data import Exif, Medium, ShapesConfig, ensure_shapes
+from data.media import read_picture
 from models import Darknet, save_darknet_weights
 from tests.models.cfg_writer import cfg, conv, head
+from train_utils import open_checkpoint
+from train_utils.detector import Detector
 
 SHAPES = [
     "data=shapes", "data.root=shapes", "data.index_dir=index", "data.workers=0",
@@ -95,3 +99,62 @@ def test_the_closing_line_of_a_training_can_be_pasted_into_a_shell(
     monkeypatch.setattr(sys, "argv", [program, *typed, "device=cpu"])
     run("eval")
     assert "AP" in capsys.readouterr().out
+
+
+def test_names_of_another_length_are_named_as_the_cause(start: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "a.cfg").write_text(SMALL)
+    (tmp_path / "comma.names").write_text("cat,dog")
+    save_darknet_weights(Darknet(tmp_path / "a.cfg", 2), tmp_path / "a.weights")
+    said = start("export", "model.cfg=a.cfg", "model.weights=a.weights", "names=comma.names")
+    assert "a.weights has 2 classes, but names= or data name 1, cat,dog. fix: one name in each line" in said
+
+
+@pytest.mark.parametrize("options", [["train.image_size=8"], ["train.image_size=16", "train.multi_scale=[0.5,1]"]])
+def test_batch_norm_of_one_value_is_refused_before_a_run_folder_is_made(
+    options: list[str], start: Callable[..., str], tmp_path: Path
+) -> None:
+    ensure_shapes(tmp_path / "shapes", ShapesConfig(train_images=6, val_images=2, image_size=64))
+    (tmp_path / "a.cfg").write_text(SMALL)
+    said = start("train", "model.cfg=a.cfg", "train.batch_size=1", *options)
+    assert "fix: train.batch_size=2, a larger train.image_size" in said
+    assert not (tmp_path / "runs").exists()
+    assert not start(
+        "train", "model.cfg=a.cfg", "train.batch_size=1", "model.freeze=3", *options
+    )  # its statistics stay
+
+
+@pytest.mark.parametrize("resize", ["letterbox", "stretch"])
+def test_rectangular_networks_detect_at_their_own_size(resize: str, start: Callable[..., str], tmp_path: Path) -> None:
+    """A picture of the network's size is its input as it is; others run at that size, too."""
+    text = SMALL.replace("width=64", "width=96")
+    (tmp_path / "a.cfg").write_text(text)
+    torch.manual_seed(0)
+    network = Darknet(tmp_path / "a.cfg").eval()
+    save_darknet_weights(network, tmp_path / "a.weights")
+    given = {"model.cfg": "a.cfg", "model.weights": "a.weights", "resize": resize, "rect": False, "confidence": 0.2}
+    detector = Detector(**given)
+    picture = np.random.default_rng(0).integers(0, 256, (64, 96, 3), np.uint8)
+    images = torch.from_numpy(picture[..., ::-1].copy()).permute(2, 0, 1)[None] / 255
+    with torch.inference_mode():
+        (expected,) = detector.postprocess(network(images))
+    assert len(expected)
+    np.testing.assert_allclose(detector(picture).scores, expected[:, 4], rtol=1e-4)
+    np.testing.assert_allclose(detector(picture).boxes_xyxy[:, 0], expected[:, 0].clamp(0, 96), atol=1e-2)
+    shape = detector.fit.prepare(read_picture(Medium(Path(), "0", image=np.zeros((50, 50, 3), np.uint8)), Exif.apply))
+    assert shape.canvas.shape == (64, 96, 3)
+    assert Detector(**given, image_size=[32, 48]).network.image_size == [32, 48]
+
+
+def test_rectangular_networks_in_the_other_programs(start: Callable[..., str], tmp_path: Path) -> None:
+    ensure_shapes(tmp_path / "shapes", ShapesConfig(train_images=6, val_images=2, image_size=64))
+    (tmp_path / "a.cfg").write_text(SMALL.replace("width=64", "width=96"))
+    save_darknet_weights(Darknet(tmp_path / "a.cfg", 5), tmp_path / "a.weights")
+    given = ["model.cfg=a.cfg", "model.weights=a.weights"]
+    for rect in ("true", "false"):
+        assert not start("eval", *given, f"evaluate.rect={rect}")
+    (tmp_path / "five.names").write_text("a\nb\nc\nd\ne\n")
+    assert not start("convert", "model.cfg=a.cfg", "weights=a.weights", "names=five.names")
+    assert open_checkpoint.open_checkpoint("a.pt").image_size == [64, 96]
+    assert not start("export", "ckpt=a.pt")
+    assert "evaluate.image_size=[64,97]" in start("eval", *given, "evaluate.image_size=[64,97]")
+    assert "train.py makes squares. fix: width=96 and height=96" in start("train", "model.cfg=a.cfg")

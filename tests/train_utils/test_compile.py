@@ -21,12 +21,14 @@ from conf.compose import compose
 from conf.errors import TrainError
 from conf.schema import TrainConfig
 from conf.train_options import Compile, TrainSection
-from data import Batch
+from data import Batch, TrainBatchSampler, TrainSampler
+from data.samplers import MultiScale
 from models import Darknet, zoo_cfg
 from models.cfg import ZOO
 from tests.models.small_network import small
 from tests.train_utils.losses import COST, LOSSES, loss_of
 from tests.train_utils.small_training import CONFIG, WORLD, mean_loss, network_with_norm, new_state, train_epoch
+from train_utils import distributed
 from train_utils.compile import CUDA_GRAPHS, INPUT_ONLY, choose_mode, compile_step
 from train_utils.distributed import World, wrap_ddp
 from train_utils.engine import ForwardPass
@@ -146,12 +148,21 @@ GPU = World(0, 0, 1, 1, 1, torch.device("cuda", 0), "none")
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cuda_graphs_train_alike() -> None:
-    """Also after each size was seen so often that its graphs are replayed."""
-    eager, graphs = (new_compiled_training(mode, accumulate=2, world=GPU) for mode in ("off", CUDA_GRAPHS))
+    """Also after each size was seen so often that its graphs are replayed.
+
+    The same kernels without graphs tell rounding from a graph that keeps something old: the losses
+    are the same but for sums in another order. Eager kernels round otherwise, and steps amplify it.
+    """
     torch._dynamo.utils.counters.clear()
     sides = (64, 64, 32, 64) * 6
-    assert losses_of(graphs, sides, broken=3) == pytest.approx(losses_of(eager, sides, broken=3), rel=1e-3)
-    assert_same_weights(graphs, eager, rtol=1e-2, atol=1e-3)
+    losses: dict[str, list[float]] = {}
+    trainings: dict[str, Training] = {}
+    for mode in ("off", "default", CUDA_GRAPHS):
+        trainings[mode] = new_compiled_training(mode, accumulate=2, world=GPU)
+        losses[mode] = losses_of(trainings[mode], sides, broken=3)
+    assert losses[CUDA_GRAPHS] == pytest.approx(losses["default"], rel=1e-5)
+    assert_same_weights(trainings[CUDA_GRAPHS], trainings["default"], rtol=1e-4, atol=1e-6)
+    assert losses[CUDA_GRAPHS] == pytest.approx(losses["off"], rel=1e-2)
     assert not torch._dynamo.utils.counters["inductor"]["cudagraph_skips"]
 
 
@@ -187,6 +198,28 @@ def test_auto_compiles_where_it_pays(
     assert choose_mode(training_options(**options), world) == chosen
     monkeypatch.setattr(launch, "compiler", lambda: None)
     assert choose_mode(training_options(**options), world) == "off"
+
+
+def test_auto_compiles_what_is_long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The quickstart never; yolov3-spp at 640 pixels from 261,000 images on, for each process."""
+    modes: list[str] = []
+    monkeypatch.setattr(distributed, "wrap_ddp", lambda model, world: model)
+    monkeypatch.setattr(train_utils.compile, "compile_step", lambda *given, log_line: (modes.append(given[3]), None))
+    with torch.device("meta"):
+        small_one, large = Darknet(zoo_cfg("yolov3-tiny-decoupled"), 5, 0.5), Darknet(zoo_cfg("yolov3-spp"), 80)
+    for model, side, images, ranks, mode in (
+        (small_one, 160, 16_000, 1, "auto"), (large, 640, 250_000, 1, "auto"), (large, 640, 270_000, 1, "auto"),
+        (large, 640, 270_000, 2, "auto"), (large, 640, 640, 1, "default"),
+    ):  # fmt: skip
+        options = training_options(compile=mode, epochs=10, image_size=side, batch_size=10)
+        one_size = MultiScale(side, 1, 1, 32, 0)
+        sampler = TrainSampler(images // 10, one_size, batch_size=10, num_replicas=ranks, rank=0, seed=0)
+        world = replace(WORLD, world_size=ranks)
+        batches = TrainBatchSampler(sampler)
+        ForwardPass.create(
+            model, mean_loss, options, compile_mode="default", batches=batches, world=world, log_line=print
+        )
+    assert modes == ["off", "off", "default", "off", "default"]
 
 
 @pytest.mark.usefixtures("traced_only")

@@ -17,15 +17,16 @@ from hypothesis import strategies as st
 from pycocotools.coco import COCO
 
 from conf.errors import TrainError
+from data.annotations_read import ids_by_name
 from tests.train_utils.coco_sets import CATEGORY_IDS, draw, plain_pycocotools, write_coco
 from train_utils.coco_eval import score
 from train_utils.results import (
     DETECTION,
     GroundTruth,
     ImageResult,
+    check_images,
     coco_files,
     file_names,
-    image_ids,
     make_detections,
     read_results,
     write_json,
@@ -62,11 +63,18 @@ def test_pycocotools_loads_the_results_against_their_images(tmp_path: Path) -> N
 
 
 def test_image_ids_are_coco_s_numbers_where_all_names_are_numbers() -> None:
-    assert image_ids([result("val/000000000139.jpg", 0), result("val/000000000285.jpg", 0)]) == [139, 285]
-    assert image_ids([result("000139.jpg", 0), result("a285.jpg", 0)]) == [1, 2]
-    assert image_ids([result("a/7.jpg", 0), result("b/7.jpg", 0)]) == [1, 2]
-    assert image_ids([result("20261122153000123.jpg", 0), result("12345678901234567890123.jpg", 0)]) == [1, 2]
-    assert image_ids([result("7.mp4", 0, frame=number) for number in (1, 2, 3)]) == [1, 2, 3]
+    for names, ids in (
+        (["val/000000000139.jpg", "val/000000000285.jpg"], [139, 285]),
+        (["000139.jpg", "a285.jpg"], [1, 2]),
+        (["a/7.jpg", "b/7.jpg"], [1, 2]),
+        (["20261122153000123.jpg", "12345678901234567890123.jpg"], [2, 1]),
+        (["b.jpg", "10.jpg", "2.jpg"], [3, 1, 2]),
+    ):
+        assert ids_by_name(names) == ids
+        images, _ = coco_files([result(name, 0) for name in names], NAMES, IDS)
+        assert {image["file_name"]: image["id"] for image in images["images"]} == dict(zip(names, ids, strict=True))
+    images, _ = coco_files([result("7.mp4", 0, frame=number) for number in (1, 2, 3)], NAMES, IDS)
+    assert [image["id"] for image in images["images"]] == [1, 2, 3]
 
 
 def test_yolo_labels_hold_the_boxes(tmp_path: Path) -> None:
@@ -162,13 +170,17 @@ def test_no_digit_is_lost(tmp_path: Path) -> None:
 
 
 ROW = {"image_id": 7, "category_id": 3, "bbox": [1, 2, 3, 4], "score": 0.5}
+WRONG: list[dict[str, Any]] = [
+    {"image_id": 10**6}, {"image_id": "a7"}, {"image_id": "07"}, {"image_id": [7]}, {"bbox": [1, 2, 3]},
+    {"bbox": [1, 2, 3, 10**400]}, {"bbox": [1, 2, float("inf"), 4]}, {"score": "high"}, {"score": float("nan")},
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     "content",
     [
         None, "[", '{"annotations": []}',
-        *(json.dumps([ROW, ROW | wrong]) for wrong in ({"image_id": 10**6}, {"bbox": [1, 2, 3]}, {"score": "high"})),
+        *(json.dumps([ROW, ROW | wrong]) for wrong in WRONG),
         json.dumps([{"image_id": 7}]), json.dumps([ROW | {"category_id": 0}]),
     ],
 )  # fmt: skip
@@ -177,3 +189,24 @@ def test_what_is_no_results_file_of_the_data_is_one_sentence(content: str | None
         (tmp_path / "results.json").write_text(content)
     with pytest.raises(TrainError, match=r"^detections=.*\. fix: [^\n]*$"):
         read_results(tmp_path / "results.json", np.array([7]), CATEGORY_IDS)
+
+
+def test_ids_may_be_texts_and_rows_of_other_categories_are_counted(tmp_path: Path) -> None:
+    rows = [ROW | {"image_id": "7"}, ROW | {"category_id": "1"}, ROW | {"category_id": 99}]
+    (tmp_path / "results.json").write_text(json.dumps(rows))
+    said: list[str] = []
+    found = read_results(tmp_path / "results.json", np.array([7]), [1, 3], warn=said.append)
+    assert found["class"].tolist() == [1, 0] and len(said) == 1 and "1 of its 3 rows" in said[0] and "99" in said[0]
+    merged = read_results(tmp_path / "results.json", np.array([7]), [1, 3, 99], single_class=True, warn=said.append)
+    assert merged["class"].tolist() == [0, 0, 0] and len(said) == 1
+
+
+@pytest.mark.parametrize("wrong", [{"file_name": "b.jpg"}, {"height": 9}])
+def test_results_beside_other_images_are_refused(wrong: dict[str, Any], tmp_path: Path) -> None:
+    known = {7: ("val/a.jpg", (10, 20))}
+    image = {"id": 7, "file_name": "a.jpg", "height": 10, "width": 20}
+    write_json(tmp_path / "images.json", {"images": [image]})
+    check_images(tmp_path / "results.json", known)
+    write_json(tmp_path / "images.json", {"images": [image | wrong]})
+    with pytest.raises(TrainError, match=r"image 7 of .* in the data\. fix: "):
+        check_images(tmp_path / "results.json", known)
