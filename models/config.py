@@ -21,7 +21,7 @@ NotNegative = Annotated[float, ">= 0"]
 class PositivesBy(StrEnum):
     """What ranks the anchors of cells that may learn a box (models/assignment.py)."""
 
-    cost = "cost"  # cost of class and box; the overlaps set the number of positives (SimOTA)
+    cost = "cost"  # of class and box; the overlaps set the number of positives (SimOTA)
     alignment = "alignment"  # score * overlap^6 (task-aligned, Feng et al. 2021)
 
 
@@ -35,7 +35,8 @@ class ModelConfig:
     # auto: fitted to the training set at train.image_size when a training starts, if those of the
     # .cfg miss 30 % of its boxes
     box_bins: int | None  # bins of the distribution that a decoupled head predicts for each side of a box (DFL);
-    # 0: boxes as Darknet has them; null: 16 in networks of the zoo, else as in the .cfg
+    # 0: boxes as Darknet has them; null: 16 in networks of the zoo that have such heads, else as in
+    # the .cfg
     weights: str | None  # initial weights: coco, backbone or timm:<name> (see scripts.get_weights list), Darknet
     # .weights (whole or cut), what ckpt= of eval.py takes, or a .pt state dict. Heads for other
     # classes are left out
@@ -43,8 +44,8 @@ class ModelConfig:
     # neck and the heads, in networks of the zoo
 
     def __post_init__(self) -> None:
-        is_list = isinstance(self.anchors, list) and all(map(_is_size, self.anchors))
-        if self.anchors not in (None, AUTO) and not is_list:
+        are_sizes = isinstance(self.anchors, list) and all(map(_is_size, self.anchors))
+        if self.anchors not in (None, AUTO) and not are_sizes:
             raise ValueError(
                 f"model.anchors must be pairs [width, height] of pixels above 0, {AUTO} or null, got {self.anchors}"
             )
@@ -53,7 +54,7 @@ class ModelConfig:
         self.published()
 
     def frozen_layers(self) -> int:
-        """``freeze`` as a number. Raises ValueError if it is neither a number nor a known word."""
+        """``freeze`` as a number of layers. Raises ValueError for other words and types."""
         if self.freeze == BACKBONE and self.cfg in ZOO:
             return ZOO[self.cfg].backbone_layers
         if type(self.freeze) is not int:
@@ -62,7 +63,7 @@ class ModelConfig:
         return self.freeze
 
     def bins(self) -> int | None:
-        """``box_bins`` of the [yolo] sections, or None for those that the .cfg has."""
+        """``box_bins`` for the [yolo] sections; None: as in the .cfg."""
         return ZOO[self.cfg].box_bins if self.box_bins is None and self.cfg in ZOO else self.box_bins
 
     def published(self) -> Published | None:
@@ -77,7 +78,7 @@ def _is_size(pair: Any) -> bool:
 
 @dataclass
 class LossSection:
-    """The option of every loss; those of Darknet's stand in the .cfg."""
+    """The option of every loss; loss=darknet has its others in the .cfg."""
 
     name: str  # follows from loss=<choice>
 
@@ -100,8 +101,8 @@ class AutoLoss(LossSection):
     dfl: NotNegative | None  # yolox: weight, relative to box, of the distribution focal loss (model.box_bins)
     l1: NotNegative | None  # yolox: weight, relative to box, of the L1 distance of boxes in the epochs without mosaics
     positives: Annotated[int, ">= 1"] | None  # yolox: how many cells may learn each box, of those that reach its centre
-    positives_by: PositivesBy | None  # yolox: what ranks them: cost of class and box, where the largest overlaps sum
-    # up to their number (SimOTA), or alignment, which is score * overlap^6 (task-aligned)
+    positives_by: PositivesBy | None  # yolox: what ranks them: cost of class and box (SimOTA, where as many learn as
+    # the largest overlaps add up to), or alignment, score * overlap^6 (task-aligned)
 
 
 @dataclass
@@ -128,5 +129,5 @@ class YoloxLossConfig(WeightedLoss):
     dfl: NotNegative  # weight, relative to box, of the distribution focal loss (model.box_bins)
     l1: NotNegative  # weight, relative to box, of the L1 distance of boxes in the epochs without mosaics
     positives: Annotated[int, ">= 1"]  # how many cells may learn each box, of those that reach its centre
-    positives_by: PositivesBy  # what ranks them: cost of class and box, where the largest overlaps sum up to their
-    # number (SimOTA), or alignment, which is score * overlap^6 (task-aligned)
+    positives_by: PositivesBy  # what ranks them: cost of class and box (SimOTA, where as many learn as the largest
+    # overlaps add up to), or alignment, score * overlap^6 (task-aligned)

@@ -161,7 +161,8 @@ class Postprocess:
     # A surviving box becomes the mean, weighted by score, of itself and all candidates of its class
     # that overlap it by more than nms_iou.
     merge: bool = False
-    classes: Sequence[int] | None = None  # to report; None: all. Others do not count towards the two limits above
+    # The numbers of the classes to report; None: all. Boxes of others count towards neither limit.
+    classes: Sequence[int] | None = None
     refuse_nonfinite: bool = True  # raise ModelError for raw maps that are not finite
 
     @torch.no_grad()

@@ -11,7 +11,7 @@ from models.config import PositivesBy
 from models.decode import cxcywh_to_xyxy, decode
 from models.errors import ModelError
 from models.heads import RawPart
-from models.loss import HeadLoss
+from models.loss import HeadLoss, LossInputs, Terms, Weights
 from tests.models import test_darknet_loss as of_darknet
 from tests.models.loss_reference import yolo_loss
 from tests.models.test_darknet_loss import random_maps, random_targets
@@ -200,3 +200,18 @@ def test_bins_are_one_graph() -> None:
     maps, targets = random_maps(2, BINNED.heads), random_targets(9, 2)
     compiled = torch.compile(BINNED.__call__, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(maps, targets).total, BINNED(maps, targets).total)
+
+
+def test_a_subclass_changes_terms_by_their_names() -> None:
+    class Doubled(YoloLoss):
+        def terms(self, inputs: LossInputs) -> tuple[list[Terms], Weights]:
+            terms, weights = super().terms(inputs)
+            return [{**of_head, name: 2 * of_head["objectness"]} for of_head in terms], {name: 64.3, **weights}
+
+    maps, targets, name = random_maps(2, HEADS), random_targets(9, 2), "objectness"
+    plain, doubled = YoloLoss(HEADS, CONFIG)(maps, targets), Doubled(HEADS, CONFIG)(maps, targets)
+    assert doubled[1:] == plain._replace(objectness=2 * plain.objectness)[1:]
+    torch.testing.assert_close(doubled.total, plain.total + plain.objectness)
+    name = "objectnes"
+    with pytest.raises(TypeError, match="objectnes"):  # a term without a column
+        Doubled(HEADS, CONFIG)(maps, targets)
