@@ -37,10 +37,13 @@ DATA_FILES = {  # a data.yaml, and what the sentence says; "": it is read, and d
     "another file": ("defaults: [./other.yaml]\n", "its defaults must be names"),
     "interpolation": ("defaults: [shapes]\nroot: ${oc.env:SECRET}\n", "holds '${oc.env:SECRET}', and only a command"),
     "in a list": ("defaults: [shapes]\nnames: ['${hydra:runtime.cwd}']\n", "holds '${hydra:runtime.cwd}', and only"),
-    "name": ("defaults: [shapes]\nname: ../../x\n", "data.name must be a name without /, got '../../x'"),
+    "name": (
+        "defaults: [shapes]\nname: ../../x\n",
+        "data.name must be a name without / and control characters, got '../../x'",
+    ),
     "target": ("defaults: [shapes]\n_target_: evil.run\n", "has the key _target_, which is not an option"),
-    "bomb": (f"{BOMB}defaults: [shapes]\n", "holds an alias"),
-    "bomb of keys": ("defaults: [shapes]\nshapes: &a {image_size: 64}\ntrain: {<<: [*a, *a]}\n", "holds an alias"),
+    "bomb": (f"{BOMB}defaults: [shapes]\n", "has an alias"),
+    "bomb of keys": ("defaults: [shapes]\nshapes: &a {image_size: 64}\ntrain: {<<: [*a, *a]}\n", "has an alias"),
     "of another program": (
         f"train: a\nval: a\nnames: [x]\ndownload: evil.run\nhydra: {CALL}\nplugins: [evil.py]\n",
         "",
@@ -133,7 +136,7 @@ def test_a_run_folder_imports_nothing_and_refers_to_nothing(case: str, run: Path
     path = place / "own" / "config.yaml"
     saved = yaml.safe_load(path.read_text())
     more = {"bomb": BOMB, "hydra": f"hydra: {{callbacks: {{x: {CALL}}}}}\n"}
-    change, sentence = SAVED.get(case, (lambda _: None, {"bomb": "holds an alias"}.get(case, case)))
+    change, sentence = SAVED.get(case, (lambda _: None, {"bomb": "has an alias"}.get(case, case)))
     change(saved)
     path.write_text(yaml.safe_dump(saved) + more.get(case, ""))
     shown = outcome("train", "resume=own")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from conf.compose import compose
+from conf.run import PROGRAMS
 from conf.schema import AnchorsConfig
 from data import Annotations, DataError, open_annotations
 
@@ -58,7 +59,7 @@ def write(root: Path, rows: list[tuple[str, int]]) -> Path:
 
 def opened(root: Path, form: str, *more: str) -> Annotations:
     given = [*FORMS[form].format(root).split(), f"data.index_dir={root.parent}/index", *more]
-    return open_annotations(compose("anchors", AnchorsConfig, given).data, "train")
+    return open_annotations(compose("anchors", AnchorsConfig, given, PROGRAMS["anchors"].complete).data, "train")
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -145,6 +145,7 @@ FORMULAS: dict[str, Callable[[float], float]] = {
     "logistic": logistic,
     "mish": lambda x: x * math.tanh(softplus(x)),
     "swish": lambda x: x * logistic(x),
+    "silu": lambda x: x * logistic(x),  # another name of it
     "elu": lambda x: x if x >= 0 else math.exp(x) - 1,
     "selu": lambda x: 1.0507 * x if x >= 0 else 1.0507 * 1.6732 * (math.exp(x) - 1),
     "gelu": lambda x: 0.5 * x * (1 + math.tanh(0.797885 * x + 0.035677 * x**3)),

@@ -238,12 +238,13 @@ def test_only_the_chosen_classes_are_found(folder: Path, pictures: list[Path], t
     low = LOW | {"max_detections": 10000}
     everything = Detector(folder / "random.pt", **low)(pictures)
     for chosen, numbers in (([CLASSES[3], 1], {1, 3}), (CLASSES[2], {2}), ([0, 0], {0})):
+        out = tmp_path / str(sorted(numbers))
         options = low | {"classes": chosen}
         found = Detector(folder / "random.pt", **options)(pictures)
         for one, others in zip(found, everything, strict=True):
             assert list(one) == [row for row in others if row[2] in numbers]
         rows = [row for number, one in enumerate(found, 1) for row in one.to_coco(number)]
-        assert len(rows) > 10 and rows == by_predict(folder / "random.pt", pictures[0].parent, tmp_path, options)
+        assert len(rows) > 10 and rows == by_predict(folder / "random.pt", pictures[0].parent, out, options)
         assert {row["category_id"] for row in rows} == {IDS[number] for number in numbers}
     wrong: Any
     for wrong in ("nothing", 5, -1, True, []):

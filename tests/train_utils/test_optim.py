@@ -89,7 +89,7 @@ def test_warmup_never_swallows_a_short_training_and_biases_start_fast_with_plain
 def test_the_average_covers_a_share_of_the_steps_and_the_statistics_are_those_of_the_last_step() -> None:
     model = small_model()
     schedule = Schedule(replace(CONFIG, ema_decay=0.25), 10, 100)
-    average = WeightAverage(model, schedule)
+    average = WeightAverage(model, schedule.ema_decay)
     expected = {name: value.clone() for name, value in model.state_dict().items()}
     for update in range(1, 6):
         change(model, update)

@@ -176,12 +176,9 @@ def test_plots_of_odd_names_nothing_found_and_nothing_labelled(tmp_path: Path) -
     for number, case in enumerate(cases):
         pictures, said = drawn(*case, tmp_path / str(number))
         assert set(pictures) == set(plots.PLOTS) - OF_TRAINING and not said
-    few[0].names[:] = ["\U000f0000\U000f0001", "b", "c"]  # letters that no font has
+    few[0].names[:] = ["\U000f0000\U000f0001", "b", "c"]  # letters without a sign are escaped
     pictures, said = drawn(*few, tmp_path / "letters")
-    assert set(pictures) == set(plots.PLOTS) - OF_TRAINING
-    assert sorted(line.split()[1] for line in said) == [
-        str(tmp_path / "letters" / name) for name in ("confusion.png", "precision_recall.png")
-    ]
+    assert set(pictures) == set(plots.PLOTS) - OF_TRAINING and not said
 
 
 def test_a_plot_that_fails_is_said_and_the_others_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
