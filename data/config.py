@@ -1,12 +1,13 @@
 """Options of the data set (keys ``data.*``). YAML holds every value; fields have no defaults."""
 
+import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-from data.errors import DataError, printable
+from data.errors import DataError
 from data.layouts import class_names, find_set_file, read_names
 
 # What scripts/get_data.py fetches into these folders, the roots of data=coco and data=voc.
@@ -99,7 +100,10 @@ class DataConfig:
     index_dir: str  # folder of the indices built from annotations, and of data.cache=disk
 
     def __post_init__(self) -> None:
-        if "/" in self.name or self.name in ("", ".", "..") or printable(self.name) != self.name:  # it names a folder
+        steers = any(
+            unicodedata.category(char) in ("Cc", "Zl", "Zp") for char in self.name
+        )  # a terminal, or forges lines
+        if "/" in self.name or self.name in ("", ".", "..") or steers:  # it names a folder
             raise ValueError(
                 f"data.name must be a name without / and control characters, got {self.name!r}. fix: another data.name"
             )
