@@ -49,7 +49,7 @@ def test_weights_do_not_depend_on_the_number_of_processes(
     assert all(tensor.dtype == torch.float64 for tensor in parts[0]["momentum"].values())
     found = {part: largest_difference(tensors, parts[1][part]) for part, tensors in parts[0].items()}
     assert max(found.values()) <= LIMIT, found
-    assert losses[1] == pytest.approx(losses[0], rel=LIMIT) and min(losses[0]) > 0
+    assert losses[1] == pytest.approx(losses[0], rel=LIMIT) and min(losses[0][:4]) > 0  # no DFL and L1 here
 
 
 @pytest.mark.slow
