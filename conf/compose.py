@@ -252,6 +252,8 @@ def _data_options(path: Path) -> dict[str, Any]:
         keys, chosen = {"defaults", *(field.name for field in fields(DataConfig))}, content.get("defaults", [])
         if other := next((key for key in content if key not in keys), None):
             raise errors.DataError(f"{path} has the key {other}, which is not an option of data. fix: leave it out")
+        if "index_dir" in content:  # files are written there
+            raise errors.DataError(f"{path}: only a command line names index_dir. fix: data.index_dir=<its folder>")
         if not isinstance(chosen, list) or not all(re.fullmatch(r"[\w-]+", str(one)) for one in chosen):
             raise errors.DataError(f"{path}: its defaults must be names of data sets. fix: defaults: [coco], or none")
     else:

@@ -13,7 +13,7 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from conf import ConfigError, launch, run_files
-from conf.compose import check_values, from_dictionary, plain, to_dictionary
+from conf.compose import check_values, from_dictionary, plain, to_dictionary, values_of_choice
 from conf.errors import CheckpointError
 from conf.options import MAY_CHANGE, OF_THE_MACHINE, changed_values, is_covered
 from conf.schema import MAX_SIDE, TrainConfig
@@ -46,7 +46,9 @@ def complete_from_checkpoint(options: dict[str, Any], named: Sequence[str]) -> d
     options["evaluate"]["image_size"] = options["evaluate"]["image_size"] or trained_size(saved, ckpt)
     if options["model"] is None:
         del options["model"]
-    below = {section: saved[section] for section in ("data", "model") if section in saved}
+    below = {section: dict(saved[section]) for section in ("data", "model") if section in saved}
+    if "data" in below:  # only a command line names a place that is written
+        below["data"]["index_dir"] = index_dir_of(options)
     return plain(OmegaConf.merge(below, options))
 
 
@@ -69,6 +71,12 @@ def model_or_checkpoint(options: dict[str, Any], named: Sequence[str]) -> dict[s
         key = keys[0] if keys else "model.weights"
         raise ConfigError(f"{key} does not say which network. fix: model.cfg=<Darknet .cfg>, or model=<zoo's name>")
     return {**options, "model": None}
+
+
+def index_dir_of(options: Mapping[str, Any]) -> str:
+    """The folder for indices that a command line names, else the default; never that of a file."""
+    given: str = options.get("data", values_of_choice("data", "coco")).get("index_dir")
+    return str(Path(given).absolute())
 
 
 def trained_size(saved: dict[str, Any], source: str) -> int | list[int]:
@@ -201,7 +209,7 @@ def continue_run(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any
     for key in options if "experiment" in named else named:  # an experiment sets options of all sections
         # A group replaces its section, since another choice may have other keys.
         OmegaConf.update(now, key, OmegaConf.select(wanted, key), merge=False, force_add=True)
-    now.run_dir, now.resume = None, str(folder)
+    now.run_dir, now.resume, now.data.index_dir = None, str(folder), index_dir_of(options)
     changed = changed_values(before, plain(now)) if run_files.has_checkpoint(folder) else {}
     if refused := [f"{key}: {change}" for key, change in changed.items() if not is_covered(key, MAY_CHANGE)]:
         fix = f"fix: leave these options as they were, or start a new run with model.weights={folder}"

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from data.errors import DataError, printable
 from data.layouts import class_numbers
 
 REPORTED_FINDINGS = 20
+COPY = re.compile(r"\.rf\.[0-9A-Za-z]+$")  # Roboflow names its augmented copies x_jpg.rf.<hash>.jpg
 
 
 @dataclass
@@ -113,6 +115,7 @@ def is_for_validation(file_names: Sequence[str], share: float) -> NDArray[np.boo
     in any order or format of the list.
     """
     stems = (os.path.splitext(os.path.basename(name))[0] for name in file_names)
+    stems = (COPY.sub("", stem) for stem in stems)  # all copies of an image stay in one split
     # macOS writes accents as separate characters.
     texts = (f"0 {unicodedata.normalize('NFC', stem)}".encode("utf-8", "surrogateescape") for stem in stems)
     hashes = [int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) for text in texts]

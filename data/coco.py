@@ -5,7 +5,9 @@ stay unchanged, so that an evaluation equals pycocotools on the file. msgspec ch
 skips what is not needed, such as polygons.
 """
 
+import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -60,8 +62,7 @@ def read_coco(
     """
     try:
         if content is None:
-            text = read_file(path).removeprefix(BYTE_ORDER_MARK)
-            instances = msgspec.json.decode(text, type=_Instances, strict=False)  # 12 may be written as "12" or 12.0
+            instances = _decoded(read_file(path).removeprefix(BYTE_ORDER_MARK))
         else:
             instances = msgspec.convert(content, type=_Instances, strict=False)
     except msgspec.ValidationError as error:
@@ -84,7 +85,7 @@ def read_coco(
     return Source(
         path=path,
         image_root=image_root,
-        file_names=[image.file_name for image in instances.images],
+        file_names=_file_names(instances.images, image_root),
         image_ids=np.array([image.id for image in instances.images], dtype=np.int64),
         sizes=np.array([(image.height, image.width) for image in instances.images], dtype=np.int64).reshape(-1, 2),
         box_image_ids=np.array([entry.image_id for entry in entries], dtype=np.int64),
@@ -99,8 +100,26 @@ def read_coco(
     )
 
 
+def _decoded(text: bytes) -> _Instances:
+    """The content of a json; 12 may be written as "12" or 12.0. Raises msgspec's errors."""
+    try:
+        return msgspec.json.decode(text, type=_Instances, strict=False)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError as error:
+        with suppress(ValueError):  # Python's reader is slower, and takes NaN where nobody needs a number
+            return msgspec.convert(json.loads(text), type=_Instances, strict=False)
+        raise error
+
+
 def _name(number: int, entry: _Annotation) -> str:
     return f"annotation {shown(number if entry.id is None else entry.id)}"
+
+
+def _file_names(images: list[_Image], root: Path) -> list[str]:
+    """The names relative to ``root``; with / for the backslash of Windows, unless a file has it."""
+    names = (image.file_name for image in images)
+    return [name.replace("\\", "/") if "\\" in name and not (root / name).is_file() else name for name in names]
 
 
 def _problem(entry: _Annotation) -> str | None:

@@ -5,6 +5,7 @@ as it reads. On disk an index is a folder with one ``.npy`` file per array, ``ab
 CRC-32. It never changes: other sources get another folder.
 """
 
+import errno
 import filecmp
 import hashlib
 import inspect
@@ -41,6 +42,9 @@ from data.progress import counted
 logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 10  # raise it when the columns or the checks change
+# A lost file, something else in its place, a bad sector. Other errors say nothing about the files.
+DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO)
+UNREADABLE_FIX = "free memory or file handles (ulimit -n), allow reading it, or set data.index_dir to another folder"
 ATTEMPTS = 3  # to build an index: a process may remove a damaged one just after another has rebuilt it
 SINGLE_CLASS_NAME = "object"
 MOST_CLASSES = 20_000
@@ -165,8 +169,10 @@ def load_index(folder: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
             for name in about.pop("columns")
         }
         return arrays, about
-    except OSError:  # a lost file, a folder in its place, a bad sector
-        return None
+    except OSError as error:
+        if error.errno in DAMAGE:
+            return None
+        raise DataError(f"the index {folder} cannot be read ({error.strerror}). fix: {UNREADABLE_FIX}") from error
 
 
 def _checksum(folder: Path) -> bytes:
@@ -244,10 +250,10 @@ def check_same_classes(train: Annotations, val: Annotations) -> None:
 
 
 def warn_of_shared_images(train: Annotations, val: Annotations) -> str | None:
-    """Warn if some of a sample of ``val`` are in ``train`` as well, under another path.
+    """Warn if some of a sample of ``val`` are in ``train`` as well.
 
-    The same path in both sets is taken as intended. Files are compared if their first boxes are
-    equal.
+    The same paths in sets of one size are taken as intended. Files of other paths are compared if
+    their first boxes are equal.
     """
     annotated, boxed = (np.flatnonzero(np.diff(split.offsets)) for split in (train, val))
     first_boxes = train.boxes_xywh[train.offsets[annotated]]
@@ -257,13 +263,14 @@ def warn_of_shared_images(train: Annotations, val: Annotations) -> str | None:
     for index in sample:
         position = by_box.get(val.boxes_xywh[val.offsets[index]].tobytes())
         pair = val.path(index), train.path(position) if position is not None else ""
-        if pair[0] != pair[1] and all(map(os.path.isfile, pair)) and filecmp.cmp(*pair, shallow=False):
+        is_intended = pair[0] == pair[1] and len(train) == len(val)
+        if not is_intended and all(map(os.path.isfile, pair)) and filecmp.cmp(*pair, shallow=False):
             pairs.append(pair)
     if not pairs:
         return None
     return (
-        f"warning: {len(pairs)} of {len(sample)} validation images are training images under another path, such as "
-        f"{' and '.join(pairs[0])}: the metrics say nothing about new images. fix: data.split=0.1"
+        f"warning: {len(pairs)} of {len(sample)} validation images are training images, too, such as "
+        f"{' and '.join(dict.fromkeys(pairs[0]))}: the metrics say nothing about new images. fix: data.split=0.1"
     )
 
 

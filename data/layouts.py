@@ -7,7 +7,8 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import unescape
@@ -30,7 +31,10 @@ OTHER_SUFFIXES = frozenset(".cache .csv .data .html .json .md .names .npy .txt .
 CLASS_FILES = ("classes.txt", "obj.names", "data.names", "names")
 TWINS = (("val", "train", "val"), ("val", "train", "valid"), ("train", "valid", "train"), ("train", "val", "train"))
 NAME_FILES = "a text file with one class per line, a data.yaml, Darknet's obj.data or a COCO json"
-_CLASS = re.compile(rb"<object>.*?<name>\s*(.*?)\s*</name>", re.DOTALL)
+COMPARED_NAMES = 100  # of a json, to find out where its images are
+LISTS = ("train", "trainval", "default", "val")  # of images in VOC's ImageSets/Main; those of tests are not read
+_CLASS = re.compile(r"<object>.*?<name>(.*?)</name>", re.DOTALL)
+_ENCODING = re.compile(rb"\s*<\?xml[^>]*?encoding=[\"']([\w.-]+)")
 
 
 def recognise(place: Path) -> dict[str, Any]:
@@ -70,17 +74,70 @@ def _of_folder(folder: Path) -> dict[str, Any] | None:
     for layout in ("annotations/instances_train*.json", "instances_train*.json"):
         if jsons := sorted(folder.glob(layout)):
             return _of_json(jsons[0])
-    xmls = folder / "Annotations" if (folder / "Annotations").is_dir() else folder
-    if classes := {name for path in xmls.glob("*.xml") if path.is_file() for name in _CLASS.findall(path.read_bytes())}:
-        lists = [f"ImageSets/Main/{split}.txt" for split in ("train", "val")]
-        train, val = lists if all((folder / name).is_file() for name in lists) else [os.path.relpath(xmls, folder)] * 2
-        names = sorted(unescape(name.decode("utf-8", "replace")) for name in classes)
-        return {"format": "voc", "root": str(folder), "names": names, "train": _split(train), "val": _split(val)}
-    suffixes = {path.suffix.lower() for path in folder.iterdir()}
-    if ".txt" in suffixes and suffixes & IMAGE_SUFFIXES:
-        names_file = next((name for name in CLASS_FILES if (folder / name).is_file()), None)
-        return {"format": "yolo", "root": str(folder), "names": names_file, "train": _split("."), "val": _split(".")}
-    return None
+    folders = _folders_with(folder, {".xml", ".txt", *IMAGE_SUFFIXES})
+    return _of_xmls(folder, folders) or _of_label_files(folder, folders)
+
+
+def _folders_with(top: Path, suffixes: Set[str]) -> dict[str, dict[str, list[str]]]:
+    """By suffix: the folders from ``top`` down with such files, relative to it, and the names."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for parent, below, names in os.walk(top):
+        below[:] = sorted(name for name in below if name[0] != ".")
+        for name in sorted(names):
+            suffix = os.path.splitext(name)[1].lower()
+            if suffix in suffixes and name[0] != ".":
+                kind = "image" if suffix in IMAGE_SUFFIXES else suffix
+                found.setdefault(kind, {}).setdefault(os.path.relpath(parent, top), []).append(name)
+    return found
+
+
+def _splits_of(folders: Iterable[str]) -> tuple[str, str] | None:
+    """The folders of training and validation images, if some are called so; tests are left out."""
+    tops: dict[str, str] = {}
+    for folder in folders:
+        parts = folder.split("/")
+        for depth, part in enumerate(parts):
+            if part in ("train", "val", "valid"):
+                tops.setdefault(part.removesuffix("id"), "/".join(parts[: depth + 1]))
+    return (tops["train"], tops["val"]) if tops.keys() == {"train", "val"} else None
+
+
+def _of_xmls(folder: Path, folders: dict[str, dict[str, list[str]]]) -> dict[str, Any] | None:
+    """The options for Pascal VOC's xml files, wherever they and their images lie below a folder."""
+    texts = (read_file(folder / place / name) for place, names in folders.get(".xml", {}).items() for name in names)
+    classes = {unescape(name) for text in texts for name in _CLASS.findall(xml_text(text))}
+    if not classes:
+        return None
+    options = {"format": "voc", "root": str(folder), "names": sorted(map(str.strip, classes))}
+    images = os.path.commonpath(folders.get("image", {"."}))
+    if lists := [name for name in LISTS if (folder / "ImageSets/Main" / f"{name}.txt").is_file()]:
+        # Without a list for validation both are the first: data.split takes some of these images.
+        both = {split: f"ImageSets/Main/{split if split in lists else lists[0]}.txt" for split in ("train", "val")}
+        return options | {split: _split(path) for split, path in both.items()}
+    if splits := _splits_of(folders[".xml"]):
+        in_images = _splits_of(folders.get("image", ())) or splits
+        pairs = zip(splits, in_images, strict=True)
+        return options | dict(zip(("train", "val"), (_split(*pair) for pair in pairs), strict=True))
+    both = _split(os.path.commonpath(folders[".xml"]), images)
+    return options | {"train": both, "val": both}
+
+
+def _of_label_files(folder: Path, folders: dict[str, dict[str, list[str]]]) -> dict[str, Any] | None:
+    """The options for images and label files without a data.yaml, wherever they are in a folder."""
+    stems = {os.path.splitext(name)[0] for names in folders.get("image", {}).values() for name in names}
+    labels = (name for names in folders.get(".txt", {}).values() for name in names)
+    if not any(os.path.splitext(name)[0] in stems for name in labels):
+        return None
+    names_file = next((name for name in CLASS_FILES if (folder / name).is_file()), None)
+    train, val = _splits_of(folders["image"]) or [os.path.commonpath(folders["image"])] * 2
+    return {"format": "yolo", "root": str(folder), "names": names_file, "train": _split(train), "val": _split(val)}
+
+
+def xml_text(content: bytes) -> str:
+    """The text of an XML file by the encoding that it declares. Raises ValueError, LookupError."""
+    declared = _ENCODING.match(content)  # not of UTF-16, which has a mark at its start
+    usual = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+    return content.decode(declared[1].decode("ascii") if declared else usual)
 
 
 def _of_json(path: Path) -> dict[str, Any]:
@@ -104,22 +161,22 @@ def _split(annotations: str, images: str = ".") -> dict[str, str]:
 
 
 def _images_of(path: Path) -> Path:
-    """The folder that has the first ``file_name`` of a json; if none has, that of the json."""
+    """The folder that has most of the first images of a json; if none has any, that of the json."""
     with path.open("rb") as file:
         text = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if path.stat().st_size else b""
-        match = re.search(rb'"file_name"\s*:\s*("(?:[^"\\]|\\.)*")', text)
+        first = islice(re.finditer(rb'"file_name"\s*:\s*("(?:[^"\\]|\\.)*")', text), COMPARED_NAMES)
+        texts = [match[1] for match in first]
     try:
-        name = json.loads(match[1] if match else b"")
-    except ValueError:  # a missing or broken name: reading the whole file says more
+        names = [json.loads(text).replace("\\", "/") for text in texts]
+    except ValueError:  # a broken name: reading the whole file says more
         return path.parent
     word = path.stem.rpartition("_")[2]  # instances_train2017: train2017
     split = word.rstrip("0123456789")
     words = ("", word, split, f"{split}2017")
-    for folder in (path.parent, path.parent.parent):
-        for below in (*words, *(f"images/{word}" for word in words)):
-            if os.path.isfile(folder / below / name):  # False for an impossible name
-                return folder / below
-    return path.parent
+    below = (*words, *(f"images/{word}" for word in words))
+    places = [folder / place for folder in (path.parent, path.parent.parent) for place in below]
+    counts = [sum(os.path.isfile(place / name) for name in names) for place in places]  # False if impossible
+    return places[counts.index(max(counts))] if any(counts) else path.parent
 
 
 def load_yaml(path: Path) -> dict[str, Any]:
@@ -180,12 +237,14 @@ def starts_of(path: Path, start: str = "") -> list[Path]:
 def find_place(name: str, path: Path, starts: list[Path]) -> Path:
     """The file or folder ``name`` that ``path`` mentions. Raises ``DataError`` if it is missing.
 
-    Roboflow writes "../train/images" for a folder beside the file, so ``name`` is also tried
-    without "../".
+    Roboflow writes "../train/images" for a folder beside the file: that comes before one outside.
+    CVAT writes "data/train.txt" for a file beside it, whatever the folder is called.
     """
     name = name.replace("\\", "/")  # it may be written on Windows
-    names = (name, re.sub(r"^(\.\./)+", "", name))
-    candidates = dict.fromkeys(Path(os.path.normpath(start / tried)) for tried in names for start in starts)
+    inside = re.sub(r"^(\.\./)+", "", name)
+    tries = [(path.parent, inside), *((start, tried) for tried in (name, inside) for start in starts)]
+    tries += [(path.parent, inside.partition("/")[2] or inside)]
+    candidates = dict.fromkeys(Path(os.path.normpath(start / tried)) for start, tried in tries)
     place = next((candidate for candidate in candidates if candidate.exists()), None)
     if place is None:
         places = ", ".join(map(str, candidates))

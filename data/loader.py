@@ -104,6 +104,11 @@ class BatchLoader(torch.utils.data.DataLoader[Batch]):
             try:
                 batch = next(batches, None)
             except RuntimeError as error:
+                if "DataLoader worker" in str(error):
+                    raise DataError(
+                        f"a process that loads images was killed ({str(error).splitlines()[0]}), as by the kernel when "
+                        "memory runs out. fix: fewer data.workers, a smaller batch or more memory, then resume="
+                    ) from error
                 if not (self.timeout and "timed out" in str(error)):
                     raise
                 # A hung worker may ignore SIGTERM, and the program could not exit.

@@ -156,6 +156,8 @@ def _check_boxes(
     source.notes.add(SCORED_OUTSIDE if scored else CUT, [describe(row, overshoot(row)) for row in rows.tolist()])
     without = np.flatnonzero(usable & ~has_area).tolist()
     source.notes.add(SCORED_EMPTY, [describe(row, "has no area: no detection can match it") for row in without])
+    gone = np.flatnonzero(has_image & ~image_used[positions]).tolist()
+    source.notes.add("boxes of images that are left out", [describe(row, "goes with it") for row in gone])
     crowds = np.flatnonzero(usable & source.crowd).tolist() if split == "train" else []
     source.notes.add(CROWDS, [describe(row, "is a crowd") for row in crowds])
     sides = source.boxes_xywh[usable, 2:]

@@ -6,13 +6,14 @@ or truncated count like any other: evaluation follows COCO, which ignores crowds
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
 
 import numpy as np
 
-from data import io, layouts
+from data import headers, io, layouts
 from data.annotations_read import Findings, LocatedSplit, Source, relative_name
 from data.errors import DataError, shown
 
@@ -94,7 +95,7 @@ def read_voc(listed: list[_Listed], path: Path, image_root: Path, names: list[st
     """
     assert names is not None  # by DataConfig.__post_init__
     category_ids = {name: number for number, name in enumerate(names, start=1)}
-    findings = Findings()
+    findings, notes = Findings(), Findings()
     folders = {folder for item in listed for folder in item.image_folders if os.path.isdir(folder)}
     image_names = {folder: frozenset(os.listdir(folder)) for folder in folders}
     file_names, image_ids, sizes = list[str](), list[int](), list[tuple[int, int]]()
@@ -105,9 +106,12 @@ def read_voc(listed: list[_Listed], path: Path, image_root: Path, names: list[st
         if isinstance(annotation, str):
             findings.add("unusable annotation files", [annotation])
             continue
+        image = _image_of(item, annotation.file_name, image_names)
         image_ids.append(image_id)
-        sizes.append(annotation.size)
-        file_names.append(relative_name(_image_of(item, annotation.file_name, image_names), image_root))
+        file_names.append(relative_name(image, image_root))
+        sizes.append(annotation.size if all(annotation.size) else _stored_size(image))
+        if annotation.size != sizes[-1]:
+            notes.add("images without a size in their xml file, which have that of the image file", [image])
         for number, (name, box) in enumerate(annotation.objects, start=1):
             where = f"{item.xml}: object {number} of {item.stem}.xml"
             if name not in category_ids:
@@ -134,7 +138,16 @@ def read_voc(listed: list[_Listed], path: Path, image_root: Path, names: list[st
         categories={number: name for name, number in category_ids.items()},
         box_name=lambda position: f"object {labels[position][2]} of {listed[labels[position][0] - 1].stem}.xml",
         findings=findings,
+        notes=notes,
     )
+
+
+def _stored_size(image: str) -> tuple[int, int]:
+    """Height and width of an image file; zeros if it cannot be read, for the checks to report."""
+    with suppress(OSError, headers.TooLargeError):
+        if header := headers.read_header(image):
+            return header.size(1)
+    return 0, 0
 
 
 def _image_of(item: _Listed, file_name: str, present: dict[str, frozenset[str]]) -> str:
@@ -152,10 +165,13 @@ def _image_of(item: _Listed, file_name: str, present: dict[str, frozenset[str]])
 def _parse(xml: str) -> _Annotation | str:
     """Return the content of an xml file, or a sentence that says why it is unusable."""
     try:
-        root = ElementTree.fromstring(layouts.read_file(xml))  # expat limits what entities expand to
-        size = (int(root.findtext("size/height", "")), int(root.findtext("size/width", "")))
+        # expat knows few encodings, and limits what entities expand to.
+        root = ElementTree.fromstring(layouts.xml_text(layouts.read_file(xml)))
+        size = (int(root.findtext("size/height", "0")), int(root.findtext("size/width", "0")))
     except OSError as error:
         return f"{xml} cannot be read ({error.strerror})"
+    except UnicodeDecodeError as error:
+        return f"{xml} is not in the encoding that it declares ({error}); save it as UTF-8"
     except (ElementTree.ParseError, ValueError, LookupError) as error:  # LookupError: an unknown encoding
         return f"{xml} is not valid XML with width and height in <size> ({error})"
     objects = [_object(element) for element in root.iterfind("object")]

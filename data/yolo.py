@@ -224,15 +224,19 @@ def find_images(place: Path, starts: Sequence[Path]) -> list[str]:
     """The absolute paths of all images below a folder, sorted, or of a list with one path per line.
 
     In a folder the suffix decides, and hidden files do not count. Relative paths of a list start at
-    one of ``starts``, or at the list's folder: wherever most exist. Raises ``DataError``.
+    one of ``starts``, or at the list's folder: wherever most exist. They may begin with the former
+    name of that folder, as CVAT's "data/". Raises ``DataError``.
     """
     if place.is_dir():
         images = io.files_below(Path(os.path.normpath(place)), layouts.IMAGE_SUFFIXES)
     else:
         lines = [line.strip().replace("\\", "/") for line in layouts.read_lines(place)]  # as Windows writes
         images = [line for line in lines if line]
-        bases = (*starts, place.parent)
-        base = max(bases, key=lambda base: sum(os.path.exists(base / line) for line in images[:COMPARED_LINES]))
+        shortened = [line.partition("/")[2] or line for line in images]
+        tries = [(base, lines) for lines in (images, shortened) for base in (*starts, place.parent)]
+        base, images = max(
+            tries, key=lambda one: sum(os.path.exists(one[0] / line) for line in one[1][:COMPARED_LINES])
+        )
         images = [os.path.normpath(os.path.join(base, line)) for line in images]
     if not images:
         suffixes = " ".join(sorted(layouts.IMAGE_SUFFIXES))

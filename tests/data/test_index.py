@@ -243,4 +243,4 @@ def test_copies_of_training_images_for_validation_are_a_warning(copied: int, coc
     val = coco_set.open("val", on_error=OnError.skip, val=data.SplitConfig("instances.json", "val"))
     warning = data.warn_of_shared_images(train, val)
     assert data.warn_of_shared_images(train, same) is None and (warning is None) == (copied == 0)
-    assert not copied or f"{copied} of 5 validation images are training images under another path" in warning
+    assert not copied or f"{copied} of 5 validation images are training images, too" in warning

@@ -34,11 +34,11 @@ SKIPPABLE: dict[str, tuple[Edit, str]] = {
     "iscrowd of two": (lambda c: c["annotations"][0].update(iscrowd=2), r"annotation 100 has iscrowd=2"),
     "unknown category": (lambda c: c["annotations"][0].update(category_id=99), r"has category 99"),
     "unknown image": (lambda c: c["annotations"][0].update(image_id=99), r"image id 99.*no image of the file"),
+    "not a number": (set_box(1, float("nan"), 5, 5), r"not finite"),
 }
 
 FATAL: dict[str, tuple[Edit, str]] = {
     "no images": (lambda c: c.pop("images"), r"missing required field `images`"),
-    "nan": (set_box(1, float("nan"), 5, 5), r"is not valid JSON"),
     "empty images": (lambda c: c.update(images=[], annotations=[]), r"instances\.json holds no images"),
     "no categories": (lambda c: c.update(categories=[]), r"defines no categories"),
     "category twice": (lambda c: c["categories"].append({"id": 1, "name": "cow"}), r"two categories with the id 1"),

@@ -53,9 +53,6 @@ def test_a_run_stopped_and_resumed_is_one_run_in_each_service_and_has_the_bits_o
     plain, folder, chosen = tmp_path / "plain", tmp_path / "run", ["logger=[csv,tensorboard,wandb]"]
     monkeypatch.setenv("WANDB_MODE", "offline")
     train(options(shapes, plain, "logger.every_steps=0"))
-    (folder / "plots").mkdir(parents=True)
-    cv2.imwrite(str(folder / "plots/drawn.png"), np.full((8, 8, 3), 200, np.uint8))
-
     log_step = RunReport.step
 
     def stop_after_five(self: RunReport, step: int, metrics: dict[str, float]) -> None:
@@ -66,6 +63,8 @@ def test_a_run_stopped_and_resumed_is_one_run_in_each_service_and_has_the_bits_o
     monkeypatch.setattr(RunReport, "step", stop_after_five)
     monkeypatch.setattr(module, "END_SECONDS", 300)
     train(options(shapes, folder, *chosen))
+    (folder / "plots").mkdir(exist_ok=True)
+    cv2.imwrite(str(folder / "plots/drawn.png"), np.full((8, 8, 3), 200, np.uint8))
     run_id = (folder / "run_id.txt").read_text()
     train(options(shapes, folder, *chosen, f"resume={folder}", "run_dir=null"))
 

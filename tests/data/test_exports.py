@@ -1,0 +1,164 @@
+"""Data sets as other programs export them, opened by their path alone."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from conf import compose
+from conf.run import override
+from conf.schema import AnchorsConfig
+from data import Annotations, DataError, open_annotations
+from data.index import warn_of_shared_images
+
+HEIGHT, WIDTH, ROW, BOX = 32, 64, "0 .5 .5 .25 .5\n", [24.0, 8.0, 16.0, 16.0]
+Write = Callable[[Path], None]
+
+
+def picture(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    noise = np.random.default_rng(zlib.crc32(str(path).encode())).integers(256, size=(HEIGHT, WIDTH, 3), dtype=np.uint8)
+    path.write_bytes(cv2.imencode(".png", noise)[1].tobytes())
+
+
+def text(path: Path, content: str | bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def xml(path: Path, size: tuple[int, int] = (HEIGHT, WIDTH), name: str = "cat", encoding: str = "UTF-8") -> None:
+    left, top, width, height = BOX
+    corners = f"<xmin>{left}</xmin><ymin>{top}</ymin><xmax>{left + width}</xmax><ymax>{top + height}</ymax>"
+    text(
+        path,
+        f'<?xml version="1.0" encoding="{encoding}"?><annotation><filename>{path.stem}.png</filename><size><width>'
+        f"{size[1]}</width><height>{size[0]}</height></size><object><name>{name}</name><bndbox>{corners}</bndbox>"
+        "</object></annotation>".encode(encoding),
+    )
+
+
+def voc(images: str, annotations: str, *lists: str, count: int = 4, **more: object) -> Write:
+    """Pictures and xml files 0, 1, ... in these folders; ImageSets lists of the first half each."""
+
+    def write(root: Path) -> None:
+        for number in range(count):
+            picture(root / images / f"{number}.png")
+            xml(root / annotations / f"{number}.xml", **more)
+        for at, name in enumerate(lists):
+            numbers = range(count // 2) if at == 0 else range(count // 2, count)
+            below = "".join(f"{Path(images).relative_to('JPEGImages') / str(number)}\n" for number in numbers)
+            text(root / "ImageSets" / "Main" / f"{name}.txt", below)
+
+    return write
+
+
+def yolo(images: str, labels: str, first: int = 0, **files: str) -> Write:
+    def write(root: Path) -> None:
+        for number in range(first, first + 4):
+            picture(root / images / f"{number}.png")
+            text(root / labels / f"{number}.txt", ROW)
+        for name, content in files.items():
+            text(root / name.replace("_", "."), content)
+
+    return write
+
+
+def coco(root: Path, names: list[str], extra: str = "") -> None:
+    images = [{"id": n, "file_name": name, "height": HEIGHT, "width": WIDTH} for n, name in enumerate(names)]
+    boxes = [{"id": n, "image_id": n, "category_id": 1, "bbox": BOX} for n in range(len(names))]
+    content = json.dumps({"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "cat"}]})
+    for split in ("train", "val"):
+        text(root / "annotations" / f"instances_{split}.json", content.replace('"id": 0, "im', f'{extra}"id": 0, "im'))
+        for name in names[1:] if "first is gone" in extra else names:
+            picture(root / "images" / split / name.replace("\\", "/"))
+
+
+def both(*writers: Write) -> Write:
+    def write(root: Path) -> None:
+        for writer in writers:
+            writer(root)
+
+    return write
+
+
+EXPORTS: dict[str, tuple[Write, int, int, str]] = {  # images of train and val with one box each; options
+    "images beside annotations": (voc("images", "annotations"), 4, 4, ""),
+    "sub-folders": (voc("JPEGImages/cam", "Annotations/cam", "default"), 2, 2, ""),
+    "xml beside pictures": (both(voc("train", "train"), voc("valid", "valid", count=3)), 4, 3, ""),
+    "only the list for training": (voc("JPEGImages", "Annotations", "train", "test"), 2, 2, ""),
+    "both lists": (voc("JPEGImages", "Annotations", "train", "val", count=6), 3, 3, ""),
+    "no size": (voc("JPEGImages", "Annotations", size=(0, 0)), 4, 4, ""),
+    "another encoding": (voc("JPEGImages", "Annotations", name="猫", encoding="GBK"), 4, 4, ""),
+    "labels beside images": (yolo("images", "labels", classes_txt="cat"), 4, 4, ""),
+    "folders of splits": (
+        both(yolo("train/images", "train/labels"), yolo("valid/images", "valid/labels")), 4, 4, "cat"
+    ),
+    "moved": (
+        yolo(
+            "obj_train_data", "obj_train_data", obj_names="cat",
+            obj_data="classes=1\ntrain=data/train.txt\nvalid=data/train.txt\nnames=data/obj.names",
+            train_txt="".join(f"data/obj_train_data/{number}.png\n" for number in range(4)),
+        ), 4, 4, "",
+    ),
+    "of Windows": (lambda root: coco(root, ["a\\0.png", "a\\1.png"]), 2, 2, ""),
+    "NaN where nobody reads": (lambda root: coco(root, ["0.png", "1.png"], '"attributes": NaN, '), 2, 2, ""),
+    "first image gone": (lambda root: coco(root, ["0.png", "1.png"], '"note": "first is gone", '), 1, 1, "skip"),
+}  # fmt: skip
+
+
+def opened(root: Path, split: str, *more: str) -> Annotations:
+    options = [override("data", root), f"data.index_dir={root.parent / 'index'}", *more]
+    return open_annotations(compose.compose("anchors", AnchorsConfig, options).data, split)
+
+
+@pytest.mark.parametrize("case", EXPORTS)
+def test_exports_are_read_as_they_are(case: str, tmp_path: Path) -> None:
+    write, train, val, option = EXPORTS[case]
+    write(tmp_path / "set")
+    more = {"skip": ["data.on_error=skip"], "cat": ["data.names=[cat]"], "": []}[option]
+    for split, count in (("train", train), ("val", val)):
+        found = opened(tmp_path / "set", split, *more)
+        assert len(found) == count and found.boxes_xywh.tolist() == [BOX] * count
+        assert found.sizes.tolist() == [[HEIGHT, WIDTH]] * count and len(found.names) == 1
+        assert all(Path(found.path(index)).is_file() for index in range(count))
+
+
+def test_a_set_beside_another_is_its_own(tmp_path: Path) -> None:
+    data_yaml = "train: ../train/images\nval: ../valid/images\nnames: [cat]"
+    for root, first in ((tmp_path, 0), (tmp_path / "B", 10)):
+        both(yolo("train/images", "train/labels", first), yolo("valid/images", "valid/labels", first))(root)
+        text(root / "data.yaml", data_yaml)
+    assert opened(tmp_path / "B", "train").image_ids.tolist() == [10, 11, 12, 13]
+
+
+def test_copies_of_an_image_stay_in_one_split(tmp_path: Path) -> None:
+    for original in range(12):
+        for copy in ("0a", "b1", "Cc"):
+            name = f"{original}_png.rf.{copy * 16}"
+            picture(tmp_path / "set" / "images" / f"{name}.png")
+            text(tmp_path / "set" / "labels" / f"{name}.txt", ROW)
+    text(tmp_path / "set" / "data.yaml", "train: images\nval: images\nnames: [cat]")
+    splits = [opened(tmp_path / "set", split, "data.split=0.4") for split in ("train", "val")]
+    originals = [{part.file_name(i).partition("_png")[0] for i in range(len(part))} for part in splits]
+    assert all(originals) and not originals[0] & originals[1]
+
+
+def test_validation_inside_training_is_a_warning(tmp_path: Path) -> None:
+    both(yolo("images/train", "labels/train"), yolo("images/val", "labels/val"))(tmp_path / "set")
+    for number, label in enumerate(tmp_path.glob("set/labels/*/*.txt")):
+        text(label, f"0 .5 .5 .25 {0.1 + number / 20}\n")
+    text(tmp_path / "set" / "data.yaml", "train: [images/train, images/val]\nval: images/val\nnames: [cat]")
+    train, val = (opened(tmp_path / "set", split) for split in ("train", "val"))
+    assert "4 of 4" in str(warn_of_shared_images(train, val)) and warn_of_shared_images(val, val) is None
+
+
+def test_a_data_file_names_no_place_that_is_written(tmp_path: Path) -> None:
+    text(tmp_path / "set.yaml", "defaults: [shapes]\nindex_dir: elsewhere")
+    with pytest.raises(DataError, match=r"index_dir.* fix: data\.index_dir="):
+        compose.compose("anchors", AnchorsConfig, [f"data={tmp_path}/set.yaml"])
