@@ -1,6 +1,7 @@
 """Read the images of a data set as annotated: from their files, or a cache of all processes."""
 
 import hashlib
+import io
 import logging
 import os
 import shutil
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import cv2
 import numpy as np
+import PIL.Image
 import torch
 from numpy.typing import NDArray
 
@@ -35,11 +37,12 @@ logger = logging.getLogger(__name__)
 
 HUFFMAN_FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended and progressive (T.81, table B.1)
 CHROMA_ROWS = 2  # chroma at half height: upsampling a row reads the next pair of rows
+OF_PILLOW = ("AVIF", "GIF", "TIFF")  # whose transparent pixels OpenCV mixes up, darkens or fills
 AS_STORED = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION  # RGB; OpenCV turns only TIFF files
 CHECKED_IMAGES = 20  # read before a training starts
 MAX_UNREADABLE = 20  # in a row; also of a set of up to 2,000 images
 MIN_UNREADABLE_BATCH = 4  # images; a batch of these, all unreadable, is not an accident
-CACHE_VERSION = 3  # raise it when the file layout or the decoding changes
+CACHE_VERSION = 4  # raise it when the file layout or the decoding changes
 MISSING = -1  # in place of the checksum of an image that could not be read
 
 
@@ -69,6 +72,16 @@ def decode_rows(data: bytes, height: int, rows: int) -> Image | None:
     return np.asarray(image, dtype=np.uint8)
 
 
+def jpeg_damage(data: bytes) -> str | None:
+    """What a strict decoder finds wrong inside a JPEG that others read; None without simplejpeg."""
+    if simplejpeg is not None:
+        try:
+            simplejpeg.decode_jpeg(data, "GRAY", strict=True)
+        except ValueError as error:
+            return str(error) if "Corrupt" in str(error) else None
+    return None
+
+
 def open_image(path: str | Path, fix: str, data: bytes | None = None) -> tuple[bytes, Header]:
     """Read a complete image file of a known type and a size that is safe to decode.
 
@@ -92,6 +105,8 @@ def open_image(path: str | Path, fix: str, data: bytes | None = None) -> tuple[b
 
 def decode_stored(path: str | Path, data: bytes, header: Header, fix: str) -> Image:
     """Decode an image with OpenCV, not yet turned. Raises ``DataError``."""
+    if header.kind in OF_PILLOW and (pixels := _without_alpha(data)) is not None:
+        return pixels
     # OpenCV prints warnings about broken images that do not name the file.
     cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
     # From memory OpenCV refuses a truncated image; from a file it fills up a JPEG with grey.
@@ -100,6 +115,14 @@ def decode_stored(path: str | Path, data: bytes, header: Header, fix: str) -> Im
         why = f"its {header.kind} data are damaged, or not of 8 or 16 bits"
         raise DataError(f"{path} cannot be decoded: {why}. {fix}")
     return np.asarray(image, dtype=np.uint8)
+
+
+def _without_alpha(data: bytes) -> Image | None:
+    """The pixels of an image with transparency, as Pillow drops it; None for others and damage."""
+    with suppress(OSError, SyntaxError, ValueError), PIL.Image.open(io.BytesIO(data)) as image:
+        if image.has_transparency_data:
+            return np.asarray(image.convert("RGB"))
+    return None
 
 
 class ImageSource:
@@ -212,6 +235,8 @@ class ImageSource:
             quickly = decode_rows(data, header.height, header.height if rows is None or orientation != 1 else rows)
             if quickly is not None:
                 return turn_decoded(quickly, orientation)
+            if damage := jpeg_damage(data):
+                logger.warning("%s is used as far as it can be decoded (%s)", path, damage)
         image = turn_decoded(decode_stored(path, data, header, self._fix), orientation)
         if image.shape[:2] != size:
             (height, width), (actual_height, actual_width) = size, image.shape[:2]

@@ -15,6 +15,7 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
     raise SystemExit(run("check_data"))
 
 import hashlib
+import importlib.util
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,7 +24,18 @@ from pathlib import Path
 import numpy as np
 
 from conf import run_files, schema
-from data import Annotations, DataConfig, DataError, ImageSource, OnError, check_same_classes, io, validate
+from data import (
+    Annotations,
+    DataConfig,
+    DataError,
+    ImageSource,
+    OnError,
+    check_same_classes,
+    images,
+    io,
+    layouts,
+    validate,
+)
 from data.anchors import LOW_RECALL, Sizes, fix_of_anchors, network_sizes, objects_per_image, recall
 from data.annotations_read import Findings
 from data.index import read_annotations
@@ -120,6 +132,8 @@ def check_dataset(config: DataConfig, image_size: int, anchors: Sizes, min_iou: 
         check_same_classes(splits["train"], splits["val"])
     except DataError as error:
         problems[BOTH].add("classes that differ", [_without_fix(error)])
+    if importlib.util.find_spec("simplejpeg") is None:
+        notes[BOTH].add("checks left out", ["JPEG files are not checked inside: uv pip install simplejpeg"])
     return CheckedSet(splits, _check_images(splits, problems), problems, notes, recalls)
 
 
@@ -136,11 +150,13 @@ def _check_images(splits: dict[str, Annotations], problems: dict[str, Findings])
         source, count = ImageSource(annotations, OnError.stop), len(annotations)
         with ThreadPoolExecutor(len(io.usable_cores())) as pool:  # OpenCV decodes without the GIL
             hashes = pool.map(_pixel_hash, [source] * count, range(count))
-            for index, result in enumerate(tracked(hashes, count, f"decoding {split}")):
+            for index, (result, damage) in enumerate(tracked(hashes, count, f"decoding {split}")):
                 if isinstance(result, str):
                     problems[split].add("images that cannot be read", [result])
                     continue
                 readable[split].append(index)
+                if damage is not None:
+                    problems[split].add("images that are damaged inside", [f"{annotations.path(index)}: {damage}"])
                 other, number = first.setdefault(result, (split, index))
                 pair = f"{splits[other].path(number)} and {annotations.path(index)}"
                 if other != split:
@@ -150,14 +166,16 @@ def _check_images(splits: dict[str, Annotations], problems: dict[str, Findings])
     return readable
 
 
-def _pixel_hash(source: ImageSource, index: int) -> bytes | str:
-    """The hash of an image's size and pixels, or a sentence that says why it cannot be read."""
+def _pixel_hash(source: ImageSource, index: int) -> tuple[bytes | str, str | None]:
+    """The hash of an image's size and pixels, or why it is unreadable; and damage inside a JPEG."""
     try:
         image = source.read(index)
     except DataError as error:
-        return _without_fix(error)
+        return _without_fix(error), None
     assert image is not None  # with stop it raises
-    return hashlib.blake2b(np.ascontiguousarray(image).data, digest_size=16, key=b"%d x %d" % image.shape[:2]).digest()
+    shape = b"%d x %d" % image.shape[:2]
+    damage = images.jpeg_damage(layouts.read_file(source.annotations.path(index)))
+    return hashlib.blake2b(np.ascontiguousarray(image).data, digest_size=16, key=shape).digest(), damage
 
 
 def repeated_boxes(annotations: Annotations) -> np.ndarray:

@@ -15,7 +15,7 @@ from PIL import Image
 from data import Annotations, DataError, ImageCache, ImageSource, OnError, build_image_cache, image_cache_name
 from data import images as jpeg
 from data.headers import TooLargeError, read_header
-from data.images import AS_STORED, open_image
+from data.images import AS_STORED, decode_stored, open_image
 from tests.data.bad_inputs import exif
 from tests.data.conftest import DAMAGES, Damage
 
@@ -59,6 +59,32 @@ def test_headers_give_type_and_size_and_never_fail(kind: str) -> None:
             spoilt[place] = generator.integers(256)
         with contextlib.suppress(TooLargeError):
             read_header(bytes(spoilt))  # whatever it says, it says it without another error
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "L", "1", "CMYK"])
+@pytest.mark.parametrize("kind", ["PNG", "GIF", "BMP", "WEBP", "TIFF", "JPEG2000", "AVIF"])
+def test_pixels_are_pillows_whatever_the_mode(kind: str, mode: str, tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(256, size=(24, 40, 4), dtype=np.uint8)
+    more = {"lossless": True} if kind == "WEBP" else {"transparency": 3} if mode == "P" and kind != "AVIF" else {}
+    picture, path = Image.fromarray(noise, "RGBA"), tmp_path / "picture"
+    try:
+        (picture.convert("RGB") if mode in ("CMYK", "P") else picture).convert(mode).save(path, kind, **more)
+    except (OSError, KeyError, ValueError) as error:
+        pytest.skip(f"Pillow does not write it: {error}")
+    data, header = open_image(path, "fix: none")
+    expected = np.asarray(Image.open(path).convert("RGB"))
+    refused = pytest.raises(DataError, match="picture cannot be decoded")
+    with refused if (kind, mode) == ("JPEG2000", "CMYK") else contextlib.nullcontext():
+        assert np.array_equal(decode_stored(path, data, header, "fix: none"), expected)
+
+
+@needs_simplejpeg
+def test_damage_inside_a_jpeg_is_found() -> None:
+    whole = FILES["JPEG"]
+    assert jpeg.jpeg_damage(whole) is None and jpeg.jpeg_damage(FILES["PNG"]) is None
+    for damaged in (whole[:700] + bytes(300) + whole[1000:], whole[: len(whole) // 2] + whole[-2:]):
+        assert cv2.imdecode(np.frombuffer(damaged, np.uint8), 1) is not None, "no other decoder minds"
+        assert "Corrupt" in str(jpeg.jpeg_damage(damaged))
 
 
 def test_real_photographs_are_whole_and_lose_it_at_any_cut(shared_dir: Path, tmp_path: Path) -> None:
