@@ -75,8 +75,8 @@ def model_or_checkpoint(options: dict[str, Any], named: Sequence[str]) -> dict[s
 
 def index_dir_of(options: Mapping[str, Any]) -> str:
     """The folder for indices that a command line names, else the default; never that of a file."""
-    given: str = options.get("data", values_of_choice("data", "coco")).get("index_dir")
-    return str(Path(given).absolute())
+    named = options.get("data", {}).get("index_dir")
+    return str(Path(named or values_of_choice("data", "coco")["index_dir"]).absolute())
 
 
 def trained_size(saved: dict[str, Any], source: str) -> int | list[int]:

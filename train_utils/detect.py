@@ -16,7 +16,6 @@ from train_utils.numerics import keep_to_one_thread, one_thread_per_operator
 from train_utils.results import Detections, make_detections
 
 AnyBatch = Any  # data.Batch, or FrameBatch without indices
-NO_GAINS = torch.empty(0, 3)  # leave the colours as they are
 _QUEUEING = Lock()
 
 
