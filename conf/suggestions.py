@@ -64,10 +64,12 @@ def explain(error: Exception, schema: Any) -> str:
     """The error of Hydra or OmegaConf in one sentence."""
     text = str(error)
     if isinstance(error, OverrideParseException):
-        return (
-            f"cannot read the option {error.override}. fix: write key=value, and quote a value that holds "
-            "any of = , # { [ ~ or letters like ü, as in 'data.root=\"/my data/a=b\"'"
-        )
+        key, equals, value = (error.override or "").partition("=")
+        if not equals or value[:1] in ("[", "{", '"', "'"):
+            value = "a value with signs, brackets or letters like ü"
+        quoted = re.sub(r'(\\*)("|$)', lambda end: end[1] * 2 + (end[2] and '\\"'), value)  # Hydra's escapes
+        option_quoted = shlex.quote(f'{key or "key"}="{quoted}"')
+        return f"cannot read the option {error.override}. fix: write {option_quoted}"
     if unknown := re.search(r"Could not override '([^']+)'|^Key '([^']+)' not in", text):
         key = str(getattr(error, "full_key", None) or unknown[1] or unknown[2])
         return _answer([(key, key, None)], kinds_of(schema))

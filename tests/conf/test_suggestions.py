@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+import shlex
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import OverrideParseException
 
 from conf import REPOSITORY, ConfigError, suggestions
 from conf.compose import compose
@@ -108,3 +111,14 @@ def test_the_documentation_has_the_names_of_the_table() -> None:
 
 def _as_code(words: str) -> str:
     return ", ".join(f"`{word}`" for word in words.split())
+
+
+@pytest.mark.parametrize(
+    "value", ["Kopie (2)", "it's", 'a"b', "grün", "C:\\x (1)\\", 'a\\"b(', "x)", "a;b", "a=b", "~", "#1,"]
+)
+def test_a_value_that_cannot_be_read_is_read_once_the_fix_is_pasted(value: str) -> None:
+    parser = OverridesParser.create()
+    with pytest.raises(OverrideParseException) as refused:
+        parser.parse_overrides([f"run_dir={value}"])
+    (pasted,) = shlex.split(suggestions.explain(refused.value, None).partition("fix: write ")[2])
+    assert parser.parse_overrides([pasted])[0].value() == value
