@@ -16,8 +16,9 @@ from conf import ConfigError, launch, run_files
 from conf.compose import check_values, from_dictionary, plain, to_dictionary, values_of_choice
 from conf.errors import CheckpointError
 from conf.options import MAY_CHANGE, OF_THE_MACHINE, changed_values, is_covered
-from conf.schema import MAX_SIDE, TrainConfig
+from conf.schema import TrainConfig
 from conf.suggestions import NOT_COMPOSED, darknet_options, explain
+from conf.train_options import MAX_SIDE
 from data import DataError, layouts
 from models.published import ALIASES, Published
 

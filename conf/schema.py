@@ -16,8 +16,6 @@ from data.config import AugmentConfig, Below1, Count, DataConfig, Exif, OnBadFil
 from models.config import AutoLoss, LossSection, ModelConfig, YoloLossConfig, YoloxLossConfig
 from models.published import PUBLISHED
 
-MAX_SIDE = 2**16  # pixels
-
 
 def _check_devices(devices: Any) -> None:
     if devices not in (None, "auto") and not (type(devices) is int and 1 <= devices <= 1024):
@@ -25,13 +23,6 @@ def _check_devices(devices: Any) -> None:
             f"devices must be a number of processes up to 1024, or auto for one on each GPU, got {devices}; the "
             "environment variable CUDA_VISIBLE_DEVICES chooses the GPUs"
         )
-
-
-def _check_image_size(size: Any) -> None:
-    sides = size if isinstance(size, list) else [size] * 2
-    are_pixels = len(sides) == 2 and all(type(side) is int and 0 < side < MAX_SIDE for side in sides)
-    if size is not None and not are_pixels:
-        raise ValueError(f"image_size must be a number of pixels, [height, width] or null, got {size}")
 
 
 @dataclass
@@ -49,7 +40,7 @@ class DetectionSection:
     max_detections: Count  # per image
 
     def __post_init__(self) -> None:
-        _check_image_size(self.image_size)
+        train_options.check_image_size(self.image_size, optional=True)
 
 
 Scorer = StrEnum("Scorer", ["auto", "pycocotools", "hotcoco"])
@@ -199,14 +190,14 @@ class ExportConfig(TrainedConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_image_size(self.image_size)
+        train_options.check_image_size(self.image_size, optional=True)
 
 
 @dataclass
 class CheckDataConfig(PluggedConfig):
     """Everything that scripts/check_data.py reads."""
 
-    image_size: Count  # side of the network's input in training, in pixels
+    image_size: Any  # side of the network's input in training in pixels, or [height, width]
     min_iou: Below1  # recall counts boxes whose IoU with an anchor is higher, as loss.anchor_iou
     pictures: Whole  # images of each set on the contact sheet; 0: draw nothing
     out: str | None  # folder for the report; null: runs/check_data/<name>_<date_time>
@@ -215,6 +206,7 @@ class CheckDataConfig(PluggedConfig):
 
     def __post_init__(self) -> None:
         self.data.check_two_sets()
+        train_options.check_image_size(self.image_size)
 
 
 @dataclass
@@ -231,7 +223,7 @@ class ConvertConfig(PluggedConfig):
     model: ModelConfig  # the network of ``weights``; a checkpoint holds its own
 
     def __post_init__(self) -> None:
-        _check_image_size(self.image_size)
+        train_options.check_image_size(self.image_size, optional=True)
 
 
 @dataclass
@@ -252,7 +244,7 @@ class CompareConfig:
 class AnchorsConfig(PluggedConfig):
     """Everything that scripts/anchors.py reads."""
 
-    image_size: Count  # side of the network's input in training, in pixels
+    image_size: Any  # side of the network's input in training in pixels, or [height, width]
     rounds: Whole  # number of rounds of random refinement after k-means
     min_iou: Below1  # recall counts boxes whose IoU with an anchor is higher, as loss.anchor_iou
     out: str | None  # [<folder>/]model/<name>.yaml to write; null: print only
@@ -260,6 +252,7 @@ class AnchorsConfig(PluggedConfig):
     model: ModelConfig
 
     def __post_init__(self) -> None:
+        train_options.check_image_size(self.image_size)
         if self.out is not None and not PurePath(self.out).match("model/*.yaml"):  # where model= finds it
             raise ValueError(f"out must be [<folder>/]model/<name>.yaml, got {self.out}")
 

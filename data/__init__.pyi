@@ -14,6 +14,7 @@ from .dataset import EvalDataset as EvalDataset
 from .dataset import TrainDataset as TrainDataset
 from .errors import DataError as DataError
 from .geometry import Letterbox as Letterbox
+from .geometry import both_sides as both_sides
 from .geometry import cut_at_edges as cut_at_edges
 from .images import ImageSource as ImageSource
 from .images import build_image_cache as build_image_cache
@@ -36,7 +37,6 @@ from .plan import Request as Request
 from .samplers import MultiScale as MultiScale
 from .samplers import TrainBatchSampler as TrainBatchSampler
 from .samplers import TrainSampler as TrainSampler
-from .samplers import both_sides as both_sides
 from .samplers import eval_batches as eval_batches
 from .samplers import repeat_factors as repeat_factors
 from .shapes import ensure_shapes as ensure_shapes

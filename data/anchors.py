@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from data.geometry import both_sides
 from data.index import Annotations
 from data.progress import counted, tracked
 
@@ -28,8 +29,8 @@ DEFAULT_MIN_IOU = 0.2  # for a loss without such a limit; that of loss=yolov3
 MIN_ANCHOR_SIDE = 1.0  # of an anchor, in pixels
 
 
-def network_sizes(annotations: Annotations, image_size: int, max_boxes: int | None = None) -> Sizes:
-    """Return the sizes of all boxes but crowds, in images letterboxed to ``image_size`` pixels.
+def network_sizes(annotations: Annotations, image_size: int | Sequence[int], max_boxes: int | None = None) -> Sizes:
+    """Return the sizes of all boxes but crowds, in images letterboxed to ``image_size``.
 
     Of more than ``max_boxes``, a sample spread evenly over the set is used.
     """
@@ -37,7 +38,8 @@ def network_sizes(annotations: Annotations, image_size: int, max_boxes: int | No
     rows = np.linspace(0, count - 1, min(count, max_boxes or count)).astype(np.int64)
     rows = rows[~annotations.crowd[rows] & (annotations.boxes_xywh[rows, 2:] > 0).all(axis=1)]
     images = np.searchsorted(annotations.offsets, rows, side="right") - 1
-    return np.asarray(annotations.boxes_xywh[rows, 2:] * (image_size / annotations.sizes[images].max(axis=1))[:, None])
+    scale = (np.array(both_sides(image_size)) / annotations.sizes[images]).min(axis=1)
+    return np.asarray(annotations.boxes_xywh[rows, 2:] * scale[:, None])
 
 
 def match_anchors(sizes: Sizes, anchors: Sizes) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
@@ -112,7 +114,7 @@ def fix_of_anchors(recall: float, min_iou: float) -> str:
 
 
 def describe_set(
-    annotations: Annotations, image_size: int, anchors: Sizes, min_iou: float | None
+    annotations: Annotations, image_size: int | Sequence[int], anchors: Sizes, min_iou: float | None
 ) -> tuple[str, str | None]:
     """Describe a set in one line, and warn if the anchors (k, 2) do not suit it at ``image_size``.
 
@@ -143,7 +145,11 @@ def objects_per_image(annotations: Annotations) -> NDArray[np.int64]:
 
 
 def choose_anchors(
-    annotations: Annotations, image_size: int, current: Sizes, slots: Sequence[int], min_iou: float | None
+    annotations: Annotations,
+    image_size: int | Sequence[int],
+    current: Sizes,
+    slots: Sequence[int],
+    min_iou: float | None,
 ) -> tuple[Sizes | None, str]:
     """Return anchors (k, 2) to replace ``current``, or None to keep it; and a sentence for the log.
 

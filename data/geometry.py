@@ -5,6 +5,7 @@ by the same factor.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import cv2
@@ -79,6 +80,12 @@ def move_boxes(boxes_xyxy: Boxes, matrix: Matrix) -> Boxes:
 def project(points: NDArray[np.floating[Any]], matrix: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
     """Map points (..., 2) of x, y by ``matrix``."""
     return np.asarray(points @ matrix[:2, :2].T + matrix[:2, 2])
+
+
+def both_sides(image_size: int | Sequence[int]) -> Size:
+    """Height and width of an option ``image_size``: the side of a square, or both."""
+    height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
+    return height, width
 
 
 def scaled_size(image_size: Size, target: Size) -> Size:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from data.config import Resize
 from data.errors import DataError
-from data.geometry import scaled_size
+from data.geometry import both_sides, scaled_size
 from data.index import Annotations
 from data.plan import Request
 
@@ -25,25 +25,30 @@ DECIMALS = 6  # of a sum of factors: more would depend on the order of the terms
 class MultiScale:
     """The image size of each optimiser step: a random multiple of ``stride`` in a range.
 
-    ``low`` and ``high`` are factors on ``image_size``; 1 and 1 fix it. The size depends only on
+    ``low`` and ``high`` are factors on ``image_size``, a side or [height, width]; 1 and 1 fix it.
+    A size is that of the longer side, of which ``shares`` are height and width. It depends only on
     (seed, step), so all ranks and a resumed run agree. Step 0 has the largest, so that memory runs
     out at once or never.
     """
 
-    def __init__(self, image_size: int, low: float, high: float, stride: int, seed: int) -> None:
-        if image_size % stride:
+    def __init__(self, image_size: int | Sequence[int], low: float, high: float, stride: int, seed: int) -> None:
+        sides = both_sides(image_size)
+        if any(side % stride for side in sides):
+            rows, columns = (math.ceil(side / stride) * stride for side in sides)
             raise DataError(
                 f"train.image_size={image_size} is not a multiple of the network's stride {stride}. "
-                f"fix: train.image_size={math.ceil(image_size / stride) * stride}"
+                f"fix: train.image_size={rows if rows == columns else f'[{rows},{columns}]'}"
             )
         self.stride, self.seed = stride, seed
+        image_size = max(sides)
+        self.shares = sides[0] / image_size, sides[1] / image_size
         self.smallest = max(1, round(image_size * low / stride))  # in strides
         self.largest = max(1, round(image_size * high / stride))
         self.count = self.largest - self.smallest + 1  # of sizes
         self.largest_size = self.largest * stride  # in pixels
 
     def size(self, step: int) -> int:
-        """Return the side in pixels for an optimiser step, counted from 0 over the run."""
+        """Return the longer side in pixels for an optimiser step, counted from 0 over the run."""
         if step == 0 or self.smallest == self.largest:
             return self.largest_size
         generator = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(step,)))
@@ -104,7 +109,7 @@ class TrainSampler(torch.utils.data.DistributedSampler[int]):
     def set_epoch(self, epoch: int, start_step: int = 0) -> None:
         """Choose the next epoch and its first step, at which a resumed run continues."""
         self.epoch, self.start_step = epoch, start_step
-        order, self.rectangles = self._shuffled(epoch), np.ones((self.steps_per_epoch, 2))
+        order, self.rectangles = self._shuffled(epoch), np.tile(self.sizes.shares, (self.steps_per_epoch, 1))
         if self._image_sizes is not None:
             order, self.rectangles = self._grouped_by_shape(order, self._image_sizes, epoch)
         self.indices, self.repeats = order
@@ -193,7 +198,8 @@ class TrainBatchSampler(torch.utils.data.BatchSampler):
         self.accumulate = sampler.batch_size // sampler.micro_batch_size  # micro-batches in one step
         self.steps_per_epoch = sampler.steps_per_epoch
         self.sizes = sampler.sizes
-        self.batch_bytes = 3 * self.images_per_rank * self.sizes.largest_size**2  # of the largest, as uint8
+        largest = self.sizes.rectangle(self.sizes.largest_size, *self.sizes.shares)
+        self.batch_bytes = 3 * self.images_per_rank * math.prod(largest)  # of the largest, as uint8
         super().__init__(sampler, self.images_per_rank, drop_last=True)
 
     def __iter__(self) -> Iterator[list[Request]]:  # type: ignore[override]  # torch's class yields numbers
@@ -256,12 +262,6 @@ def _check_batch_sizes(num_images: int, batch_size: int, micro_batch_size: int, 
             f"the training set has {num_images} images, fewer than train.batch_size={batch_size}. "
             f"fix: a train.batch_size of at most {num_images}"
         )
-
-
-def both_sides(image_size: int | Sequence[int]) -> tuple[int, int]:
-    """Height and width of an option ``image_size``: the side of a square, or both."""
-    height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
-    return height, width
 
 
 def input_shape(

@@ -17,6 +17,7 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
 import hashlib
 import importlib.util
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,7 +101,7 @@ def labelled(annotations: Annotations, split: str, index: int) -> Cell:
     return Cell(image, boxes, classes, annotations.names, None, f"{split}: {annotations.file_name(index)}")
 
 
-def check_dataset(config: DataConfig, image_size: int, anchors: Sizes, min_iou: float) -> CheckedSet:
+def check_dataset(config: DataConfig, image_size: int | Sequence[int], anchors: Sizes, min_iou: float) -> CheckedSet:
     """Read all labels and decode all images of both sets.
 
     ``anchors`` (k, 2) are those of the network at ``image_size`` pixels; it learns the boxes that

@@ -43,9 +43,13 @@ def resolve_auto(
             config.model, len(train_set.names), world=world, fitted=fits_anchors, names=train_set.names
         )
         notes.append(str(report or "initial weights: random"))
-        if isinstance(size := models.image_size_of(model.cfg) if "width" in model.cfg.net.options else 0, list):
-            fix = f"fix: width={max(size)} and height={max(size)} in a copy of it"
-            raise ConfigError(f"{model.cfg.source} is for images of {size[1]}x{size[0]}, train.py makes squares. {fix}")
+        size = models.image_size_of(model.cfg) if "width" in model.cfg.net.options else 0
+        if isinstance(size, list) and isinstance(config.train.image_size, int):
+            height, width = size
+            raise ConfigError(
+                f"{model.cfg.source} is for images of {width}x{height}, and train.image_size="
+                f"{config.train.image_size} makes squares. fix: train.image_size=[{height},{width}]"
+            )
         if model.cfg.text != build.load_network(config.model).text:
             notes.append("the heads keep the anchors of the weights")
         config = replace(config, loss=build.suitable_loss(model.heads, config.loss))

@@ -158,13 +158,14 @@ def check_batch_norm(model: models.Darknet, options: TrainSection, world: World)
     low, high = options.multi_scale
     scale = data.MultiScale(options.image_size, low, high, model.max_stride, options.seed)
     longest = scale.smallest * scale.stride
-    smallest = scale.stride if options.rect else longest, longest
+    height, width = scale.rectangle(longest, *scale.shares)
+    smallest = scale.stride if options.rect else height, width
     for index, (layer, shape) in enumerate(zip(model.layers, model.shapes, strict=True)):
         convolution = layer.source if isinstance(layer, SharedConvolution) else layer
         has_norm = isinstance(convolution, Convolution) and convolution.norm is not None
         if has_norm and index >= model.num_frozen and images * math.prod(shape.size(smallest)) == 1:
             raise ConfigError(
-                f"batch norm of layer {index} gets one value a channel from {images} image of {longest} pixels."
+                f"batch norm of layer {index} gets one value a channel from {images} image of {height}x{width} pixels."
                 f" fix: train.{key}={2 * ranks}, a larger train.image_size or a smaller range of train.multi_scale"
             )
 

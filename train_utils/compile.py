@@ -16,7 +16,7 @@ import torch
 
 from conf import errors, from_checkpoint, launch
 from conf.train_options import TrainSection, is_installed
-from data import Batch
+from data import Batch, both_sides
 from models import Darknet, count_flops
 from models.loss import HeadLoss, LossParts
 from train_utils import distributed
@@ -55,7 +55,7 @@ def choose_mode(options: TrainSection, world: distributed.World) -> str:
     return mode
 
 
-def pays_back(network: Darknet, image_size: int, images: int) -> bool:
+def pays_back(network: Darknet, image_size: int | Sequence[int], images: int) -> bool:
     """Whether compiling saves at least twice the time that it takes.
 
     ``images`` are those on which one process trains, from the first epoch to the last, so that a
@@ -64,7 +64,7 @@ def pays_back(network: Darknet, image_size: int, images: int) -> bool:
         images * SAVED_SECONDS * FLOPs >= 2 * COMPILE_SECONDS * convolutions
     """
     convolutions = sum(isinstance(module, torch.nn.Conv2d) for module in network.modules())
-    saved = images * SAVED_SECONDS * count_flops(network, (image_size, image_size))
+    saved = images * SAVED_SECONDS * count_flops(network, both_sides(image_size))
     return saved >= 2 * COMPILE_SECONDS * convolutions
 
 

@@ -78,7 +78,7 @@ class RunReport:
         model: models.Darknet,
     ) -> None:
         """Log what is about to happen: data, network, versions, ranks, precision and length."""
-        config, world, size = self._config, self._world, self._config.train.image_size
+        config, world, size = self._config, self._world, data.both_sides(self._config.train.image_size)
         anchors = np.array(sorted({anchor for head in model.heads for anchor in head.anchors}))
         self.line(config.data.line())
         for split, annotations in (("train", train_set), ("val", val_set)):
@@ -89,10 +89,10 @@ class RunReport:
         if config.data.split is not None:
             total = len(train_set) + len(val_set)
             self.line(f"data.split={config.data.split:g} holds out {len(val_set)} of {total} images, by name")
-        parameters, flops = models.count_parameters(model), models.count_flops(model, (size, size))
+        parameters, flops = models.count_parameters(model), models.count_flops(model, size)
         self.line(
-            f"{model.cfg.source}: {parameters:,} parameters, {flops / 1e9:.2f} GFLOPs for {size} x {size} pixels, a "
-            "multiply-add counting as two"
+            f"{model.cfg.source}: {parameters:,} parameters, {flops / 1e9:.2f} GFLOPs for {size[0]}x{size[1]} pixels, "
+            "a multiply-add counting as two"
         )
         self.lines(*model.notes)
         if world.is_main:

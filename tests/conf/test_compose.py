@@ -68,7 +68,7 @@ SHAPES = [
             "data=coco resume=x data.shapes.image_size=64",
             "a section is null here. fix: leave out what would change the training",
         ),
-        ("data.root=a=b", "quote a value"),
+        ("data.root=a=b", 'data.root="a=b"'),
         ("run_dir=/proc/nothing", "cannot be written"),
         ("train.batch_size=9 train.micro_batch_size=2", "train.micro_batch_size=2 must divide"),
         ("train.batch_size=64", "fewer than train.batch_size=64"),

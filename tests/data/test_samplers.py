@@ -98,6 +98,13 @@ def test_a_step_has_one_size_and_the_first_of_a_training_has_the_largest() -> No
     assert {request.height for request in later} == {SCALED.size(8)}
 
 
+def test_a_rectangle_keeps_its_shape_at_each_scale() -> None:
+    sizes = MultiScale([64, 96], 1, 2, 16, 5)
+    shapes = [(request.height, request.width) for batch in sampler_of(40, 2, sizes) for request in batch]
+    assert set(shapes) <= {(math.ceil(width / 24) * 16, width) for width in range(96, 193, 16)} and len(set(shapes)) > 3
+    assert shapes[0] == (128, 192)
+
+
 def test_multi_scale() -> None:
     sizes = MultiScale(416, 0.67, 1.5, 32, seed=1)
     drawn = [sizes.size(step) for step in range(2000)]

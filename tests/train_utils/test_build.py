@@ -157,4 +157,10 @@ def test_rectangular_networks_in_the_other_programs(start: Callable[..., str], t
     assert open_checkpoint.open_checkpoint("a.pt").image_size == [64, 96]
     assert not start("export", "ckpt=a.pt")
     assert "evaluate.image_size=[64,97]" in start("eval", *given, "evaluate.image_size=[64,97]")
-    assert "train.py makes squares. fix: width=96 and height=96" in start("train", "model.cfg=a.cfg")
+    assert "fix: train.image_size=[64,96]" in start("train", "model.cfg=a.cfg")
+    own = ["model.cfg=a.cfg", "train.batch_size=2", "train.epochs=1", "augment.mosaic=1"]
+    assert "fix: train.image_size=[56,96]" in start("train", *own, "train.image_size=[50,96]")
+    assert "train.rect" in start("train", *own, "train.image_size=[64,96]", "train.rect=true")
+    assert not start("train", *own, "train.image_size=[64,96]", "run_dir=run")
+    assert open_checkpoint.open_checkpoint("run").image_size == [64, 96]
+    assert not start("eval", "ckpt=run")
