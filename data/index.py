@@ -41,7 +41,7 @@ from data.progress import counted
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 10  # raise it when the columns or the checks change
+FORMAT_VERSION = 11  # raise it when the columns or the checks change
 # A lost file, something else in its place, a bad sector. Other errors say nothing about the files.
 DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO)
 UNREADABLE_FIX = "free memory or file handles (ulimit -n), allow reading it, or set data.index_dir to another folder"
@@ -198,6 +198,10 @@ def read_annotations(config: DataConfig, split: str) -> tuple[Annotations, Findi
 def _read(config: DataConfig, split: str, located: LocatedSplit) -> tuple[dict[str, Any], dict[str, Any], Source]:
     """The columns of the index, its other values as plain data, and the checked source."""
     source = located.read()
+    if config.format in (DataFormat.coco, DataFormat.voc):
+        places = [place for each in ("train", "val") for place, _ in _places(config, each)]
+        for kind, files in layouts.files_beside(source.image_root, source.file_names, places).items():
+            source.notes.add(kind, files)
     if config.format in (DataFormat.yolo, DataFormat.voc):
         source = numbered_by_name(source)
     # These formats state image sizes, which may show how images were turned.
@@ -272,6 +276,13 @@ def warn_of_shared_images(train: Annotations, val: Annotations) -> str | None:
         f"warning: {len(pairs)} of {len(sample)} validation images are training images, too, such as "
         f"{' and '.join(dict.fromkeys(pairs[0]))}: the metrics say nothing about new images. fix: data.split=0.1"
     )
+
+
+def _places(config: DataConfig, split: str) -> list[tuple[Path, Path]]:
+    """Annotations of a split and the folders of their images; none if they are missing."""
+    with suppress(DataError):  # reading that split says more
+        return config.places(split, Path(config.root).absolute())[1]
+    return []
 
 
 def locate(config: DataConfig, split: str) -> LocatedSplit:

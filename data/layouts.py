@@ -8,6 +8,7 @@ import re
 import stat
 import sys
 from collections.abc import Iterable, Sequence, Set
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ YAML_SUFFIXES = (".yaml", ".yml")
 USUAL_NAMES = ("data.yaml", "data.yml", "obj.data")
 # What lies beside pictures and is neither one nor its label file.
 OTHER_SUFFIXES = frozenset(".cache .csv .data .html .json .md .names .npy .txt .xml .yaml .yml".split())
+UNKNOWN = "files that are not images of a known type"
 CLASS_FILES = ("classes.txt", "obj.names", "data.names", "names")
 TWINS = (("val", "train", "val"), ("val", "train", "valid"), ("train", "valid", "train"), ("train", "val", "train"))
 NAME_FILES = "a text file with one class per line, a data.yaml, Darknet's obj.data or a COCO json"
@@ -162,12 +164,8 @@ def _split(annotations: str, images: str = ".") -> dict[str, str]:
 
 def _images_of(path: Path) -> Path:
     """The folder that has most of the first images of a json; if none has any, that of the json."""
-    with path.open("rb") as file:
-        text = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if path.stat().st_size else b""
-        first = islice(re.finditer(rb'"file_name"\s*:\s*("(?:[^"\\]|\\.)*")', text), COMPARED_NAMES)
-        texts = [match[1] for match in first]
     try:
-        names = [json.loads(text).replace("\\", "/") for text in texts]
+        names = _file_names_in(path, COMPARED_NAMES)
     except ValueError:  # a broken name: reading the whole file says more
         return path.parent
     word = path.stem.rpartition("_")[2]  # instances_train2017: train2017
@@ -177,6 +175,52 @@ def _images_of(path: Path) -> Path:
     places = [folder / place for folder in (path.parent, path.parent.parent) for place in below]
     counts = [sum(os.path.isfile(place / name) for name in names) for place in places]  # False if impossible
     return places[counts.index(max(counts))] if any(counts) else path.parent
+
+
+def _file_names_in(path: Path, count: int | None) -> list[str]:
+    """The first ``count`` file names of a json, or all. Raises ValueError."""
+    with path.open("rb") as file:
+        text = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if path.stat().st_size else b""
+        found = islice(re.finditer(rb'"file_name"\s*:\s*("(?:[^"\\]|\\.)*")', text), count)
+        return [json.loads(match[1]).replace("\\", "/") for match in found]
+
+
+def files_beside(root: Path, images: Sequence[str], places: Sequence[Path]) -> dict[str, list[str]]:
+    """Files in the folders of ``images``, relative to ``root``, that go with none of them, by kind.
+
+    ``places`` are the jsons, lists and folders of xml files of all splits, which name images.
+    """
+    named = {Path(image).stem for image in images} | {stem for place in places for stem in _stems_of(place)}
+    unnamed, unknown = [], []
+    for folder in sorted({os.path.dirname(os.path.join(root, image)) for image in images}):
+        for name in sorted(names_in(folder)):
+            stem, suffix = os.path.splitext(name)
+            if suffix.lower() not in IMAGE_SUFFIXES | OTHER_SUFFIXES and suffix:
+                unknown.append(f"{folder}/{name}")
+            elif suffix.lower() in IMAGE_SUFFIXES and stem not in named:
+                unnamed.append(f"{folder}/{name}")
+    kinds = {"images that the annotations do not name": unnamed, UNKNOWN: unknown}
+    return {kind: files for kind, files in kinds.items() if files}
+
+
+def _stems_of(place: Path) -> set[str]:
+    """The stems of the images that a json, list or folder of xml files names."""
+    with suppress(OSError, ValueError, DataError):  # reading that split says more
+        if place.is_dir():
+            return {
+                Path(name).stem for names in _folders_with(place, {".xml"}).get(".xml", {}).values() for name in names
+            }
+        if place.suffix.lower() == ".json":
+            return {Path(name).stem for name in _file_names_in(place, None)}
+        return {Path(line.strip()).stem for line in read_lines(place)}
+    return set()
+
+
+def names_in(folder: str) -> list[str]:
+    """The names in a folder, none of hidden files; none at all if it cannot be read."""
+    with suppress(OSError):
+        return [name for name in os.listdir(folder) if name[0] != "."]
+    return []
 
 
 def load_yaml(path: Path) -> dict[str, Any]:

@@ -260,7 +260,7 @@ def find_labels(images: list[str]) -> tuple[list[str], dict[str, list[str]]]:
     for image in images:
         parent, _, name = image.rpartition("/")
         if parent not in places:
-            names = _names_in(parent)
+            names = layouts.names_in(parent)
             types = [(name, os.path.splitext(name)[1].lower()) for name in names]
             stems_in[parent] = {os.path.splitext(name)[0] for name, kind in types if kind in layouts.IMAGE_SUFFIXES}
             known = layouts.IMAGE_SUFFIXES | layouts.OTHER_SUFFIXES
@@ -268,7 +268,7 @@ def find_labels(images: list[str]) -> tuple[list[str], dict[str, list[str]]]:
             places[parent] = _label_folders(parent)
             for place in places[parent]:
                 if place not in labels_of:
-                    files = [name for name in _names_in(place) if name[-4:].lower() == ".txt"]
+                    files = [name for name in layouts.names_in(place) if name[-4:].lower() == ".txt"]
                     labels_of[place] = {file[:-4]: file for file in files if file not in layouts.CLASS_FILES}
         stem = name.rpartition(".")[0] or name
         place = next((place for place in places[parent] if stem in labels_of[place]), places[parent][0])
@@ -278,17 +278,19 @@ def find_labels(images: list[str]) -> tuple[list[str], dict[str, list[str]]]:
         f"{place}/{file}"
         for place, parents in used.items()
         for stem, file in labels_of[place].items()
-        if not any(stem in stems_in[parent] for parent in parents) and place not in stems_in
+        if not any(stem in stems_in[parent] for parent in parents)
+        if place not in stems_in or _has_boxes(f"{place}/{file}")  # beside images there may be any text
     ]
-    kinds = {"label files of no image": sorted(lonely), "files that are not images of a known type": sorted(unknown)}
+    kinds = {"label files of no image": sorted(lonely), layouts.UNKNOWN: sorted(unknown)}
     return labels, {kind: files for kind, files in kinds.items() if files}
 
 
-def _names_in(folder: str) -> list[str]:
-    """The names in a folder, none of hidden files; none at all if it cannot be read."""
-    with suppress(OSError):
-        return [name for name in os.listdir(folder) if name[0] != "."]
-    return []
+def _has_boxes(path: str) -> bool:
+    """Whether the first row of a text file has the numbers of a box or polygon."""
+    with suppress(OSError, ValueError, DataError):
+        first = next(filter(str.strip, layouts.read_file(path, 4096).decode().splitlines()), "")
+        return len(list(map(float, first.split()))) >= BOX_COLUMNS
+    return False
 
 
 def _label_folders(parent: str) -> list[str]:

@@ -129,6 +129,26 @@ def test_exports_are_read_as_they_are(case: str, tmp_path: Path) -> None:
         assert all(Path(found.path(index)).is_file() for index in range(count))
 
 
+# But lists, which say which images there are.
+@pytest.mark.parametrize("case", sorted(EXPORTS.keys() - {"moved", "sub-folders", "only the list for training"}))
+def test_each_file_beside_the_images_is_learnt_or_named(case: str, tmp_path: Path) -> None:
+    write, _, _, option = EXPORTS[case]
+    write(tmp_path / "set")
+    more = {"skip": ["data.on_error=skip"], "cat": ["data.names=[cat]"], "": []}[option]
+    before = opened(tmp_path / "set", "train", *more)
+    assert not any("do not name" in note or "of no image" in note for note in before.notes)
+    path = Path(before.path(0))
+    picture(path.with_name("lost.png"))
+    text(path.with_name("other.heic"), "")
+    beside = [file for file in (tmp_path / "set").rglob("*.txt") if file.stem == path.stem]
+    for label in beside:
+        text(label.with_name("alone.txt"), ROW)
+    notes = opened(tmp_path / "set", "train", f"data.index_dir={tmp_path / 'new'}", *more).notes
+    for name in ("/lost.png", "/other.heic", *(["/alone.txt"] if beside else [])):
+        (note,) = (note for note in notes if name in note)
+        assert " (1), first" in note
+
+
 def test_a_set_beside_another_is_its_own(tmp_path: Path) -> None:
     data_yaml = "train: ../train/images\nval: ../valid/images\nnames: [cat]"
     for root, first in ((tmp_path, 0), (tmp_path / "B", 10)):
