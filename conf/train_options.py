@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 from conf.errors import TrainError, install_command
-from data.config import Count, Share, Whole
+from data.config import Below1, Count, Share, Whole
 from models.config import NotNegative
 
 AUTO = "auto"  # of optim.flat_fraction
@@ -88,7 +88,7 @@ class OptimConfig:
     final_lr_ratio: Share  # learning rate of the last step / lr
     decay: Decay  # how the learning rate falls after warm-up
     flat_fraction: Any  # share of the training after which it begins to fall; auto: 0.5 up to 2000 steps, else 0
-    momentum: Share  # of SGD (Nesterov); beta1 of AdamW
+    momentum: Below1  # of SGD (Nesterov); beta1 of AdamW
     weight_decay: NotNegative  # on convolution weights only; AdamW shrinks them by lr times this share in each step
     warmup_epochs: NotNegative  # length of the warm-up in epochs, at least 500 steps and at most a tenth of the
     # training; 0: none

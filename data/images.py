@@ -140,7 +140,8 @@ class ImageSource:
         self._fix = f"fix: replace the file{more}"
         if cache is not None:
             self._starts = _starts(annotations)
-            self._bytes = np.memmap(cache, dtype=np.uint8, mode="r").view(np.ndarray)
+            self._file = cache.open("rb")
+            self._bytes = np.memmap(self._file, dtype=np.uint8, mode="r").view(np.ndarray)
             assert len(self._bytes) == self._starts[-1], f"{cache} was made from other annotations"
             self._checks = self._bytes[: self._starts[0]].view(np.int64)
             # Each image is checked only once, as that takes time. Forked workers share the results
@@ -214,12 +215,13 @@ class ImageSource:
 
     def _cached(self, index: int) -> NDArray[np.uint8] | None:
         """An image from the cache; None if it is damaged there."""
-        if self._checks[index] == MISSING:
+        is_cut = os.fstat(self._file.fileno()).st_size < self._starts[-1]  # what is mapped beyond its end kills
+        if not is_cut and self._checks[index] == MISSING:
             raise DataError(f"{self.annotations.path(index)} could not be read for data.cache. {self._fix}")
         pixels = self._bytes[self._starts[index] : self._starts[index + 1]]
-        if not self._whole[index]:
+        if not is_cut and not self._whole[index]:
             self._whole[index] = zlib.crc32(pixels.data) == self._checks[index]
-        if self._whole[index]:
+        if not is_cut and self._whole[index]:
             return pixels.reshape(*self.annotations.sizes[index], 3)
         if not self._whole[-1]:
             self._whole[-1] = True

@@ -12,9 +12,12 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
     raise SystemExit(run("get_data"))
 
 import shutil
+import tarfile
+import zipfile
 from pathlib import Path
 
 from conf import ConfigError, schema
+from data.errors import DataError
 from data.io import download
 
 _COCO, _VOC = "http://images.cocodataset.org", "http://host.robots.ox.ac.uk/pascal/VOC"
@@ -59,7 +62,10 @@ def get_data(config: schema.GetDataConfig) -> Path:
             continue
         download(url, path, f"md5:{md5}")
         print(f"{path.name}: unpacking", flush=True)
-        shutil.unpack_archive(path, root, filter=None if path.suffix == ".zip" else "data")
+        try:
+            shutil.unpack_archive(path, root, filter=None if path.suffix == ".zip" else "data")
+        except (shutil.ReadError, tarfile.TarError, zipfile.BadZipFile, OSError) as error:
+            raise DataError(f"{path} cannot be unpacked ({error}). fix: free space in {root}, or unpack it") from error
         done.touch()
         path.unlink()
     print(f"{config.name} is in {root.absolute()}")

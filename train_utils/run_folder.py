@@ -128,10 +128,11 @@ def _refuse_foreign_files(folder: Path) -> None:
 
 
 def _refuse_links(folder: Path, key: str) -> None:
-    """Raise TrainError for a link where a run writes: its target may be anything."""
+    """Raise TrainError for a link or device where a run writes: behind it may be anything."""
     for path in (path for pattern in ("*", "checkpoints/*", "plots/*") for path in folder.glob(pattern)):
-        if path.is_symlink():
-            raise errors.TrainError(f"{key}={folder} holds the link {path}. fix: put the file itself in its place")
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            kind = "link" if path.is_symlink() else "pipe or device"
+            raise errors.TrainError(f"{key}={folder} holds the {kind} {path}. fix: put a file in its place")
 
 
 def _is_held(holder: dict[str, object], ours: dict[str, object]) -> bool:

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import os
 import shutil
 from dataclasses import replace
 from importlib.util import find_spec
@@ -160,6 +161,14 @@ def test_a_damaged_cache_gives_the_images_of_the_files(
                 (message,) = caplog.messages
                 image = source.annotations.path(int(name.split()[1]))
                 assert message.startswith(f"the image cache {path} is damaged at {image} and perhaps")
+
+
+def test_a_cache_that_is_cut_while_it_is_read_gives_the_images_of_the_files(coco_set, tmp_path: Path) -> None:
+    source, path = coco_set.source(), tmp_path / "cache"
+    build_image_cache(source, path, ImageCache.disk)
+    cached = ImageSource(source.annotations, OnError.stop, path)
+    os.truncate(path, 10)
+    assert np.array_equal(cached.read(3), source.read(3))
 
 
 def test_broken_images_are_not_in_a_cache(coco_set, tmp_path: Path) -> None:
