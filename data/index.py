@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 FORMAT_VERSION = 11  # raise it when the columns or the checks change
 # A lost file, something else in its place, a bad sector. Other errors say nothing about the files.
 DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO)
-UNREADABLE_FIX = "free memory or file handles (ulimit -n), allow reading it, or set data.index_dir to another folder"
+UNREADABLE_FIX = "free memory or file handles (ulimit -n), or allow reading it"
 ATTEMPTS = 3  # to build an index: a process may remove a damaged one just after another has rebuilt it
 SINGLE_CLASS_NAME = "object"
 MOST_CLASSES = 20_000
@@ -172,7 +172,9 @@ def load_index(folder: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
     except OSError as error:
         if error.errno in DAMAGE:
             return None
-        raise DataError(f"the index {folder} cannot be read ({error.strerror}). fix: {UNREADABLE_FIX}") from error
+        raise DataError(
+            f"the index {folder} cannot be read ({error.strerror}). fix: {UNREADABLE_FIX}, or set data.index_dir"
+        ) from error
 
 
 def _checksum(folder: Path) -> bytes:

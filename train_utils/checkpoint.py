@@ -20,6 +20,7 @@ from msgspec import Meta
 from conf import errors, run_files
 from conf.train_options import TrainSection
 from data.errors import printable
+from data.index import DAMAGE, UNREADABLE_FIX
 from models.tensor_files import plain_content
 
 FORMAT = "hydra-yolov3-spp checkpoint"
@@ -150,6 +151,10 @@ def _content(file: Path, mapped: bool = False) -> dict[str, Any]:
         content = torch.load(str(file), map_location="cpu", weights_only=True, mmap=mapped)
         content = plain_content(content, file.stat().st_size)
     except Exception as error:
+        is_system = isinstance(error, OSError) and error.errno not in DAMAGE
+        if is_system or isinstance(error, MemoryError) or "llocate memory" in str(error):
+            why = errors.first_line(error)
+            raise errors.TrainError(f"{file} cannot be read ({why}). fix: {UNREADABLE_FIX}") from error
         # Damaged bytes can raise any error. Its text is left out: for a pickle of more than plain
         # data, torch advises to load it anyway.
         raise errors.CheckpointError(

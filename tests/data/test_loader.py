@@ -143,14 +143,25 @@ def test_batches_on_a_gpu_are_those_of_the_host(coco_set) -> None:
 class Stuck(data.TrainDataset):
     """A set whose worker stops itself: only SIGKILL reaches it."""
 
+    signal = signal.SIGSTOP
+
     def __getitems__(self, requests: Any) -> data.Batch:
-        os.kill(os.getpid(), signal.SIGSTOP)
+        os.kill(os.getpid(), self.signal)
         return super().__getitems__(requests)
 
 
-def test_a_worker_that_hangs_ends_the_epoch_with_a_sentence(coco_set) -> None:
-    loader = plain_loader(coco_set, NO_AUGMENT, 1, kind=Stuck, timeout_seconds=2)
-    with pytest.raises(data.DataError, match=r"gave no batch for 0.8 s. fix: "):
+class Killed(Stuck):
+    """A set whose worker ends as by the kernel when memory runs out."""
+
+    signal = signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"), [(Stuck, r"gave no batch for 0.8 s. fix: "), (Killed, r"killed.* fix: fewer data\.workers")]
+)
+def test_a_worker_that_hangs_or_is_killed_ends_the_epoch_with_a_sentence(coco_set, kind: type, message: str) -> None:
+    loader = plain_loader(coco_set, NO_AUGMENT, 1, kind=kind, timeout_seconds=2)
+    with pytest.raises(data.DataError, match=message):
         next(iter(loader))
     assert not any(worker.is_alive() for worker in loader._iterator._workers)
 
