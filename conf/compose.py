@@ -27,6 +27,7 @@ from conf import CONF_DIR, ConfigError, suggestions
 from conf.options import flat
 from conf.schema import CHOICES
 from data import DataConfig, errors, layouts
+from data.recognise import recognise
 
 Config = TypeVar("Config")
 Complete = Callable[[dict[str, Any], Sequence[str]], dict[str, Any]]
@@ -257,7 +258,7 @@ def _data_options(path: Path) -> dict[str, Any]:
         if not isinstance(chosen, list) or not all(re.fullmatch(r"[\w-]+", str(one)) for one in chosen):
             raise errors.DataError(f"{path}: its defaults must be names of data sets. fix: defaults: [coco], or none")
     else:
-        recognised = layouts.recognise(path)
+        recognised = recognise(path)
         content = {**values_of_choice("data", recognised["format"]), **recognised}
     check_values(content, str(path))
     return content

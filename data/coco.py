@@ -6,6 +6,7 @@ skips what is not needed, such as polygons.
 """
 
 import json
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -14,9 +15,9 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from data.annotations_read import Findings, Source
+from data.annotations_read import Findings, Source, relative_name
 from data.errors import DataError, shown
-from data.layouts import choose_classes, read_file
+from data.layouts import COMPARED_NAMES, choose_classes, find_files, read_file
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 MAX_INT = 2**63 - 1
@@ -85,7 +86,7 @@ def read_coco(
     return Source(
         path=path,
         image_root=image_root,
-        file_names=_file_names(instances.images, image_root),
+        file_names=_file_names(instances.images, image_root, notes),
         image_ids=np.array([image.id for image in instances.images], dtype=np.int64),
         sizes=np.array([(image.height, image.width) for image in instances.images], dtype=np.int64).reshape(-1, 2),
         box_image_ids=np.array([entry.image_id for entry in entries], dtype=np.int64),
@@ -116,10 +117,20 @@ def _name(number: int, entry: _Annotation) -> str:
     return f"annotation {shown(number if entry.id is None else entry.id)}"
 
 
-def _file_names(images: list[_Image], root: Path) -> list[str]:
-    """The names relative to ``root``; with / for the backslash of Windows, unless a file has it."""
+def _file_names(images: list[_Image], root: Path, notes: Findings) -> list[str]:
+    """The names relative to ``root``; with / for the backslash of Windows, unless a file has it.
+
+    If there is none of the first ones, the names may begin with folders that are not here.
+    """
     names = (image.file_name for image in images)
-    return [name.replace("\\", "/") if "\\" in name and not (root / name).is_file() else name for name in names]
+    given = [name.replace("\\", "/") if "\\" in name and not (root / name).is_file() else name for name in names]
+    if any(os.path.isfile(root / name) for name in given[:COMPARED_NAMES]):
+        return given
+    found = find_files(given, [root]) if given else []
+    if not any(map(os.path.isfile, found[:COMPARED_NAMES])):
+        return given
+    notes.add("images found by the end of their file_name", given)
+    return [relative_name(path, root) for path in found]
 
 
 def _problem(entry: _Annotation) -> str | None:

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data import coco, headers, layouts, shapes, validate, voc, yolo
+from data import coco, headers, layouts, recognise, shapes, validate, voc, yolo
 from data.annotations_read import (
     Findings,
     LocatedSplit,
@@ -202,7 +202,7 @@ def _read(config: DataConfig, split: str, located: LocatedSplit) -> tuple[dict[s
     source = located.read()
     if config.format in (DataFormat.coco, DataFormat.voc):
         places = [place for each in ("train", "val") for place, _ in _places(config, each)]
-        for kind, files in layouts.files_beside(source.image_root, source.file_names, places).items():
+        for kind, files in recognise.files_beside(source.image_root, source.file_names, places).items():
             source.notes.add(kind, files)
     if config.format in (DataFormat.yolo, DataFormat.voc):
         source = numbered_by_name(source)

@@ -1,18 +1,15 @@
-"""What ``data=<path>`` may be, and the files that name the images and classes of a set."""
+"""The files that name the images and classes of a set, and what lies beside the images."""
 
 import errno
 import json
-import mmap
 import os
 import re
 import stat
 import sys
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 from typing import Any
-from xml.sax.saxutils import unescape
 
 import yaml
 
@@ -28,40 +25,23 @@ SET_KINDS = (
 YAML_SUFFIXES = (".yaml", ".yml")
 USUAL_NAMES = ("data.yaml", "data.yml", "obj.data")
 # What lies beside pictures and is neither one nor its label file.
-OTHER_SUFFIXES = frozenset(".cache .csv .data .html .json .md .names .npy .txt .xml .yaml .yml".split())
+OTHER_SUFFIXES = frozenset(".cache .csv .data .html .json .labels .md .names .npy .txt .xml .yaml .yml".split())
 UNKNOWN = "files that are not images of a known type"
-CLASS_FILES = ("classes.txt", "obj.names", "data.names", "names")
-TWINS = (("val", "train", "val"), ("val", "train", "valid"), ("train", "valid", "train"), ("train", "val", "train"))
+CLASS_FILES = ("classes.txt", "obj.names", "data.names", "names", "_darknet.labels")
+COMPARED_NAMES = 100  # of a list, to find out where its paths start
 NAME_FILES = "a text file with one class per line, a data.yaml, Darknet's obj.data or a COCO json"
-COMPARED_NAMES = 100  # of a json, to find out where its images are
-LISTS = ("train", "trainval", "default", "val")  # of images in VOC's ImageSets/Main; those of tests are not read
-_CLASS = re.compile(r"<object>.*?<name>(.*?)</name>", re.DOTALL)
 _ENCODING = re.compile(rb"\s*<\?xml[^>]*?encoding=[\"']([\w.-]+)")
 
 
-def recognise(place: Path) -> dict[str, Any]:
-    """The name, format, root and splits of the set at ``place``, as options of ``data``.
-
-    Without validation images both splits are all images. Raises ``DataError`` if ``place`` is not
-    one of SET_KINDS.
-    """
-    place = Path(os.path.abspath(place))
-    if place.is_dir():
-        result = _of_folder(place)
-    elif place.suffix.lower() == ".json":
-        result = _of_json(place)
-    else:
-        result = {"format": "yolo", "root": str(place)} if is_set_file(place) else None
-    if result is None:
-        raise DataError(f"{place} is not a data set that can be read as it is. fix: name {SET_KINDS}")
-    root = Path(result["root"])
-    folder = root if root.is_dir() else root.parent
-    return {"name": folder.name if root.is_dir() or root.name in USUAL_NAMES else root.stem, **result}
-
-
 def find_set_file(folder: Path) -> Path | None:
-    """The data.yaml or obj.data of a folder, if it has one."""
-    return next((folder / name for name in USUAL_NAMES if (folder / name).is_file()), None)
+    """The data.yaml or obj.data of a folder, or its only .yaml with ``train``, if it has one."""
+    if usual := next((folder / name for name in USUAL_NAMES if (folder / name).is_file()), None):
+        return usual
+    found = []
+    for path in (path for suffix in YAML_SUFFIXES for path in folder.glob(f"*{suffix}")):
+        with suppress(DataError, OSError):  # any other YAML
+            found += [path] * ("train" in load_yaml(path))
+    return found[0] if len(found) == 1 else None
 
 
 def is_set_file(place: Path) -> bool:
@@ -69,151 +49,11 @@ def is_set_file(place: Path) -> bool:
     return place.suffix.lower() in (*YAML_SUFFIXES, ".data")
 
 
-def _of_folder(folder: Path) -> dict[str, Any] | None:
-    """The options for a folder in the layout of YOLO, COCO or VOC, or of images and label files."""
-    if set_file := find_set_file(folder):
-        return {"format": "yolo", "root": str(set_file)}
-    for layout in ("annotations/instances_train*.json", "instances_train*.json"):
-        if jsons := sorted(folder.glob(layout)):
-            return _of_json(jsons[0])
-    folders = _folders_with(folder, {".xml", ".txt", *IMAGE_SUFFIXES})
-    return _of_xmls(folder, folders) or _of_label_files(folder, folders)
-
-
-def _folders_with(top: Path, suffixes: Set[str]) -> dict[str, dict[str, list[str]]]:
-    """By suffix: the folders from ``top`` down with such files, relative to it, and the names."""
-    found: dict[str, dict[str, list[str]]] = {}
-    for parent, below, names in os.walk(top):
-        below[:] = sorted(name for name in below if name[0] != ".")
-        for name in sorted(names):
-            suffix = os.path.splitext(name)[1].lower()
-            if suffix in suffixes and name[0] != ".":
-                kind = "image" if suffix in IMAGE_SUFFIXES else suffix
-                found.setdefault(kind, {}).setdefault(os.path.relpath(parent, top), []).append(name)
-    return found
-
-
-def _splits_of(folders: Iterable[str]) -> tuple[str, str] | None:
-    """The folders of training and validation images, if some are called so; tests are left out."""
-    tops: dict[str, str] = {}
-    for folder in folders:
-        parts = folder.split("/")
-        for depth, part in enumerate(parts):
-            if part in ("train", "val", "valid"):
-                tops.setdefault(part.removesuffix("id"), "/".join(parts[: depth + 1]))
-    return (tops["train"], tops["val"]) if tops.keys() == {"train", "val"} else None
-
-
-def _of_xmls(folder: Path, folders: dict[str, dict[str, list[str]]]) -> dict[str, Any] | None:
-    """The options for Pascal VOC's xml files, wherever they and their images lie below a folder."""
-    texts = (read_file(folder / place / name) for place, names in folders.get(".xml", {}).items() for name in names)
-    classes = {unescape(name) for text in texts for name in _CLASS.findall(xml_text(text))}
-    if not classes:
-        return None
-    options = {"format": "voc", "root": str(folder), "names": sorted(map(str.strip, classes))}
-    images = os.path.commonpath(folders.get("image", {"."}))
-    if lists := [name for name in LISTS if (folder / "ImageSets/Main" / f"{name}.txt").is_file()]:
-        # Without a list for validation both are the first: data.split takes some of these images.
-        both = {split: f"ImageSets/Main/{split if split in lists else lists[0]}.txt" for split in ("train", "val")}
-        return options | {split: _split(path) for split, path in both.items()}
-    if splits := _splits_of(folders[".xml"]):
-        in_images = _splits_of(folders.get("image", ())) or splits
-        pairs = zip(splits, in_images, strict=True)
-        return options | dict(zip(("train", "val"), (_split(*pair) for pair in pairs), strict=True))
-    both = _split(os.path.commonpath(folders[".xml"]), images)
-    return options | {"train": both, "val": both}
-
-
-def _of_label_files(folder: Path, folders: dict[str, dict[str, list[str]]]) -> dict[str, Any] | None:
-    """The options for images and label files without a data.yaml, wherever they are in a folder."""
-    stems = {os.path.splitext(name)[0] for names in folders.get("image", {}).values() for name in names}
-    labels = (name for names in folders.get(".txt", {}).values() for name in names)
-    if not any(os.path.splitext(name)[0] in stems for name in labels):
-        return None
-    names_file = next((name for name in CLASS_FILES if (folder / name).is_file()), None)
-    train, val = _splits_of(folders["image"]) or [os.path.commonpath(folders["image"])] * 2
-    return {"format": "yolo", "root": str(folder), "names": names_file, "train": _split(train), "val": _split(val)}
-
-
 def xml_text(content: bytes) -> str:
     """The text of an XML file by the encoding that it declares. Raises ValueError, LookupError."""
     declared = _ENCODING.match(content)  # not of UTF-16, which has a mark at its start
     usual = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
     return content.decode(declared[1].decode("ascii") if declared else usual)
-
-
-def _of_json(path: Path) -> dict[str, Any]:
-    """The options for a COCO json and its twin, with val in place of train in its path, say."""
-    twins = (
-        (split, Path(*path.parts[:-depth], *(name.replace(word, other) for name in path.parts[-depth:])))
-        for split, word, other in TWINS
-        for depth in (1, 2)
-    )
-    existing = ((split, twin) for split, twin in twins if twin != path and twin.is_file())
-    split, twin = next(existing, ("train", path))
-    jsons = {"train": path, "val": path, split: twin}
-    images = {split: _images_of(json_path) for split, json_path in jsons.items()}
-    root = os.path.commonpath([*(json_path.parent for json_path in jsons.values()), *images.values()])
-    paths = {split: [os.path.relpath(place[split], root) for place in (jsons, images)] for split in jsons}
-    return {"format": "coco", "root": root, "on_error": "clip", **{split: _split(*paths[split]) for split in jsons}}
-
-
-def _split(annotations: str, images: str = ".") -> dict[str, str]:
-    return {"annotations": annotations, "images": images}
-
-
-def _images_of(path: Path) -> Path:
-    """The folder that has most of the first images of a json; if none has any, that of the json."""
-    try:
-        names = _file_names_in(path, COMPARED_NAMES)
-    except ValueError:  # a broken name: reading the whole file says more
-        return path.parent
-    word = path.stem.rpartition("_")[2]  # instances_train2017: train2017
-    split = word.rstrip("0123456789")
-    words = ("", word, split, f"{split}2017")
-    below = (*words, *(f"images/{word}" for word in words))
-    places = [folder / place for folder in (path.parent, path.parent.parent) for place in below]
-    counts = [sum(os.path.isfile(place / name) for name in names) for place in places]  # False if impossible
-    return places[counts.index(max(counts))] if any(counts) else path.parent
-
-
-def _file_names_in(path: Path, count: int | None) -> list[str]:
-    """The first ``count`` file names of a json, or all. Raises ValueError."""
-    with path.open("rb") as file:
-        text = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if path.stat().st_size else b""
-        found = islice(re.finditer(rb'"file_name"\s*:\s*("(?:[^"\\]|\\.)*")', text), count)
-        return [json.loads(match[1]).replace("\\", "/") for match in found]
-
-
-def files_beside(root: Path, images: Sequence[str], places: Sequence[Path]) -> dict[str, list[str]]:
-    """Files in the folders of ``images``, relative to ``root``, that go with none of them, by kind.
-
-    ``places`` are the jsons, lists and folders of xml files of all splits, which name images.
-    """
-    named = {Path(image).stem for image in images} | {stem for place in places for stem in _stems_of(place)}
-    unnamed, unknown = [], []
-    for folder in sorted({os.path.dirname(os.path.join(root, image)) for image in images}):
-        for name in sorted(names_in(folder)):
-            stem, suffix = os.path.splitext(name)
-            if suffix.lower() not in IMAGE_SUFFIXES | OTHER_SUFFIXES and suffix:
-                unknown.append(f"{folder}/{name}")
-            elif suffix.lower() in IMAGE_SUFFIXES and stem not in named:
-                unnamed.append(f"{folder}/{name}")
-    kinds = {"images that the annotations do not name": unnamed, UNKNOWN: unknown}
-    return {kind: files for kind, files in kinds.items() if files}
-
-
-def _stems_of(place: Path) -> set[str]:
-    """The stems of the images that a json, list or folder of xml files names."""
-    with suppress(OSError, ValueError, DataError):  # reading that split says more
-        if place.is_dir():
-            return {
-                Path(name).stem for names in _folders_with(place, {".xml"}).get(".xml", {}).values() for name in names
-            }
-        if place.suffix.lower() == ".json":
-            return {Path(name).stem for name in _file_names_in(place, None)}
-        return {Path(line.strip()).stem for line in read_lines(place)}
-    return set()
 
 
 def names_in(folder: str) -> list[str]:
@@ -282,18 +122,42 @@ def find_place(name: str, path: Path, starts: list[Path]) -> Path:
     """The file or folder ``name`` that ``path`` mentions. Raises ``DataError`` if it is missing.
 
     Roboflow writes "../train/images" for a folder beside the file: that comes before one outside.
-    CVAT writes "data/train.txt" for a file beside it, whatever the folder is called.
+    Others write where the folder was: "data/train.txt", "/content/set/train/images".
     """
     name = name.replace("\\", "/")  # it may be written on Windows
     inside = re.sub(r"^(\.\./)+", "", name)
     tries = [(path.parent, inside), *((start, tried) for tried in (name, inside) for start in starts)]
-    tries += [(path.parent, inside.partition("/")[2] or inside)]
+    tries += [(path.parent, inside.split("/", count)[-1]) for count in range(1, inside.count("/") + 1)]
     candidates = dict.fromkeys(Path(os.path.normpath(start / tried)) for start, tried in tries)
     place = next((candidate for candidate in candidates if candidate.exists()), None)
     if place is None:
         places = ", ".join(map(str, candidates))
         raise DataError(f"{path} names {name}, but there is no such place (looked for {places}). fix: correct it")
     return place
+
+
+def find_files(names: Sequence[str], bases: Sequence[Path]) -> list[str]:
+    """The absolute paths of files in one of ``bases``, wherever most of the first ones exist.
+
+    If none does, the names begin with folders that are not there: the fewest are dropped.
+    """
+    first = names[:COMPARED_NAMES]
+
+    def tail(name: str, dropped: int) -> str:
+        return name.split("/", min(dropped, name.count("/")))[-1]
+
+    def number(base: Path, dropped: int) -> int:
+        return sum(os.path.isfile(base / tail(name, dropped)) for name in first)
+
+    depth = max((name.count("/") for name in first), default=0)
+    tries = ((number(base, dropped), base, dropped) for dropped in range(depth + 1) for base in bases)
+    best = 0, bases[0], 0
+    for found in tries:
+        best = max(best, found, key=lambda one: one[0])
+        if best[0] and best[2] < found[2]:  # all bases with the fewest folders dropped were tried
+            break
+    _, base, dropped = best
+    return [os.path.normpath(os.path.join(base, tail(name, dropped))) for name in names]
 
 
 def class_names(names: Any, where: str) -> list[str]:

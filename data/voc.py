@@ -5,8 +5,9 @@ or truncated count like any other: evaluation follows COCO, which ignores crowds
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
@@ -18,6 +19,7 @@ from data.annotations_read import Findings, LocatedSplit, Source, relative_name
 from data.errors import DataError, shown
 
 BoxXywh = tuple[float, float, float, float]  # left, top, width, height
+_Below = Callable[[str], dict[str, list[str]]]
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
 
@@ -26,7 +28,8 @@ class _Listed(NamedTuple):
 
     stem: str
     xml: str
-    image_folders: tuple[str, ...]  # where the image may be; messages name the last one
+    image_folders: tuple[str, ...]  # where the image usually is; messages name the last one
+    top: str  # else it is below this folder
 
 
 class _Annotation(NamedTuple):
@@ -40,8 +43,8 @@ class _Annotation(NamedTuple):
 def locate_voc(pairs: Sequence[tuple[Path, Path]], image_root: Path, names: list[str] | None) -> LocatedSplit:
     """Find the files of image lists or folders of xml files, each with its folder of images.
 
-    The names in a list stand for files in ``Annotations`` and ``JPEGImages`` of that folder, or in
-    the folder itself if it lacks these. Raises ``DataError`` if there are no xml files.
+    The names in a list stand for files in ``Annotations`` and ``JPEGImages`` of that folder, or
+    anywhere else below it. Raises ``DataError`` if there are no xml files.
     """
     listed: list[_Listed] = []
     digests = []
@@ -67,9 +70,12 @@ def _items_of_list(image_list: Path, voc_root: Path) -> list[_Listed]:
     xml_folder, image_folder = (_folder_or(voc_root, name) for name in ("Annotations", "JPEGImages"))
     items = []
     for line in filter(None, map(str.strip, layouts.read_lines(image_list))):
-        stem, suffix = os.path.splitext(line)
+        stem, suffix = os.path.splitext(line.replace("\\", "/"))
         stem = stem if suffix.lower() in layouts.IMAGE_SUFFIXES else line
-        items.append(_Listed(stem, f"{xml_folder}/{stem}.xml", (image_folder,)))
+        items.append(_Listed(stem, f"{xml_folder}/{stem}.xml", (image_folder,), str(voc_root)))
+    if not any(os.path.isfile(item.xml) for item in items):
+        by_stem = {Path(xml).stem: xml for xml in io.files_below(voc_root, {".xml"})}
+        items = [item._replace(xml=by_stem.get(Path(f"{item.stem}.x").stem, item.xml)) for item in items]
     return items
 
 
@@ -79,7 +85,7 @@ def _items_below(folder: Path, images: Path) -> list[_Listed]:
     for xml in map(Path, io.files_below(folder, {".xml"})):
         below = xml.parent.relative_to(folder)
         places = (xml.parent, Path(_folder_or(images, "JPEGImages"), below), images / below)
-        items.append(_Listed(xml.stem, str(xml), tuple(dict.fromkeys(map(str, places)))))
+        items.append(_Listed(xml.stem, str(xml), tuple(dict.fromkeys(map(str, places))), str(images)))
     return items
 
 
@@ -98,6 +104,7 @@ def read_voc(listed: list[_Listed], path: Path, image_root: Path, names: list[st
     findings, notes = Findings(), Findings()
     folders = {folder for item in listed for folder in item.image_folders if os.path.isdir(folder)}
     image_names = {folder: frozenset(os.listdir(folder)) for folder in folders}
+    below = cache(_images_below)
     file_names, image_ids, sizes = list[str](), list[int](), list[tuple[int, int]]()
     boxes, labels = list[BoxXywh](), list[tuple[int, int, int]]()  # label: image id, category id, number in its file
     chunks = io.in_chunks(lambda items: [_parse(item.xml) for item in items], listed, "reading labels")
@@ -106,7 +113,7 @@ def read_voc(listed: list[_Listed], path: Path, image_root: Path, names: list[st
         if isinstance(annotation, str):
             findings.add("unusable annotation files", [annotation])
             continue
-        image = _image_of(item, annotation.file_name, image_names)
+        image = _image_of(item, annotation.file_name, image_names, below)
         image_ids.append(image_id)
         file_names.append(relative_name(image, image_root))
         sizes.append(annotation.size if all(annotation.size) else _stored_size(image))
@@ -142,6 +149,14 @@ def read_voc(listed: list[_Listed], path: Path, image_root: Path, names: list[st
     )
 
 
+def _images_below(folder: str) -> dict[str, list[str]]:
+    """All images below a folder by their stems."""
+    images: dict[str, list[str]] = {}
+    for image in io.files_below(Path(folder), layouts.IMAGE_SUFFIXES):
+        images.setdefault(Path(image).stem, []).append(image)
+    return images
+
+
 def _stored_size(image: str) -> tuple[int, int]:
     """Height and width of an image file; zeros if it cannot be read, for the checks to report."""
     with suppress(OSError, headers.TooLargeError):
@@ -150,16 +165,23 @@ def _stored_size(image: str) -> tuple[int, int]:
     return 0, 0
 
 
-def _image_of(item: _Listed, file_name: str, present: dict[str, frozenset[str]]) -> str:
+def _image_of(item: _Listed, file_name: str, present: dict[str, frozenset[str]], below: _Below) -> str:
     """The image of an xml file: named like it, as in ``<filename>``, or like it with any suffix.
 
-    Files edited by hand often lack the suffix in ``<filename>``, or name another image.
+    Files edited by hand often lack the suffix in ``<filename>``, or name another image. Of images
+    elsewhere below the set's folder, that whose folders are most like the xml file's is taken.
     """
     base = os.path.basename(file_name.replace("\\", "/"))
+    stem = os.path.basename(item.stem)
     first = item.stem + (os.path.splitext(base)[1] or ".jpg")
     names = (first, base, *(item.stem + suffix for suffix in sorted(layouts.IMAGE_SUFFIXES)))
     matches = (f"{folder}/{name}" for folder in item.image_folders for name in names if name in present.get(folder, ()))
-    return next(matches, f"{item.image_folders[-1]}/{first}")
+    if image := next(matches, None):
+        return image
+    others = below(item.top).get(stem) or below(item.top).get(os.path.splitext(base)[0], [])
+    folders = set(item.xml.split("/"))
+    like = max(others, key=lambda image: len(folders.intersection(image.split("/"))), default=None)
+    return like or f"{item.image_folders[-1]}/{first}"
 
 
 def _parse(xml: str) -> _Annotation | str:

@@ -20,10 +20,10 @@ from data.config import Exif
 from data.errors import DataError, shown
 
 MAX_FRACTION = 2  # larger numbers are pixels; just above 1, a box reaches out of its image
+MAX_OF_POLYGON = 1.1  # tools cut polygons at the edges of the image, but for rounding
 IMAGE_FOLDERS = ("images", "JPEGImages")  # the usual ones, with a folder "labels" beside them
 BOX_COLUMNS, CORNER_COLUMNS = 5, 9  # of a row: class cx cy w h; class and four corners
 SPLIT_KEYS = {"train": ("train",), "val": ("val", "valid")}  # in a data.yaml or obj.data
-COMPARED_LINES = 100  # of a list, to find out where its paths start
 
 
 class _Listed(NamedTuple):
@@ -128,12 +128,13 @@ def read_yolo(
     sizes = np.array([image.size for image in images], dtype=np.int64).reshape(-1, 2)
     # Position of the image, line, class, cx, cy, w, h, number of columns.
     rows = [(position, *row) for position, image in enumerate(images) for row in image.rows]
-    lengths = {int(row[-1]) for row in rows}
-    if len(rows) > 1 and len(lengths) == 1 and not lengths <= {BOX_COLUMNS, CORNER_COLUMNS}:
-        why = f"{min(lengths)} columns, as each row of the set: not a polygon, but a tracker's row or key points"
-        unlike = [f"{listed[int(row[0])].label}:{row[1]:.0f} has {why}" for row in rows]
+    longer = [row for row in rows if row[-1] > BOX_COLUMNS]
+    lengths = {int(row[-1]) for row in longer}
+    if len(longer) > 1 and len(lengths) == 1 and CORNER_COLUMNS not in lengths:
+        why = f"{min(lengths)} columns, as all that are no boxes: not polygons, but a tracker's row or key points"
+        unlike = [f"{listed[int(row[0])].label}:{row[1]:.0f} has {why}" for row in longer]
         findings.add("rows that are not boxes", unlike)
-        rows = []
+        rows = [row for row in rows if row[-1] == BOX_COLUMNS]
     polygons = [f"{listed[int(row[0])].label}:{row[1]:.0f}" for row in rows if row[-1] > BOX_COLUMNS]
     notes.add("polygons, of which the bounding boxes are learnt", polygons)
     columns = np.array(rows, dtype=np.float64).reshape(-1, 8)
@@ -203,6 +204,8 @@ def _parse(line: str, num_classes: int) -> list[float]:
     if not all(map(math.isfinite, box)):
         raise ValueError("a number that is not finite")
     if len(box) > 4:  # a polygon
+        if max(map(abs, box)) > MAX_OF_POLYGON:
+            raise ValueError(f"{max(map(abs, box)):g} in a polygon of fractions of the image's width and height")
         left, right, top, bottom = min(box[::2]), max(box[::2]), min(box[1::2]), max(box[1::2])
         box = [(left + right) / 2, (top + bottom) / 2, right - left, bottom - top]
     if (largest := max(map(abs, box))) > MAX_FRACTION:
@@ -224,20 +227,14 @@ def find_images(place: Path, starts: Sequence[Path]) -> list[str]:
     """The absolute paths of all images below a folder, sorted, or of a list with one path per line.
 
     In a folder the suffix decides, and hidden files do not count. Relative paths of a list start at
-    one of ``starts``, or at the list's folder: wherever most exist. They may begin with the former
-    name of that folder, as CVAT's "data/". Raises ``DataError``.
+    one of ``starts``, or at the list's folder: wherever most exist. They may begin with the place
+    where that folder was, as CVAT's "data/". Raises ``DataError``.
     """
     if place.is_dir():
         images = io.files_below(Path(os.path.normpath(place)), layouts.IMAGE_SUFFIXES)
     else:
         lines = [line.strip().replace("\\", "/") for line in layouts.read_lines(place)]  # as Windows writes
-        images = [line for line in lines if line]
-        shortened = [line.partition("/")[2] or line for line in images]
-        tries = [(base, lines) for lines in (images, shortened) for base in (*starts, place.parent)]
-        base, images = max(
-            tries, key=lambda one: sum(os.path.exists(one[0] / line) for line in one[1][:COMPARED_LINES])
-        )
-        images = [os.path.normpath(os.path.join(base, line)) for line in images]
+        images = layouts.find_files([line for line in lines if line], (*starts, place.parent))
     if not images:
         suffixes = " ".join(sorted(layouts.IMAGE_SUFFIXES))
         raise DataError(f"{place} holds no images. fix: name a folder that does ({suffixes}), or a list of paths")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -79,6 +80,24 @@ def coco(root: Path, names: list[str], extra: str = "") -> None:
             picture(root / "images" / split / name.replace("\\", "/"))
 
 
+def coco_at(json_file: str, images: str, before: str = "") -> Write:
+    """A json of two pictures, whose names in it follow ``before``."""
+
+    def write(root: Path) -> None:
+        coco(root / "here", ["0.png", "1.png"])
+        content = (root / "here/annotations/instances_train.json").read_text()
+        text(root / json_file, content.replace('"file_name": "', f'"file_name": "{json.dumps(before)[1:-1]}'))
+        shutil.rmtree(root / "here")
+        for number in range(2):
+            picture(root / images / f"{number}.png")
+
+    return write
+
+
+def file(name: str, content: str) -> Write:
+    return lambda root: text(root / name, content)
+
+
 def both(*writers: Write) -> Write:
     def write(root: Path) -> None:
         for writer in writers:
@@ -106,6 +125,48 @@ EXPORTS: dict[str, tuple[Write, int, int, str]] = {  # images of train and val w
             train_txt="".join(f"data/obj_train_data/{number}.png\n" for number in range(4)),
         ), 4, 4, "",
     ),
+    "Roboflow's COCO": (
+        both(*(coco_at(f"{split}/_annotations.coco.json", split) for split in ("train", "valid", "test"))), 2, 2, ""
+    ),
+    "Roboflow's Darknet": (
+        both(
+            yolo("train", "train"), file("train/_darknet.labels", "cat"), yolo("valid", "valid", 4),
+            yolo("test", "test", 8),
+        ), 4, 4, "",
+    ),
+    "a json beside its images": (coco_at("labels.json", "data"), 2, 2, ""),
+    "names that begin elsewhere": (coco_at("labels.json", "pics", "/home/me/img/"), 2, 2, ""),
+    "names of an upload": (coco_at("result.json", "images", "..\\..\\media\\1\\"), 2, 2, ""),
+    "another yaml": (
+        both(
+            yolo("images/train", "labels/train"), yolo("images/val", "labels/val"),
+            file("dataset.yaml", "train: /content/set/images/train\nval: C:\\set\\images\\val\nnames: [cat]"),
+        ), 4, 4, "",
+    ),
+    "lists beside the images": (
+        both(
+            yolo("images", "labels", classes_txt="cat"),
+            file("train.txt", "C:\\set\\images\\0.png\nC:\\set\\images\\1.png"),
+            file("val.txt", "images/2.png"), file("test.txt", "images/3.png"),
+        ), 2, 1, "",
+    ),
+    "lists of xml files": (
+        both(
+            voc("pictures", "labels"), file("train.txt", "0\n1\n"), file("val.txt", "2"), file("test.txt", "3")
+        ), 2, 1, "",
+    ),
+    "two years": (
+        both(*(
+            both(voc(f"{year}/JPEGImages", f"{year}/Annotations"), *(
+                file(f"{year}/ImageSets/{place}.txt", lines)
+                for place, lines in (("Main/train", "0\n1"), ("Main/val", "2"), ("Layout/train", "3"))
+            )) for year in ("VOC2007", "VOC2012")
+        )), 4, 2, "",
+    ),
+    "training, validation, testing": (
+        both(*(yolo(f"images/{name}", f"labels/{name}") for name in ("training", "validation", "testing"))), 4, 4, "cat"
+    ),
+    "no images for validation": (both(voc("train", "train"), voc("test", "test")), 4, 4, ""),
     "of Windows": (lambda root: coco(root, ["a\\0.png", "a\\1.png"]), 2, 2, ""),
     "NaN where nobody reads": (lambda root: coco(root, ["0.png", "1.png"], '"attributes": NaN, '), 2, 2, ""),
     "first image gone": (lambda root: coco(root, ["0.png", "1.png"], '"note": "first is gone", '), 1, 1, "skip"),
@@ -129,8 +190,10 @@ def test_exports_are_read_as_they_are(case: str, tmp_path: Path) -> None:
         assert all(Path(found.path(index)).is_file() for index in range(count))
 
 
-# But lists, which say which images there are.
-@pytest.mark.parametrize("case", sorted(EXPORTS.keys() - {"moved", "sub-folders", "only the list for training"}))
+LISTED = {case for case in EXPORTS if "list" in case} | {"moved", "sub-folders", "two years"}
+
+
+@pytest.mark.parametrize("case", sorted(EXPORTS.keys() - LISTED))  # a list says which images there are
 def test_each_file_beside_the_images_is_learnt_or_named(case: str, tmp_path: Path) -> None:
     write, _, _, option = EXPORTS[case]
     write(tmp_path / "set")

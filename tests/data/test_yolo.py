@@ -222,9 +222,10 @@ def test_files_that_belong_to_nothing_are_named(yolo_set: YoloSet) -> None:
 @pytest.mark.parametrize(
     "row", ["0 .5 .5 .2 .2 .9 17", "0 .5 .5 .2 .2 .45 .45 .55 .55 .5 .5", "0 .5 .5 .2 .2 .4 .4 2 .6 .6 1"]
 )
-def test_rows_of_trackers_and_key_points_are_not_polygons(row: str, yolo_set: YoloSet) -> None:
+@pytest.mark.parametrize("others", ["", "0 .5 .5 .1 .1\n"])
+def test_rows_of_trackers_and_key_points_are_not_polygons(row: str, others: str, yolo_set: YoloSet) -> None:
     yolo_set.add("images", "labels", "abc")
     for stem in "abc":
-        yolo_set.write(f"labels/{stem}.txt", f"{row}\n{row}\n")
+        yolo_set.write(f"labels/{stem}.txt", f"{row}\n{row}\n{others}")
     with pytest.raises(DataError, match=r"a\.txt:1 h"):
         yolo_set.open("images")

@@ -1,0 +1,291 @@
+"""What ``data=<path>`` may be: a set is images and labels, found by their names."""
+
+import json
+import mmap
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence, Set
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import Any
+from xml.sax.saxutils import unescape
+
+from data.errors import DataError
+from data.layouts import (
+    CLASS_FILES,
+    COMPARED_NAMES,
+    IMAGE_SUFFIXES,
+    OTHER_SUFFIXES,
+    SET_KINDS,
+    UNKNOWN,
+    USUAL_NAMES,
+    find_set_file,
+    is_set_file,
+    names_in,
+    read_file,
+    read_lines,
+    xml_text,
+)
+
+SPLIT_WORDS = {
+    "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test",
+    "testing": "test",
+}  # fmt: skip
+TWINS = [pair for word in ("val", "valid", "validation") for pair in (("train", word), (word, "train"))]
+LISTS = ("train", "trainval", "default", "val", "valid")  # of images in a set of VOC; those of tests are not read
+COCO_KEYS = (b'"images"', b'"annotations"', b'"categories"')
+_CLASS = re.compile(r"<object>.*?<name>(.*?)</name>", re.DOTALL)
+Folders = Mapping[str, Mapping[str, Sequence[str]]]  # by suffix, the folders with such files and the names
+
+
+def recognise(place: Path) -> dict[str, Any]:
+    """The name, format, root and splits of the set at ``place``, as options of ``data``.
+
+    Without validation images both splits are all images but those of tests. Raises ``DataError``
+    if ``place`` is not one of SET_KINDS.
+    """
+    place = Path(os.path.abspath(place))
+    if place.is_dir():
+        result = _of_folder(place)
+    elif place.suffix.lower() == ".json":
+        result = _of_jsons(place, _twin_of(place), ())
+    else:
+        result = {"format": "yolo", "root": str(place)} if is_set_file(place) else None
+    if result is None:
+        raise DataError(f"{place} is not a data set that can be read as it is. fix: name {SET_KINDS}")
+    root = Path(result["root"])
+    folder = root if root.is_dir() else root.parent
+    return {"name": folder.name if root.is_dir() or root.name in USUAL_NAMES else root.stem, **result}
+
+
+def _of_folder(folder: Path) -> dict[str, Any] | None:
+    """The options for a folder in the layout of YOLO, COCO or VOC, or of images and label files."""
+    if set_file := find_set_file(folder):
+        return {"format": "yolo", "root": str(set_file)}
+    folders = _folders_with(folder, {".json", ".xml", ".txt", *IMAGE_SUFFIXES})
+    return _of_folder_of_jsons(folder, folders) or _of_xmls(folder, folders) or _of_label_files(folder, folders)
+
+
+def _folders_with(top: Path, suffixes: Set[str]) -> Folders:
+    """By suffix: the folders from ``top`` down with such files, relative to it, and the names."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for parent, below, names in os.walk(top):
+        below[:] = sorted(name for name in below if name[0] != ".")
+        for name in sorted(names):
+            suffix = os.path.splitext(name)[1].lower()
+            if suffix in suffixes and name[0] != ".":
+                kind = "image" if suffix in IMAGE_SUFFIXES else suffix
+                found.setdefault(kind, {}).setdefault(os.path.relpath(parent, top), []).append(name)
+    return found
+
+
+def _split_in(path: str) -> str | None:
+    """Which split a file or folder is for by the last such word in its path: train, val or test."""
+    words = re.findall("[a-z]+", path.lower())
+    return next((SPLIT_WORDS[word] for word in reversed(words) if word in SPLIT_WORDS), None)
+
+
+def _splits_of(folders: Iterable[str]) -> tuple[list[str], list[str]] | None:
+    """The folders of training and validation images, if some are called so; tests are left out.
+
+    Without any for validation both are those of training, if all others are for tests.
+    """
+    tops: dict[str | None, list[str]] = {}
+    for folder in folders:
+        parts = folder.split("/")
+        depth = next((depth for depth, part in enumerate(parts, start=1) if _split_in(part)), 0)
+        top = "/".join(parts[:depth])
+        of_split = tops.setdefault(_split_in(top), [])
+        of_split += [top] * (top not in of_split)
+    if "train" not in tops or ("val" not in tops and None in tops):
+        return None
+    return tops["train"], tops.get("val", tops["train"])
+
+
+def _of_folder_of_jsons(folder: Path, folders: Folders) -> dict[str, Any] | None:
+    """The options for a folder with COCO jsons; if some are called instances, with those alone."""
+    paths = [folder / place / name for place, names in folders.get(".json", {}).items() for name in names]
+    by_split: dict[str | None, list[Path]] = {}
+    called = [path for path in paths if "instances" in path.name]
+    for path in called or filter(_is_coco, paths):
+        if path.is_file():
+            by_split.setdefault(_split_in(str(path.relative_to(folder))), []).append(path)
+    if not by_split:
+        return None
+    chosen = next(by_split[split] for split in ("train", None, "val", "test") if split in by_split)
+    twins = by_split.get("val", chosen)
+    twins = [twin] if (twin := _twin_of(chosen[0])) in twins else twins
+    for several in (paths for paths in (chosen, twins) if len(paths) > 1):
+        listed = ", ".join(str(path.relative_to(folder)) for path in several)
+        raise DataError(f"{folder} holds several COCO jsons for one split: {listed}. fix: data=<one of them>")
+    return _of_jsons(chosen[0], twins[0], _with_parents(folder, folders.get("image", ())))
+
+
+def _is_coco(path: Path) -> bool:
+    with path.open("rb") as file:
+        text = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if path.stat().st_size else b""
+        return all(text.find(key) >= 0 for key in COCO_KEYS)
+
+
+def _twin_of(path: Path) -> Path:
+    """The json of the other split, with val in place of train in its path, say; else the same."""
+    for word, other in TWINS:
+        for depth in (1, 2):
+            twin = Path(*path.parts[:-depth], *(name.replace(word, other) for name in path.parts[-depth:]))
+            if twin != path and twin.is_file():
+                return twin
+    return path
+
+
+def _with_parents(top: Path, folders: Iterable[str]) -> list[Path]:
+    """Folders relative to ``top`` and all between, as absolute paths."""
+    places = {place for name in folders for place in (Path(name), *Path(name).parents)}
+    return [top / place for place in sorted(places)]
+
+
+def _of_jsons(path: Path, twin: Path, folders: Sequence[Path]) -> dict[str, Any]:
+    """The options for one or two COCO jsons with images at a usual place or in ``folders``."""
+    jsons = {"train": path, "val": twin}
+    if _split_in(f"{path.parent.name}/{path.name}") == "val" and path != twin:
+        jsons = {"train": twin, "val": path}
+    images = {split: _images_of(json_path, folders) for split, json_path in jsons.items()}
+    root = os.path.commonpath([*(json_path.parent for json_path in jsons.values()), *images.values()])
+    paths = {split: [os.path.relpath(place[split], root) for place in (jsons, images)] for split in jsons}
+    return {"format": "coco", "root": root, "on_error": "clip", **{split: _split(*paths[split]) for split in jsons}}
+
+
+def _images_of(path: Path, others: Sequence[Path]) -> Path:
+    """The folder that has most of the first images of a json, a usual one or one of ``others``.
+
+    If none has any, that of the json.
+    """
+    try:
+        names = _file_names_in(path, COMPARED_NAMES)
+    except ValueError:  # a broken name: reading the whole file says more
+        return path.parent
+    word = path.stem.rpartition("_")[2]  # instances_train2017: train2017
+    split = word.rstrip("0123456789")
+    words = ("", word, split, f"{split}2017")
+    below = (*words, *(f"images/{word}" for word in words))
+    places = [folder / place for folder in (path.parent, path.parent.parent) for place in below]
+    places += others
+    for called in (names, [os.path.basename(name) for name in names]):  # the folders in them may be elsewhere
+        counts = [sum(os.path.isfile(place / name) for name in called) for place in places]
+        if any(counts):
+            return places[counts.index(max(counts))]
+    return path.parent
+
+
+def _of_xmls(folder: Path, folders: Folders) -> dict[str, Any] | None:
+    """The options for Pascal VOC's xml files, wherever they and their images lie below a folder."""
+    xmls = folders.get(".xml", {})
+    texts = (read_file(folder / place / name) for place, names in xmls.items() for name in names)
+    classes = {unescape(name) for text in texts for name in _CLASS.findall(xml_text(text))}
+    if not classes:
+        return None
+    options = {"format": "voc", "root": str(folder), "names": sorted(map(str.strip, classes))}
+    images = os.path.commonpath(folders.get("image", {"."}))
+    if lists := _lists_of(folder, folders):
+        # Without a list for validation both are the first: data.split takes some of these images.
+        roots = [root for root, _ in lists]
+        return options | {
+            split: _split([names.get(split) or next(iter(names.values())) for _, names in lists], roots)
+            for split in ("train", "val")
+        }
+    if splits := _splits_of(xmls):
+        in_images = _splits_of(folders.get("image", ()))
+        pairs = zip(splits, in_images or splits, strict=True)
+        return options | {
+            split: _split(places, found if len(found) == len(places) else images)
+            for split, (places, found) in zip(("train", "val"), pairs, strict=True)
+        }
+    both = _split(os.path.commonpath(xmls), images)
+    return options | {"train": both, "val": both}
+
+
+def _lists_of(folder: Path, folders: Folders) -> list[tuple[str, dict[str, str]]]:
+    """For each folder of images and xml files, the lists of its splits in the order of LISTS."""
+    stems = {Path(name).stem for names in folders[".xml"].values() for name in names}
+    found: dict[str, tuple[str, dict[str, str]]] = {}
+    # VOC's lists in ImageSets/Main are for detection, those in Layout and Segmentation are not.
+    for place, names in sorted(folders.get(".txt", {}).items(), key=lambda item: not item[0].endswith("Main")):
+        lists = {Path(name).stem.lower(): f"{place}/{name}" for name in names}
+        named = {name: lists[name] for name in LISTS if name in lists and _first_stem(folder / lists[name]) in stems}
+        root = place.partition("ImageSets")[0].rstrip("/") or "."
+        if not any(f"{xmls}/".startswith(f"{root}/") for xmls in folders[".xml"]):
+            root = "."
+        if named and root not in found:
+            found[root] = root, {SPLIT_WORDS.get(name, name): path for name, path in named.items()}
+    return list(found.values())
+
+
+def _first_stem(path: Path) -> str:
+    """The name of the first image in a list, without folder and suffix; "" if there is none."""
+    with suppress(DataError, OSError):
+        first = next(filter(None, map(str.strip, read_lines(path))), "").replace("\\", "/").rpartition("/")[2]
+        stem, suffix = os.path.splitext(first)
+        return stem if suffix.lower() in IMAGE_SUFFIXES else first
+    return ""
+
+
+def _of_label_files(folder: Path, folders: Folders) -> dict[str, Any] | None:
+    """The options for images and label files without a data.yaml, wherever they are in a folder."""
+    images = folders.get("image", {})
+    stems = {os.path.splitext(name)[0] for names in images.values() for name in names}
+    labels = (name for names in folders.get(".txt", {}).values() for name in names)
+    if not any(os.path.splitext(name)[0] in stems for name in labels):
+        return None
+    places = (os.path.join(place, name) for place in (".", *images) for name in CLASS_FILES)
+    names_file = next((os.path.normpath(place) for place in places if (folder / place).is_file()), None)
+    train, val = _splits_of(images) or [[os.path.commonpath(images)]] * 2
+    texts = {SPLIT_WORDS.get(Path(name).stem.lower()): name for name in folders[".txt"].get(".", ())}
+    lists = {split: name for split, name in texts.items() if split and _first_stem(folder / name) in stems}
+    if "train" in lists:
+        train, val = [lists["train"]], [lists.get("val", lists["train"])]
+    return {"format": "yolo", "root": str(folder), "names": names_file, "train": _split(train), "val": _split(val)}
+
+
+def _split(annotations: str | list[str], images: str | list[str] = ".") -> dict[str, str | list[str]]:
+    """A split of ``data``; a list of one place is that place."""
+    places = {"annotations": annotations, "images": images}
+    return {key: place[0] if isinstance(place, list) and len(place) == 1 else place for key, place in places.items()}
+
+
+def _file_names_in(path: Path, count: int | None) -> list[str]:
+    """The first ``count`` file names of a json, or all. Raises ValueError."""
+    with path.open("rb") as file:
+        text = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if path.stat().st_size else b""
+        found = islice(re.finditer(rb'"file_name"\s*:\s*("(?:[^"\\]|\\.)*")', text), count)
+        return [json.loads(match[1]).replace("\\", "/") for match in found]
+
+
+def files_beside(root: Path, images: Sequence[str], places: Sequence[Path]) -> dict[str, list[str]]:
+    """Files in the folders of ``images``, relative to ``root``, that go with none of them, by kind.
+
+    ``places`` are the jsons, lists and folders of xml files of all splits, which name images.
+    """
+    named = {Path(image).stem for image in images} | {stem for place in places for stem in _stems_of(place)}
+    unnamed, unknown = [], []
+    for folder in sorted({os.path.dirname(os.path.join(root, image)) for image in images}):
+        for name in sorted(names_in(folder)):
+            stem, suffix = os.path.splitext(name)
+            if suffix.lower() not in IMAGE_SUFFIXES | OTHER_SUFFIXES and suffix:
+                unknown.append(f"{folder}/{name}")
+            elif suffix.lower() in IMAGE_SUFFIXES and stem not in named:
+                unnamed.append(f"{folder}/{name}")
+    kinds = {"images that the annotations do not name": unnamed, UNKNOWN: unknown}
+    return {kind: files for kind, files in kinds.items() if files}
+
+
+def _stems_of(place: Path) -> set[str]:
+    """The stems of the images that a json, list or folder of xml files names."""
+    with suppress(OSError, ValueError, DataError):  # reading that split says more
+        if place.is_dir():
+            return {
+                Path(name).stem for names in _folders_with(place, {".xml"}).get(".xml", {}).values() for name in names
+            }
+        if place.suffix.lower() == ".json":
+            return {Path(name).stem for name in _file_names_in(place, None)}
+        return {Path(line.strip()).stem for line in read_lines(place)}
+    return set()
