@@ -131,7 +131,7 @@ def read_yolo(
     longer = [row for row in rows if row[-1] > BOX_COLUMNS]
     lengths = {int(row[-1]) for row in longer}
     if len(longer) > 1 and len(lengths) == 1 and CORNER_COLUMNS not in lengths:
-        why = f"{min(lengths)} columns, as all that are no boxes: not polygons, but a tracker's row or key points"
+        why = f"{min(lengths)} columns, as all rows but boxes: not polygons, but a tracker's row or key points"
         unlike = [f"{listed[int(row[0])].label}:{row[1]:.0f} has {why}" for row in longer]
         findings.add("rows that are not boxes", unlike)
         rows = [row for row in rows if row[-1] == BOX_COLUMNS]
