@@ -106,7 +106,8 @@ def score_detections(config: EvalConfig, val_set: data.Annotations, world: World
     path, images = Path(str(config.detections)), images_of(val_set)
     results.check_images(path, {row["id"]: (row["file_name"], (row["height"], row["width"])) for row in images})
     found = results.read_results(path, val_set.image_ids, category_ids, single_class=single_class)
-    print(f"{path}: {counted(len(found), 'detection')}")
+    print(f"{path}: {counted(len(found), 'detection')} on {len(np.unique(found['image_id']))} of {len(images)} images")
+    results.warn_of_units(path, found, val_set.image_ids, val_set.sizes)
     return coco_eval.score(ground_truth_of(val_set), found, coco_eval.choose_scorer(config.evaluate.scorer))
 
 

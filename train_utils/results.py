@@ -12,6 +12,7 @@ import numpy as np
 from conf.errors import TrainError
 from data.annotations_read import ids_by_name
 from data.errors import shown
+from data.validate import TINY
 
 # A row per detection. "class" counts from 0; "box_xywh" is left, top, width and height in pixels of
 # the original image.
@@ -151,6 +152,22 @@ def read_results(
             raise TrainError(f"detections={path}: {sentence}, none of the data. fix: the ids of the annotation file")
         warn(f"{path}: {sentence}, which the data does not have, and are left out")
     return np.array(rows, dtype=DETECTION_AS_READ)
+
+
+def warn_of_units(path: Path, detections: Detections, image_ids: np.ndarray, sizes: np.ndarray) -> None:
+    """Print a warning if boxes cannot be [left, top, width, height] in pixels.
+
+    ``sizes`` (N, 2) are heights and widths of the images of ``image_ids`` (N,).
+    """
+    order = np.argsort(image_ids)
+    height, width = sizes[order[np.searchsorted(image_ids, detections["image_id"], sorter=order)]].T
+    left, top, wide, high = detections["box_xywh"].T
+    beyond = (left + wide > width + 1) | (top + high > height + 1)
+    if len(detections) and max(wide.max(), high.max()) < TINY:
+        print(f"warning: all boxes of {path} are below {TINY:g} pixels, as if they were fractions of the image")
+    elif len(detections) and beyond.mean() > 0.5:
+        about = f"{beyond.sum():,} of {len(beyond):,} boxes of {path} reach out of their image"
+        print(f"warning: {about}, as if they were not [left, top, width, height] in pixels")
 
 
 def _id(row: Any, key: str) -> int:

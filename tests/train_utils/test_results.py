@@ -22,6 +22,7 @@ from tests.train_utils.coco_sets import CATEGORY_IDS, draw, plain_pycocotools, w
 from train_utils.coco_eval import score
 from train_utils.results import (
     DETECTION,
+    DETECTION_AS_READ,
     GroundTruth,
     ImageResult,
     check_images,
@@ -29,6 +30,7 @@ from train_utils.results import (
     file_names,
     make_detections,
     read_results,
+    warn_of_units,
     write_json,
     write_yolo,
 )
@@ -199,6 +201,20 @@ def test_ids_may_be_texts_and_rows_of_other_categories_are_counted(tmp_path: Pat
     assert found["class"].tolist() == [1, 0] and len(said) == 1 and "1 of its 3 rows" in said[0] and "99" in said[0]
     merged = read_results(tmp_path / "results.json", np.array([7]), [1, 3, 99], single_class=True, warn=said.append)
     assert merged["class"].tolist() == [0, 0, 0] and len(said) == 1
+
+
+@pytest.mark.parametrize(
+    ("scale", "is_xyxy", "said"), [(1, False, ""), (0.01, False, "fractions"), (1, True, "left, top, width, height")]
+)
+def test_boxes_in_other_units_are_a_warning(
+    scale: float, is_xyxy: bool, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = np.zeros(4, DETECTION_AS_READ)
+    found["image_id"] = [9, 7, 7, 9]
+    found["box_xywh"] = np.array([60, 10, 30, 20]) * scale + [0, 0, 60 * is_xyxy, 10 * is_xyxy]
+    warn_of_units(Path("a.json"), found, np.array([9, 7]), np.array([[50, 100], [50, 100]]))
+    printed = capsys.readouterr().out
+    assert said in printed and bool(said) == bool(printed)
 
 
 @pytest.mark.parametrize("wrong", [{"file_name": "b.jpg"}, {"height": 9}])
