@@ -1,18 +1,18 @@
 """Batch norm and activation in one pass, in Triton, for channels_last maps on CUDA.
 
-A map (batch, channels, rows, columns) in channels_last memory is a matrix with a row for each
-position and a column for each channel. Four kernels go over it:
+A map in channels_last memory is a matrix with a row for each position and a column for each
+channel. Four kernels go over it, and one, between the first two, over its channels:
 
-    statistics        count, sum and sum of squares of each channel
-    normalise         z = weight * x_hat + bias with x_hat = (x - mean) / sqrt(variance + eps);
-                      y = activation(z), and the running statistics
-    sum_gradients     with g = dy * activation'(z): the sums of g and of g * x_hat
-    propagate         dx = weight / sqrt(variance + eps) * (g - mean(g) - x_hat * mean(g * x_hat))
+    _statistics       count, sum and sum of squares of each channel
+    _follow           mean and variance of these, and the running statistics
+    _normalise        y = activation(weight * x_hat + bias), x_hat = (x - mean) / sqrt(var + eps)
+    _sum_gradients    with g = dy * the activation's derivative: the sums of g and of g * x_hat
+    _propagate        dx = weight / sqrt(var + eps) * (g - mean(g) - x_hat * mean(g * x_hat))
 
-(Ioffe & Szegedy 2015). Backward keeps x alone and computes z again. The sums are exchanged between
-the kernels, so over several ranks this is SyncBatchNorm. A program of a kernel takes one block of
-channels and every so many-th block of positions. The sums of programs are added in float64, in one
-order, so the bits of a run repeat. Import this file only where Triton is installed.
+(Ioffe & Szegedy 2015). Backward keeps x and computes the rest anew. Ranks exchange the sums between
+kernels, as SyncBatchNorm does. A program takes one block of channels and every so many-th block of
+positions; their sums are added in float64 and in one order, so that the bits of a run repeat. This
+file needs Triton, so train_utils/sync_batchnorm.py imports it only where it is used.
 """
 
 # ruff: noqa: PLR0913, PLR0917 - kernels take pointers and sizes one by one
@@ -33,13 +33,10 @@ WARPS = 8  # of a program, so 16 values for each thread
 Exchange = Callable[[Tensor], Tensor]
 
 
-class Settings(NamedTuple):
-    """What a pass needs besides tensors with gradients."""
-
+class _Settings(NamedTuple):
     norm: nn.BatchNorm2d
-    kind: str  # of activation: "leaky", "silu" or "mish"
-    slope: float  # of leaky below 0; linear is 1, ReLU 0
-    sum_over_ranks: Exchange | None
+    activation: dict[str, object]  # the kernels' constants kind and slope
+    over_ranks: Exchange
 
 
 def normalise_and_activate(
@@ -51,59 +48,54 @@ def normalise_and_activate(
     channels_last. Parameters and statistics are float32 or float64, in which all is computed.
     Leaky and plain ReLU, SiLU, Mish and Identity are part of the pass, other activations follow it.
     With ``sum_over_ranks``, which sums float64 tensors without autograd, statistics and gradients
-    are those of SyncBatchNorm: of all ranks' values, whose numbers may differ. Raises ValueError
-    for a single value in each channel.
+    are those of SyncBatchNorm. Raises ValueError for a single value in each channel.
     """
     if sum_over_ranks is None and x.numel() == x.shape[1]:
         raise ValueError(f"batch norm needs more than one value for each channel, got {tuple(x.shape)}")
     assert norm.num_batches_tracked is not None
     norm.num_batches_tracked.add_(1)
-    kind, slope, then = "leaky", 1.0, None
+    kind, slope, then = "leaky", 1.0, None  # the identity is leaky, too
     if isinstance(activation, nn.SiLU | nn.Mish):
         kind = type(activation).__name__.lower()
     elif isinstance(activation, nn.LeakyReLU | nn.ReLU):
         slope = getattr(activation, "negative_slope", 0.0)
     elif not isinstance(activation, nn.Identity):
         then = activation
-    y: Tensor = _NormActivation.apply(x, norm.weight, norm.bias, Settings(norm, kind, slope, sum_over_ranks))
+    settings = _Settings(norm, {"kind": kind, "slope": slope}, sum_over_ranks or (lambda sums: sums))
+    y: Tensor = _NormActivation.apply(x, norm.weight, norm.bias, settings)
     return y if then is None else then(y)
 
 
 class _NormActivation(torch.autograd.Function):
-    """Launches the four kernels. ``totals`` (3, channels): count, sum and sum of squares."""
+    """Launches the kernels; ``moments``: 1 / count, mean and 1 / sqrt(var + eps)."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, settings: Settings) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, settings: _Settings) -> Tensor:
         x = x.contiguous(memory_format=torch.channels_last)
-        norm, grid = settings.norm, _Grid(x)
-        partial = x.new_empty(grid.programs, 3, x.shape[1], dtype=torch.float64)
+        grid, norm, y = _Grid(x), settings.norm, torch.empty_like(x)
+        partial = x.new_empty(grid.programs, 3, grid.channels, dtype=torch.float64)
         grid.launch(_statistics, x, weight, partial)
-        totals, y = _over_ranks(partial.sum(0), settings), torch.empty_like(x)
-        grid.launch(
-            _normalise, x, y, weight, bias, totals, norm.running_mean, norm.running_var,
-            momentum=norm.momentum, eps=norm.eps, kind=settings.kind, slope=settings.slope,
-        )  # fmt: skip
-        ctx.save_for_backward(x, weight, bias, totals)
+        totals, moments = settings.over_ranks(partial.sum(0)), weight.new_empty(3, grid.channels)
+        of_norm = {"momentum": norm.momentum, "eps": norm.eps, "wide": grid.wide}
+        _follow[1, grid.blocks](totals, moments, norm.running_mean, norm.running_var, grid.channels, **of_norm)
+        tensors = x, weight, bias, moments
+        grid.launch(_normalise, *tensors, y, **settings.activation)
+        ctx.save_for_backward(*tensors)
         ctx.settings = settings
         return y
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias, totals = ctx.saved_tensors
-        settings, grid = ctx.settings, _Grid(x)
-        tensors = x, grad.contiguous(memory_format=torch.channels_last), weight, bias, totals
-        of_activation = {"eps": settings.norm.eps, "kind": settings.kind, "slope": settings.slope}
-        partial = x.new_empty(grid.programs, 2, x.shape[1], dtype=torch.float64)
-        grid.launch(_sum_gradients, *tensors, partial, **of_activation)
-        sums, grad_x = partial.sum(0), torch.empty_like(x)
-        grid.launch(_propagate, *tensors, _over_ranks(sums, settings), grad_x, **of_activation)
-        grad_bias, grad_weight = sums.to(weight.dtype)  # of this rank, as DDP expects
+        x, *channels = ctx.saved_tensors
+        grid, settings, grad_x = _Grid(x), ctx.settings, torch.empty_like(x)
+        tensors = x, *channels, grad.contiguous(memory_format=torch.channels_last)
+        partial = x.new_empty(grid.programs, 2, grid.channels, dtype=torch.float64)
+        grid.launch(_sum_gradients, *tensors, partial, **settings.activation)
+        sums = partial.sum(0)
+        grid.launch(_propagate, *tensors, settings.over_ranks(sums), grad_x, **settings.activation)
+        grad_bias, grad_weight = sums.to(channels[0].dtype)  # of this rank, as DDP expects
         return grad_x, grad_weight, grad_bias, None
-
-
-def _over_ranks(sums: Tensor, settings: Settings) -> Tensor:
-    return sums if settings.sum_over_ranks is None else settings.sum_over_ranks(sums)
 
 
 class _Grid:
@@ -114,30 +106,20 @@ class _Grid:
         self.positions = x.numel() // self.channels
         self.wide = min(MOST_CHANNELS, triton.next_power_of_2(self.channels))
         self.high = TILE // self.wide
-        self.blocks = triton.cdiv(self.channels, self.wide)
-        most = max(1, PROGRAMS // self.blocks)
-        self.programs = min(most, max(1, triton.cdiv(self.positions, self.high)))  # for each block of channels
+        self.blocks = triton.cdiv(self.channels, self.wide)  # each with as many programs:
+        self.programs = max(1, min(PROGRAMS // self.blocks, triton.cdiv(self.positions, self.high)))
 
     def launch(self, kernel: Any, *tensors: Tensor | None, **constants: object) -> None:
-        grid = self.programs, self.blocks
-        kernel[grid](
-            *tensors, self.positions, self.channels, high=self.high, wide=self.wide, num_warps=WARPS, **constants
-        )
+        tile = {"high": self.high, "wide": self.wide, "num_warps": WARPS}
+        kernel[self.programs, self.blocks](*tensors, self.positions, self.channels, **tile, **constants)
 
 
 @triton.jit
-def _statistics(
-    x: tl.tensor, weight: tl.tensor, partial: tl.tensor, positions: int, channels: int,
-    high: tl.constexpr, wide: tl.constexpr,
-) -> None:  # fmt: skip
-    """``partial`` (programs, 3, channels): count, sum and sum of squares.
-
-    Each place of the tile keeps the mean and the squared deviations of what passed it, since sums
-    in float32 lose digits (Welford 1962).
-    """
+def _statistics(x, weight, partial, positions, channels, high: tl.constexpr, wide: tl.constexpr):
+    """``partial`` (programs, 3, channels): count, sum and sum of squares."""
+    # Sums in float32 lose digits: each place of the tile keeps mean and deviations (Welford 1962).
     dtype: tl.constexpr = weight.dtype.element_ty
-    count, mean = tl.zeros((high, 1), dtype), tl.zeros((high, wide), dtype)
-    deviations = tl.zeros((high, wide), dtype)
+    count, mean, deviations = tl.zeros((high, 1), dtype), tl.zeros((high, wide), dtype), tl.zeros((high, wide), dtype)
     for start in range(tl.program_id(0) * high, positions, tl.num_programs(0) * high):
         at, inside = _tile(start, positions, channels, high, wide)
         value = tl.load(x + at, mask=inside, other=0).to(dtype)
@@ -153,43 +135,48 @@ def _statistics(
 
 
 @triton.jit
+def _follow(sums, moments, run_mean, run_var, channels, momentum: tl.constexpr, eps: tl.constexpr, wide: tl.constexpr):
+    """``moments`` and running statistics from ``sums`` (3, channels), over programs and ranks."""
+    count = _load_row(sums, channels, wide)
+    mean = _load_row(sums + channels, channels, wide) / count
+    variance = tl.maximum(_load_row(sums + 2 * channels, channels, wide) / count - mean * mean, 0)
+    _store_row(moments, 1 / count, channels, wide)
+    _store_row(moments + channels, mean, channels, wide)
+    _store_row(moments + 2 * channels, 1 / tl.sqrt(variance + eps), channels, wide)
+    old_mean, old_var = _load_row(run_mean, channels, wide), _load_row(run_var, channels, wide)
+    unbiased = variance * (count / tl.maximum(count - 1, 1))
+    _store_row(run_mean, old_mean + momentum * (mean - old_mean), channels, wide)
+    _store_row(run_var, old_var + momentum * (unbiased - old_var), channels, wide)
+
+
+@triton.jit
 def _normalise(
-    x: tl.tensor, y: tl.tensor, weight: tl.tensor, bias: tl.tensor, totals: tl.tensor, running_mean: tl.tensor,
-    running_var: tl.tensor, positions: int, channels: int, momentum: tl.constexpr, eps: tl.constexpr,
+    x, weight, bias, moments, y, positions, channels,
     kind: tl.constexpr, slope: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
-) -> None:  # fmt: skip
-    """``y`` = activation(z); one program of each block of channels updates its statistics."""
-    count, mean, variance = _moments(totals, channels, wide)
-    if tl.program_id(0) == 0:
-        before = _load_row(running_mean, channels, wide)
-        _store_row(running_mean, before + momentum * (mean - before), channels, wide)
-        before, unbiased = _load_row(running_var, channels, wide), variance * (count / tl.maximum(count - 1, 1))
-        _store_row(running_var, before + momentum * (unbiased - before), channels, wide)
-    dtype: tl.constexpr = weight.dtype.element_ty
-    mean, scale = mean.to(dtype), (1 / tl.sqrt(variance + eps)).to(dtype) * _load_row(weight, channels, wide)
-    shift = _load_row(bias, channels, wide)
+):  # fmt: skip
+    """``y`` = activation(z)."""
+    factor, shift = _load_row(weight, channels, wide), _load_row(bias, channels, wide)
+    mean, scale = _load_row(moments + channels, channels, wide), _load_row(moments + 2 * channels, channels, wide)
     for start in range(tl.program_id(0) * high, positions, tl.num_programs(0) * high):
         at, inside = _tile(start, positions, channels, high, wide)
-        z = (tl.load(x + at, mask=inside, other=0).to(dtype) - mean) * scale + shift
-        tl.store(y + at, _activated(z, kind, slope), mask=inside)
+        x_hat = (tl.load(x + at, mask=inside, other=0).to(scale.dtype) - mean) * scale
+        tl.store(y + at, _activated(x_hat * factor + shift, kind, slope), mask=inside)
 
 
 @triton.jit
 def _sum_gradients(
-    x: tl.tensor, grad: tl.tensor, weight: tl.tensor, bias: tl.tensor, totals: tl.tensor, partial: tl.tensor,
-    positions: int, channels: int, eps: tl.constexpr, kind: tl.constexpr, slope: tl.constexpr,
-    high: tl.constexpr, wide: tl.constexpr,
-) -> None:  # fmt: skip
+    x, weight, bias, moments, grad, partial, positions, channels,
+    kind: tl.constexpr, slope: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
+):  # fmt: skip
     """``partial`` (programs, 2, channels): the sums of g and of g * x_hat."""
-    _, mean, variance = _moments(totals, channels, wide)
-    dtype: tl.constexpr = weight.dtype.element_ty
-    mean, scale = mean.to(dtype), (1 / tl.sqrt(variance + eps)).to(dtype)
     factor, shift = _load_row(weight, channels, wide), _load_row(bias, channels, wide)
-    sums, products = tl.zeros((high, wide), dtype), tl.zeros((high, wide), dtype)
+    mean, scale = _load_row(moments + channels, channels, wide), _load_row(moments + 2 * channels, channels, wide)
+    sums, products = tl.zeros((high, wide), scale.dtype), tl.zeros((high, wide), scale.dtype)
     for start in range(tl.program_id(0) * high, positions, tl.num_programs(0) * high):
         at, inside = _tile(start, positions, channels, high, wide)
-        x_hat = (tl.load(x + at, mask=inside, other=0).to(dtype) - mean) * scale
-        g = tl.load(grad + at, mask=inside, other=0).to(dtype) * _derivative(x_hat * factor + shift, kind, slope)
+        x_hat = (tl.load(x + at, mask=inside, other=0).to(scale.dtype) - mean) * scale
+        dy = tl.load(grad + at, mask=inside, other=0).to(scale.dtype)
+        g = dy * _derivative(x_hat * factor + shift, kind, slope)
         sums += g
         products += g * x_hat
     found = partial + tl.program_id(0) * 2 * channels
@@ -199,26 +186,25 @@ def _sum_gradients(
 
 @triton.jit
 def _propagate(
-    x: tl.tensor, grad: tl.tensor, weight: tl.tensor, bias: tl.tensor, totals: tl.tensor, sums: tl.tensor,
-    grad_x: tl.tensor, positions: int, channels: int, eps: tl.constexpr, kind: tl.constexpr, slope: tl.constexpr,
-    high: tl.constexpr, wide: tl.constexpr,
-) -> None:  # fmt: skip
-    """``grad_x`` from ``sums`` (2, channels), those of all programs and ranks."""
-    count, mean, variance = _moments(totals, channels, wide)
-    dtype: tl.constexpr = weight.dtype.element_ty
-    mean, scale = mean.to(dtype), (1 / tl.sqrt(variance + eps)).to(dtype)
+    x, weight, bias, moments, grad, sums, grad_x, positions, channels,
+    kind: tl.constexpr, slope: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
+):  # fmt: skip
+    """``grad_x`` from ``sums`` (2, channels), over programs and ranks."""
     factor, shift = _load_row(weight, channels, wide), _load_row(bias, channels, wide)
-    of_bias = (_load_row(sums, channels, wide) / count).to(dtype)
-    of_weight = (_load_row(sums + channels, channels, wide) / count).to(dtype)
+    mean, scale = _load_row(moments + channels, channels, wide), _load_row(moments + 2 * channels, channels, wide)
+    share = _load_row(moments, channels, wide)
+    mean_g = _load_row(sums, channels, wide).to(share.dtype) * share
+    mean_product = _load_row(sums + channels, channels, wide).to(share.dtype) * share
     for start in range(tl.program_id(0) * high, positions, tl.num_programs(0) * high):
         at, inside = _tile(start, positions, channels, high, wide)
-        x_hat = (tl.load(x + at, mask=inside, other=0).to(dtype) - mean) * scale
-        g = tl.load(grad + at, mask=inside, other=0).to(dtype) * _derivative(x_hat * factor + shift, kind, slope)
-        tl.store(grad_x + at, factor * scale * (g - of_bias - x_hat * of_weight), mask=inside)
+        x_hat = (tl.load(x + at, mask=inside, other=0).to(scale.dtype) - mean) * scale
+        dy = tl.load(grad + at, mask=inside, other=0).to(scale.dtype)
+        g = dy * _derivative(x_hat * factor + shift, kind, slope)
+        tl.store(grad_x + at, factor * scale * (g - mean_g - x_hat * mean_product), mask=inside)
 
 
 @triton.jit
-def _tile(start: int, positions: int, channels: int, high: tl.constexpr, wide: tl.constexpr) -> Any:
+def _tile(start, positions, channels, high: tl.constexpr, wide: tl.constexpr):
     """Offsets of a tile, in 64 bits as maps may have 2^31 values, and which of them exist."""
     rows = start + tl.arange(0, high)[:, None]
     columns = tl.program_id(1) * wide + tl.arange(0, wide)[None, :]
@@ -226,29 +212,20 @@ def _tile(start: int, positions: int, channels: int, high: tl.constexpr, wide: t
 
 
 @triton.jit
-def _load_row(values: tl.tensor, channels: int, wide: tl.constexpr) -> Any:
+def _load_row(values, channels, wide: tl.constexpr):
     """The values of this program's channels; 1 for those that do not exist."""
     columns = tl.program_id(1) * wide + tl.arange(0, wide)
     return tl.load(values + columns, mask=columns < channels, other=1)
 
 
 @triton.jit
-def _store_row(target: tl.tensor, values: tl.tensor, channels: int, wide: tl.constexpr) -> None:
+def _store_row(target, values, channels, wide: tl.constexpr):
     columns = tl.program_id(1) * wide + tl.arange(0, wide)
     tl.store(target + columns, values, mask=columns < channels)
 
 
 @triton.jit
-def _moments(totals: tl.tensor, channels: int, wide: tl.constexpr) -> Any:
-    """Count, mean and biased variance of this program's channels, in float64."""
-    count = _load_row(totals, channels, wide)
-    mean = _load_row(totals + channels, channels, wide) / count
-    square = _load_row(totals + 2 * channels, channels, wide) / count
-    return count, mean, tl.maximum(square - mean * mean, 0)
-
-
-@triton.jit
-def _activated(z: tl.tensor, kind: tl.constexpr, slope: tl.constexpr) -> Any:
+def _activated(z, kind: tl.constexpr, slope: tl.constexpr):
     """The activation of z; Mish is z * tanh(log(1 + e^z)) (Misra 2019)."""
     if kind == "silu":
         return z / (1 + tl.exp(-z))
@@ -260,7 +237,7 @@ def _activated(z: tl.tensor, kind: tl.constexpr, slope: tl.constexpr) -> Any:
 
 
 @triton.jit
-def _derivative(z: tl.tensor, kind: tl.constexpr, slope: tl.constexpr) -> Any:
+def _derivative(z, kind: tl.constexpr, slope: tl.constexpr):
     """The derivative of _activated."""
     if kind == "silu":
         share = 1 / (1 + tl.exp(-z))
