@@ -13,7 +13,7 @@ from conf.errors import TrainError, install_command
 from data.config import Count, Share, Whole
 from models.config import NotNegative
 
-AUTO = "auto"  # of optim.flat_fraction
+AUTO = "auto"  # of optim.flat_fraction and train.fused_norm
 SHORT_TRAINING = 2000  # steps (docs/develop/decisions.md)
 
 Device = StrEnum("Device", ["auto", "cpu", "cuda"])  # auto: CUDA if there is a GPU
@@ -53,6 +53,8 @@ class TrainSection:
     # images have one size and the training is long enough to gain by it; reduce-overhead: into
     # CUDA graphs, for small networks on one GPU; max-autotune-no-cudagraphs tries more kernels
     sync_bn: bool  # batch-norm statistics over all ranks
+    fused_norm: Any  # auto, true or false: batch norm and activation in one pass by kernels in Triton, on GPUs, with
+    # train.compile off; auto: false, since no GPU has shown yet that it is faster
     deterministic: bool  # same bits in every run on the same number of ranks, by torch's deterministic algorithms
     save_every_steps: Whole  # also write last.pt within an epoch, after this many steps; 0: not by steps
     save_every_minutes: NotNegative  # also write last.pt within an epoch, after this many minutes; 0: not by time
@@ -62,6 +64,8 @@ class TrainSection:
     def __post_init__(self) -> None:
         if len(self.multi_scale) != 2 or not 0 < self.multi_scale[0] <= self.multi_scale[1]:
             raise ValueError(f"train.multi_scale must be [low, high] with 0 < low <= high, got {self.multi_scale}")
+        if type(self.fused_norm) is not bool and self.fused_norm != AUTO:
+            raise ValueError(f"train.fused_norm must be {AUTO}, true or false, got {self.fused_norm}")
 
 
 @dataclass
