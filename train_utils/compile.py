@@ -34,8 +34,8 @@ SAVED_SECONDS = 0.75e-3 / 156.7e9  # for each image and FLOP
 def choose_mode(options: TrainSection, world: distributed.World) -> str:
     """A mode of torch.compile, "off", or INPUT_ONLY, for ``train.compile``.
 
-    For ``auto`` it is the one to take if that ``pays_back``; beside ``train.fused_norm`` the network
-    is not compiled. Raises TrainError for options that it cannot go with.
+    For ``auto`` it is the one to take if that ``pays_back``. A network with ``train.fused_norm`` is
+    not compiled. Raises TrainError for options that it cannot go with.
     """
     mode, rect, fused = options.compile.value, options.rect, fuses_norm(options, world)
     if mode == "auto":

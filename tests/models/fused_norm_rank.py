@@ -37,7 +37,7 @@ FORMATS = torch.float64, torch.float32, torch.bfloat16, torch.float16
 ALONE = [*((name, torch.float64) for name in ("leaky", "relu", "swish", "mish", "linear", "tanh"))]
 ALONE += (("mish", dtype) for dtype in FORMATS[1:])
 TOGETHER = [("leaky", dtype) for dtype in FORMATS[:3]]
-MANY_VALUES = [(0.5, torch.float32), (0.5, torch.bfloat16), (1e4, torch.float32)]  # mean and format
+MANY_VALUES = [(0.5, torch.bfloat16), (1e4, torch.float32)]  # mean and format
 
 
 def rows(maps: Sequence[Tensor]) -> Tensor:
@@ -48,7 +48,8 @@ def rows(maps: Sequence[Tensor]) -> Tensor:
 def largest(found: Tensor | None, expected: Tensor | None) -> float:
     """The largest error, relative to the largest value."""
     assert found is not None and expected is not None and found.isfinite().all()
-    return float((found.detach().double() - expected).abs().max() / expected.abs().max())
+    found, expected = found.detach().double(), expected.detach()
+    return float((found - expected).abs().max() / expected.abs().max())
 
 
 def norm_errors(activation: str, dtype: torch.dtype, shapes: Sequence[tuple[int, ...]], device: str = "cpu") -> Errors:
@@ -71,7 +72,7 @@ def norm_errors(activation: str, dtype: torch.dtype, shapes: Sequence[tuple[int,
     own = slice(first, first + len(rows([x])))
     assert whole.grad is not None and x.grad is not None
     found = {
-        "y": largest(rows([y]), expected[own].detach()),
+        "y": largest(rows([y]), expected[own]),
         "dx": largest(rows([x.grad]), whole.grad[own]),
         "dweight": largest(sum_over_ranks(norm.weight.grad), reference.weight.grad),
         "dbias": largest(sum_over_ranks(norm.bias.grad), reference.bias.grad),
@@ -83,7 +84,7 @@ def norm_errors(activation: str, dtype: torch.dtype, shapes: Sequence[tuple[int,
 def many_values(mean: float, dtype: torch.dtype) -> Errors:
     """Statistics of a million values in a channel."""
     x, norm = (torch.randn(1, 1, 1024, 1024, dtype=torch.float64) + mean).to(dtype), nn.BatchNorm2d(1, momentum=1.0)
-    with torch.no_grad():
+    with torch.no_grad(), mock.patch.multiple(fused_norm, TILE=2**14, PROGRAMS=2):  # the interpreter needs large tiles
         fused_norm.normalise_and_activate(x, norm, nn.Identity())
     variance, mean_of = torch.var_mean(x.double(), (0, 2, 3))
     return {"mean": largest(norm.running_mean, mean_of), "variance": largest(norm.running_var, variance)}

@@ -6,18 +6,11 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-
-from conf import compose, launch, schema
-from conf.errors import ConfigError, TrainError
-from train_utils import compile
-from train_utils.compile import choose_mode
-from train_utils.distributed import World
 
 pytest.importorskip("triton", reason="needs Triton, which torch brings along on Linux, but for CPUs alone")
 
@@ -27,7 +20,7 @@ from triton.compiler import compile as compile_kernel
 
 from models import fused_norm
 from tests.models import fused_norm_rank
-from tests.models.fused_norm_rank import ALONE, MANY_VALUES, ONE_GPU, SHAPES, TOGETHER, Errors
+from tests.models.fused_norm_rank import ALONE, MANY_VALUES, SHAPES, TOGETHER, Errors
 
 RANK, REPOSITORY = Path(fused_norm_rank.__file__), Path(__file__).resolve().parents[2]
 TOLERANCE = {torch.float64: 1e-13, torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float16: 1e-3}  # of y and dx
@@ -71,7 +64,9 @@ def test_output_gradients_and_statistics_are_those_of_float64(
 @pytest.mark.slow
 @pytest.mark.parametrize(("mean", "dtype"), MANY_VALUES)
 def test_a_million_values_cost_no_digits(measured: dict[str, Errors], mean: float, dtype: torch.dtype) -> None:
-    assert max(measured[f"{mean} {dtype}"].values()) <= 2e-7
+    """With a mean of 1e4 the spacing of float32 is a thousandth of the standard deviation."""
+    errors = measured[f"{mean} {dtype}"]
+    assert errors["mean"] <= 1e-7 and errors["variance"] <= max(2e-7, 1e-9 * mean)
 
 
 @pytest.mark.slow
@@ -99,35 +94,7 @@ def test_the_kernels_compile_for_a_gpu(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize(("name", "dtype"), ALONE)
 def test_a_real_gpu_agrees_with_float64(name: str, dtype: torch.dtype) -> None:
     assert_small(fused_norm_rank.norm_errors(name, dtype, [(4, *SHAPES[0][1:])], "cuda"), dtype)
-
-
-@pytest.mark.parametrize(
-    ("options", "device", "has_triton", "sentence"),
-    [
-        ([], "cpu", True, "needs a GPU, Triton and a C.. compiler. fix: train.fused_norm=false"),
-        ([], "cuda", False, "needs a GPU, Triton and a C.. compiler. fix: train.fused_norm=false"),
-        (["train.compile=default"], "cuda", True, "kernels that train.compile=default makes. fix: leave one"),
-    ],
-)
-def test_where_it_cannot_run_a_sentence_says_so(
-    options: list[str], device: str, has_triton: bool, sentence: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(compile, "is_installed", lambda module: has_triton)
-    monkeypatch.setattr(launch, "compiler", lambda: "g++")
-    world: World = replace(ONE_GPU, device=torch.device(device))
-    with pytest.raises(TrainError, match=sentence):
-        choose_mode(chosen("train.fused_norm=true", *options), world)
-    assert choose_mode(chosen("train.fused_norm=auto", *options), world) == choose_mode(chosen(*options), world)
-
-
-def test_other_values_are_refused() -> None:
-    with pytest.raises(ConfigError, match="train.fused_norm must be auto, true or false, got 1"):
-        chosen("train.fused_norm=1")
-
-
-def chosen(*options: str) -> Any:
-    """``train.*`` with these options."""
-    return compose.compose("train", schema.TrainConfig, ["data=shapes", *options]).train
