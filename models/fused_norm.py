@@ -246,4 +246,4 @@ def _derivative(z, kind: tl.constexpr, slope: tl.constexpr):
         power = tl.exp(tl.minimum(z, 20))
         part = power * (power + 2)
         return part / (part + 2) + 4 * z * power * (1 + power) / ((part + 2) * (part + 2))
-    return tl.where(z > 0, 1, z * 0 + slope)
+    return tl.where(z > 0, 1, tl.full(z.shape, slope, z.dtype))

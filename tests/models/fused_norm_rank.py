@@ -27,7 +27,7 @@ from train_utils.sync_batchnorm import convert_batch_norm
 
 Errors = dict[str, float]
 CHANNELS = 20
-SHAPES = [(2, CHANNELS, 5, 4), (1, CHANNELS, 7, 3)]  # of the two ranks
+SHAPES = [(2, CHANNELS, 5, 3), (1, CHANNELS, 7, 6)]  # of the two ranks
 ONE_GPU = World(0, 0, 1, 1, 1, torch.device("cuda"), "none")
 NETWORK = cfg(  # with a batch norm that two layers share
     conv(20, 3, 2), conv(20, 3, 1, "mish"), conv(20, 3, 1, "swish", share_index=-1), conv(8, 1, 1, "relu6"),
