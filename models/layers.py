@@ -35,8 +35,8 @@ class Convolution(nn.Module):
     signs, and padding counts as -1, as in Darknet's inference (XNOR-Net, Rastegari et al. 2016).
     """
 
-    # Takes the place of batch norm and activation in training: (map, norm, activation) -> map. Of
-    # train_utils/sync_batchnorm.py, which may set it; modules and state dict stay as they are.
+    # Takes the place of batch norm and activation in training: (map, norm, activation) -> map.
+    # train_utils/sync_batchnorm.py may set it; modules and state dict stay as they are.
     fused_norm: Callable[[Tensor, nn.BatchNorm2d, Callable[[Tensor], Tensor]], Tensor] | None = None
 
     def __init__(self, conv: nn.Conv2d, norm: nn.BatchNorm2d | None, activation: str, xnor: bool) -> None:

@@ -88,8 +88,8 @@ def peak(side: int) -> float:
     return 2 * side**3 / seconds_each(20, torch.matmul, left, right)
 
 
-def steps(  # noqa: PLR0917 - a variant names one of the last three
-    settings: Settings, add: Add, folder: Path, mode: str = "off", half: torch.dtype = BF16, fused: bool = False
+def steps(
+    settings: Settings, add: Add, folder: Path, *, mode: str = "off", half: torch.dtype = BF16, fused: bool = False
 ) -> None:
     """The default step on synthetic batches; the larger one also with the profiler."""
     for images in settings.batches[mode != "off" or half != BF16 :]:
