@@ -13,7 +13,7 @@ from conf.errors import TrainError, install_command
 from data.config import Below1, Count, Share, Whole
 from models.config import NotNegative
 
-AUTO = "auto"  # of optim.flat_fraction
+AUTO = "auto"  # of optim.flat_fraction and train.fused_norm
 SHORT_TRAINING = 2000  # steps (docs/develop/decisions.md)
 
 Device = StrEnum("Device", ["auto", "cpu", "cuda"])  # auto: CUDA if there is a GPU
@@ -65,6 +65,8 @@ class TrainSection:
     # images have one size and the training is long enough to gain by it; reduce-overhead: into
     # CUDA graphs, for small networks on one GPU; max-autotune-no-cudagraphs tries more kernels
     sync_bn: bool  # batch-norm statistics over all ranks
+    fused_norm: Any  # auto, true or false: batch norm and activation in one pass by kernels in Triton, on GPUs, with
+    # train.compile off; auto: false, since no GPU has shown yet that it is faster
     deterministic: bool  # same bits in every run on the same number of ranks, by torch's deterministic algorithms
     save_every_steps: Whole  # also write last.pt within an epoch, after this many steps; 0: not by steps
     save_every_minutes: NotNegative  # also write last.pt within an epoch, after this many minutes; 0: not by time
@@ -77,6 +79,8 @@ class TrainSection:
         check_image_size(self.image_size)
         if self.rect and isinstance(self.image_size, list):
             raise ValueError("train.rect=true chooses height and width itself. fix: train.image_size=<longest side>")
+        if type(self.fused_norm) is not bool and self.fused_norm != AUTO:
+            raise ValueError(f"train.fused_norm must be {AUTO}, true or false, got {self.fused_norm}")
 
 
 @dataclass

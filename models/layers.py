@@ -35,6 +35,10 @@ class Convolution(nn.Module):
     signs, and padding counts as -1, as in Darknet's inference (XNOR-Net, Rastegari et al. 2016).
     """
 
+    # Takes the place of batch norm and activation in training: (map, norm, activation) -> map.
+    # train_utils/sync_batchnorm.py may set it; modules and state dict stay as they are.
+    fused_norm: Callable[[Tensor, nn.BatchNorm2d, Callable[[Tensor], Tensor]], Tensor] | None = None
+
     def __init__(self, conv: nn.Conv2d, norm: nn.BatchNorm2d | None, activation: str, xnor: bool) -> None:
         super().__init__()
         self.conv, self.norm, self.xnor = conv, norm, xnor
@@ -42,9 +46,15 @@ class Convolution(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self._binary(x) if self.xnor else self.conv(x)
-        if self.norm is not None:
-            x = self.norm(x)
-        return self.activation(x)
+        return self.normalised(x, self.activation)
+
+    def normalised(self, x: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
+        """`activation` of `x` after batch normalisation, if there is one."""
+        if self.norm is None:
+            return activation(x)
+        if self.fused_norm is not None and self.norm.training:
+            return self.fused_norm(x, self.norm, activation)
+        return activation(self.norm(x))
 
     def _binary(self, x: Tensor) -> Tensor:
         conv = self.conv
@@ -69,11 +79,9 @@ class SharedConvolution(nn.Module):
         self.activation = ACTIVATIONS[activation]()
 
     def forward(self, x: Tensor) -> Tensor:
-        conv, norm = self.source.conv, self.source.norm
+        conv = self.source.conv
         x = F.conv2d(x, conv.weight, conv.bias, self.stride, self.padding, self.dilation, conv.groups)
-        if norm is not None:
-            x = norm(x)
-        return self.activation(x)
+        return self.source.normalised(x, self.activation)
 
 
 class YoloMap(nn.Module):

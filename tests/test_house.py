@@ -24,13 +24,13 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 ENTRY_POINTS = ("train", "eval", "predict", "export", "plugins")
 FOLDERS = ("models", "data", "conf", "train_utils", "scripts")
 LIMITS = {  # if you raise one, say why in the commit
-    "lines of source": 16_940,
-    "files of source": 104,
+    "lines of source": 17_260,
+    "files of source": 105,
     "folders with source": 9,
     "lines of a file": 400,
     "lines of a function": 80,
-    "options of train.py": 98,  # as the page of options counts
-    "lines of tests": 16_900,
+    "options of train.py": 99,  # as the page of options counts
+    "lines of tests": 17_260,
     "pages of docs": 24,
     "words of docs": 15_400,  # without results and the page of options
     "words of the notebook": 5_000,

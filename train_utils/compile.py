@@ -34,14 +34,19 @@ SAVED_SECONDS = 0.75e-3 / 156.7e9  # for each image and FLOP
 def choose_mode(options: TrainSection, world: distributed.World) -> str:
     """A mode of torch.compile, "off", or INPUT_ONLY, for ``train.compile``.
 
-    For ``auto`` it is the one to take if that ``pays_back``. Raises TrainError for options that it
-    cannot go with.
+    For ``auto`` it is the one to take if that ``pays_back``. A network with ``train.fused_norm`` is
+    not compiled. Raises TrainError for options that it cannot go with.
     """
-    mode, rect = options.compile.value, options.rect
+    mode, rect, fused = options.compile.value, options.rect, fuses_norm(options, world)
     if mode == "auto":
         if world.device.type == "cpu" or not can_generate_code():
             return "off"
-        return INPUT_ONLY if rect or options.multi_scale[0] < options.multi_scale[1] else "default"
+        return INPUT_ONLY if fused or rect or options.multi_scale[0] < options.multi_scale[1] else "default"
+    if mode != "off" and fused:
+        raise errors.TrainError(
+            f"train.fused_norm={options.fused_norm} takes the place of kernels that train.compile={mode} makes. "
+            "fix: leave one of them out"
+        )
     if mode != "off" and rect:
         raise errors.TrainError(
             "train.rect=true gives hundreds of image sizes, and train.compile needs minutes for each. "
@@ -66,6 +71,20 @@ def pays_back(network: Darknet, image_size: int | Sequence[int], images: int) ->
     convolutions = sum(isinstance(module, torch.nn.Conv2d) for module in network.modules())
     saved = images * SAVED_SECONDS * count_flops(network, both_sides(image_size))
     return saved >= 2 * COMPILE_SECONDS * convolutions
+
+
+def fuses_norm(options: TrainSection, world: distributed.World) -> bool:
+    """Whether ``train.fused_norm`` takes models/fused_norm.py in place of torch's kernels.
+
+    Raises TrainError where they cannot run.
+    """
+    if options.fused_norm is not True:  # auto: no GPU has shown yet that they are faster
+        return False
+    if world.device.type == "cpu" or not can_generate_code():
+        raise errors.TrainError(
+            "train.fused_norm=true needs a GPU, Triton and a C++ compiler. fix: train.fused_norm=false"
+        )
+    return True
 
 
 def can_generate_code() -> bool:

@@ -4,11 +4,15 @@ Each rank computes its own mean and variance; they are merged as sums of values 
 float64, since such sums lose digits where a mean is large. Formulas: Ioffe & Szegedy 2015.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from conf.train_options import TrainSection
+from models.layers import Convolution
+from train_utils.compile import fuses_norm
 from train_utils.distributed import World, sum_over_ranks
 
 
@@ -103,6 +107,22 @@ class _Normalise(torch.autograd.Function):
             of_weight, of_bias = excess.chunk(2)
             grad_x += nn.functional.batch_norm(x, mean, variance, factor * of_weight, factor * of_bias, eps=ctx.eps)
         return grad_x, grad_weight, grad_bias, None, None, None, None
+
+
+def convert_batch_norm(model: nn.Module, options: TrainSection, world: World) -> None:
+    """Prepare batch norm for ``train.fused_norm`` and ``train.sync_bn``; names and state are kept.
+
+    Call it before ``wrap_ddp``. Fused, it is synchronised by the same kernels.
+    """
+    if fuses_norm(options, world):
+        from models.fused_norm import normalise_and_activate  # needs Triton
+
+        exchange = sum_over_ranks if options.sync_bn and world.world_size > 1 else None
+        for layer in model.modules():
+            if isinstance(layer, Convolution):
+                layer.fused_norm = partial(normalise_and_activate, sum_over_ranks=exchange)
+    elif options.sync_bn:
+        convert_sync_batchnorm(model, world)
 
 
 def convert_sync_batchnorm(model: nn.Module, world: World) -> nn.Module:

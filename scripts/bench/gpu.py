@@ -33,7 +33,7 @@ from data.config import ShapesConfig
 from data.shapes import ensure_shapes
 from scripts.bench import step
 from train import train
-from train_utils import distributed, numerics
+from train_utils import distributed, numerics, sync_batchnorm
 
 BF16 = torch.bfloat16
 COLUMNS = ("call", "stage", "measurement", "value", "unit", "card", "torch", "date")
@@ -88,7 +88,9 @@ def peak(side: int) -> float:
     return 2 * side**3 / seconds_each(20, torch.matmul, left, right)
 
 
-def steps(settings: Settings, add: Add, folder: Path, mode: str = "off", half: torch.dtype = BF16) -> None:
+def steps(
+    settings: Settings, add: Add, folder: Path, *, mode: str = "off", half: torch.dtype = BF16, fused: bool = False
+) -> None:
     """The default step on synthetic batches; the larger one also with the profiler."""
     for images in settings.batches[mode != "off" or half != BF16 :]:
         numerics.prepare_numerics(step.configured().train)
@@ -96,8 +98,12 @@ def steps(settings: Settings, add: Add, folder: Path, mode: str = "off", half: t
         operations = 3 * models.count_flops(model, (settings.side, settings.side))  # for an image
         batch = step.synthetic(images, settings.side, DEVICE)
         batch.images = batch.images.contiguous(memory_format=torch.channels_last)
-        run = step.new_step(model, distributed.init_distributed_mode(DEVICE.type, 600), half, mode)
-        name = f"{half}, train.compile={mode}, batch {images}".removeprefix("torch.")
+        world = distributed.init_distributed_mode(DEVICE.type, 600)
+        if fused and DEVICE.type == "cuda":  # its kernels do not run on a CPU
+            sync_batchnorm.convert_batch_norm(model, step.configured("train.fused_norm=true").train, world)
+        run = step.new_step(model, world, half, mode)
+        name = f"{half}, {'train.fused_norm' if fused else f'train.compile={mode}'}, batch {images}"
+        name = name.removeprefix("torch.")
         add(f"{name}: first step", images / run([batch]).images_per_second, "s")
         _, speed = (run([batch] * settings.steps).images_per_second for _ in range(2))
         add(name, speed, "images/s")
@@ -191,7 +197,8 @@ def memory(settings: Settings, add: Add, folder: Path) -> None:
 
 # Call, stage and deadline in seconds, most useful first.
 STAGES: dict[str, tuple[int, Callable[..., None], int]] = {
-    "eager": (1, steps, 60), "compiled": (1, partial(steps, mode="default"), 150), "suppression": (1, suppression, 35),
+    "eager": (1, steps, 45), "fused": (1, partial(steps, fused=True), 40),
+    "compiled": (1, partial(steps, mode="default"), 140), "suppression": (1, suppression, 30),
     "training": (1, training, 110), "finetuning": (2, finetuning, 110), "repetition": (2, repetition, 75),
     "memory": (2, memory, 35), "float16": (2, partial(steps, half=torch.float16), 35),
     "autotune": (2, partial(steps, mode="max-autotune-no-cudagraphs"), CALL_SECONDS),

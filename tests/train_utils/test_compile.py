@@ -180,6 +180,27 @@ def test_what_cannot_be_compiled_is_refused(mode: str, place: dict[str, Any], re
 
 
 @pytest.mark.parametrize(
+    ("world", "mode", "triton", "sentence"),
+    [
+        (WORLD, "auto", True, "needs a GPU, Triton and a C.. compiler. fix: train.fused_norm=false"),
+        (GPU, "auto", False, "needs a GPU, Triton and a C.. compiler. fix: train.fused_norm=false"),
+        (GPU, "default", True, "kernels that train.compile=default makes. fix: leave one of them out"),
+    ],
+)
+def test_a_fused_norm_that_cannot_run_is_refused(
+    world: World, mode: str, triton: bool, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train_utils.compile, "is_installed", lambda module: triton)
+    monkeypatch.setattr(launch, "compiler", lambda: "/usr/bin/g++")
+    with pytest.raises(TrainError, match=sentence):
+        choose_mode(training_options(mode, fused_norm=True), world)
+    auto, off = (choose_mode(training_options(mode, fused_norm=value), world) for value in ("auto", False))
+    assert auto == off
+    with pytest.raises(ValueError, match=r"train.fused_norm must be auto, true or false, got 1"):
+        training_options(fused_norm=1)
+
+
+@pytest.mark.parametrize(
     ("world", "options", "triton", "chosen"),
     [
         (GPU, {}, True, "default"),

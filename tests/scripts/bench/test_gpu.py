@@ -31,7 +31,7 @@ def test_every_stage_leaves_its_measurements(tmp_path: Path) -> None:
     for name in ("quickstart", "finetuning"):
         assert 0 < float(values[f"{name}: first step after"]) < float(values[f"{name}: end after"])
     speeds = {row["stage"] for row in rows if row["unit"] == "images/s" and float(row["value"]) > 0}
-    assert speeds == {"eager", "compiled", "training", "float16", "autotune"}
+    assert speeds == {"eager", "fused", "compiled", "training", "float16", "autotune"}
 
 
 def test_a_stage_that_hangs_is_ended_and_the_next_one_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

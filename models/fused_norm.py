@@ -1,0 +1,249 @@
+"""Batch norm and activation in one pass, in Triton, for channels_last maps on CUDA.
+
+A map in channels_last memory is a matrix with a row for each position and a column for each
+channel. Four kernels go over it, and one, between the first two, over its channels:
+
+    _statistics       count, sum and sum of squares of each channel
+    _follow           mean and variance of these, and the running statistics
+    _normalise        y = activation(weight * x_hat + bias), x_hat = (x - mean) / sqrt(var + eps)
+    _sum_gradients    with g = dy * the activation's derivative: the sums of g and of g * x_hat
+    _propagate        dx = weight / sqrt(var + eps) * (g - mean(g) - x_hat * mean(g * x_hat))
+
+(Ioffe & Szegedy 2015). Backward keeps x and computes the rest anew. Ranks exchange the sums between
+kernels, as SyncBatchNorm does. A program takes one block of channels and every so many-th block of
+positions; their sums are added in float64 and in one order, so that the bits of a run repeat. This
+file needs Triton, so train_utils/sync_batchnorm.py imports it only where it is used.
+"""
+
+# ruff: noqa: PLR0913, PLR0917 - kernels take pointers and sizes one by one
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor, nn
+
+TILE = 4096  # values that a program has in registers at once
+MOST_CHANNELS = 64  # of a tile: 128 bytes of bfloat16 in a row
+PROGRAMS = 1056  # at most; eight for each of an H100's processors
+WARPS = 8  # of a program, so 16 values for each thread
+
+Exchange = Callable[[Tensor], Tensor]
+
+
+class _Settings(NamedTuple):
+    norm: nn.BatchNorm2d
+    activation: dict[str, object]  # the kernels' constants kind and slope
+    over_ranks: Exchange
+
+
+def normalise_and_activate(
+    x: Tensor, norm: nn.BatchNorm2d, activation: Callable[[Tensor], Tensor], sum_over_ranks: Exchange | None = None
+) -> Tensor:
+    """Training's ``activation(norm(x))``; updates running statistics as nn.BatchNorm2d does.
+
+    x: (batch, channels, rows, columns) of any float dtype on CUDA; the result has its dtype, in
+    channels_last. Parameters and statistics are float32 or float64, in which all is computed.
+    Leaky and plain ReLU, SiLU, Mish and Identity are part of the pass, other activations follow it.
+    With ``sum_over_ranks``, which sums float64 tensors without autograd, statistics and gradients
+    are those of SyncBatchNorm. Raises ValueError for a single value in each channel.
+    """
+    if sum_over_ranks is None and x.numel() == x.shape[1]:
+        raise ValueError(f"batch norm needs more than one value for each channel, got {tuple(x.shape)}")
+    assert norm.num_batches_tracked is not None
+    norm.num_batches_tracked.add_(1)
+    kind, slope, then = "leaky", 1.0, None  # the identity is leaky, too
+    if isinstance(activation, nn.SiLU | nn.Mish):
+        kind = type(activation).__name__.lower()
+    elif isinstance(activation, nn.LeakyReLU | nn.ReLU):
+        slope = getattr(activation, "negative_slope", 0.0)
+    elif not isinstance(activation, nn.Identity):
+        then = activation
+    settings = _Settings(norm, {"kind": kind, "slope": slope}, sum_over_ranks or (lambda sums: sums))
+    y: Tensor = _NormActivation.apply(x, norm.weight, norm.bias, settings)
+    return y if then is None else then(y)
+
+
+class _NormActivation(torch.autograd.Function):
+    """Launches the kernels; ``moments``: 1 / count, mean and 1 / sqrt(var + eps)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, settings: _Settings) -> Tensor:
+        x = x.contiguous(memory_format=torch.channels_last)
+        grid, norm, y = _Grid(x), settings.norm, torch.empty_like(x)
+        partial = x.new_empty(grid.programs, 3, grid.channels, dtype=torch.float64)
+        grid.launch(_statistics, x, weight, partial)
+        totals, moments = settings.over_ranks(partial.sum(0)), weight.new_empty(3, grid.channels)
+        of_norm = {"momentum": norm.momentum, "eps": norm.eps, "wide": grid.wide}
+        _follow[1, grid.blocks](totals, moments, norm.running_mean, norm.running_var, grid.channels, **of_norm)
+        tensors = x, weight, bias, moments
+        grid.launch(_normalise, *tensors, y, **settings.activation)
+        ctx.save_for_backward(*tensors)
+        ctx.settings = settings
+        return y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, *channels = ctx.saved_tensors
+        grid, settings, grad_x = _Grid(x), ctx.settings, torch.empty_like(x)
+        tensors = x, *channels, grad.contiguous(memory_format=torch.channels_last)
+        partial = x.new_empty(grid.programs, 2, grid.channels, dtype=torch.float64)
+        grid.launch(_sum_gradients, *tensors, partial, **settings.activation)
+        sums = partial.sum(0)
+        grid.launch(_propagate, *tensors, settings.over_ranks(sums), grad_x, **settings.activation)
+        grad_bias, grad_weight = sums.to(channels[0].dtype)  # of this rank, as DDP expects
+        return grad_x, grad_weight, grad_bias, None
+
+
+class _Grid:
+    """How a map is cut into tiles, and shared by programs."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.channels = x.shape[1]
+        self.positions = x.numel() // self.channels
+        self.wide = min(MOST_CHANNELS, triton.next_power_of_2(self.channels))
+        self.high = TILE // self.wide
+        self.blocks = triton.cdiv(self.channels, self.wide)  # each with as many programs:
+        self.programs = max(1, min(PROGRAMS // self.blocks, triton.cdiv(self.positions, self.high)))
+
+    def launch(self, kernel: Any, *tensors: Tensor | None, **constants: object) -> None:
+        tile = {"high": self.high, "wide": self.wide, "num_warps": WARPS}
+        kernel[self.programs, self.blocks](*tensors, self.positions, self.channels, **tile, **constants)
+
+
+@triton.jit
+def _statistics(x, weight, partial, positions, channels, high: tl.constexpr, wide: tl.constexpr):
+    """``partial`` (programs, 3, channels): count, sum and sum of squares."""
+    # Sums in float32 lose digits: each place of the tile keeps mean and deviations (Welford 1962).
+    dtype: tl.constexpr = weight.dtype.element_ty
+    count, mean, deviations = tl.zeros((high, 1), dtype), tl.zeros((high, wide), dtype), tl.zeros((high, wide), dtype)
+    for start in range(tl.program_id(0) * high, positions, tl.num_programs(0) * high):
+        at, inside = _tile(start, positions, channels, high, wide)
+        value = tl.load(x + at, mask=inside, other=0).to(dtype)
+        count += (start + tl.arange(0, high)[:, None] < positions).to(dtype)
+        difference = tl.where(inside, value - mean, 0)
+        mean += difference * (1 / tl.maximum(count, 1))
+        deviations += difference * (value - mean)
+    count, mean = count.to(tl.float64), mean.to(tl.float64)
+    found = partial + tl.program_id(0) * 3 * channels
+    _store_row(found, tl.sum(count + tl.zeros((high, wide), tl.float64), 0), channels, wide)
+    _store_row(found + channels, tl.sum(count * mean, 0), channels, wide)
+    _store_row(found + 2 * channels, tl.sum(deviations.to(tl.float64) + count * mean * mean, 0), channels, wide)
+
+
+@triton.jit
+def _follow(sums, moments, run_mean, run_var, channels, momentum: tl.constexpr, eps: tl.constexpr, wide: tl.constexpr):
+    """``moments`` and running statistics from ``sums`` (3, channels), over programs and ranks."""
+    count = _load_row(sums, channels, wide)
+    mean = _load_row(sums + channels, channels, wide) / count
+    variance = tl.maximum(_load_row(sums + 2 * channels, channels, wide) / count - mean * mean, 0)
+    _store_row(moments, 1 / count, channels, wide)
+    _store_row(moments + channels, mean, channels, wide)
+    _store_row(moments + 2 * channels, 1 / tl.sqrt(variance + eps), channels, wide)
+    old_mean, old_var = _load_row(run_mean, channels, wide), _load_row(run_var, channels, wide)
+    unbiased = variance * (count / tl.maximum(count - 1, 1))
+    _store_row(run_mean, old_mean + momentum * (mean - old_mean), channels, wide)
+    _store_row(run_var, old_var + momentum * (unbiased - old_var), channels, wide)
+
+
+@triton.jit
+def _normalise(
+    x, weight, bias, moments, y, positions, channels,
+    kind: tl.constexpr, slope: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
+):  # fmt: skip
+    """``y`` = activation(z)."""
+    factor, shift = _load_row(weight, channels, wide), _load_row(bias, channels, wide)
+    mean, scale = _load_row(moments + channels, channels, wide), _load_row(moments + 2 * channels, channels, wide)
+    for start in range(tl.program_id(0) * high, positions, tl.num_programs(0) * high):
+        at, inside = _tile(start, positions, channels, high, wide)
+        x_hat = (tl.load(x + at, mask=inside, other=0).to(scale.dtype) - mean) * scale
+        tl.store(y + at, _activated(x_hat * factor + shift, kind, slope), mask=inside)
+
+
+@triton.jit
+def _sum_gradients(
+    x, weight, bias, moments, grad, partial, positions, channels,
+    kind: tl.constexpr, slope: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
+):  # fmt: skip
+    """``partial`` (programs, 2, channels): the sums of g and of g * x_hat."""
+    factor, shift = _load_row(weight, channels, wide), _load_row(bias, channels, wide)
+    mean, scale = _load_row(moments + channels, channels, wide), _load_row(moments + 2 * channels, channels, wide)
+    sums, products = tl.zeros((high, wide), scale.dtype), tl.zeros((high, wide), scale.dtype)
+    for start in range(tl.program_id(0) * high, positions, tl.num_programs(0) * high):
+        at, inside = _tile(start, positions, channels, high, wide)
+        x_hat = (tl.load(x + at, mask=inside, other=0).to(scale.dtype) - mean) * scale
+        dy = tl.load(grad + at, mask=inside, other=0).to(scale.dtype)
+        g = dy * _derivative(x_hat * factor + shift, kind, slope)
+        sums += g
+        products += g * x_hat
+    found = partial + tl.program_id(0) * 2 * channels
+    _store_row(found, tl.sum(sums.to(tl.float64), 0), channels, wide)
+    _store_row(found + channels, tl.sum(products.to(tl.float64), 0), channels, wide)
+
+
+@triton.jit
+def _propagate(
+    x, weight, bias, moments, grad, sums, grad_x, positions, channels,
+    kind: tl.constexpr, slope: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
+):  # fmt: skip
+    """``grad_x`` from ``sums`` (2, channels), over programs and ranks."""
+    factor, shift = _load_row(weight, channels, wide), _load_row(bias, channels, wide)
+    mean, scale = _load_row(moments + channels, channels, wide), _load_row(moments + 2 * channels, channels, wide)
+    share = _load_row(moments, channels, wide)
+    mean_g = _load_row(sums, channels, wide).to(share.dtype) * share
+    mean_product = _load_row(sums + channels, channels, wide).to(share.dtype) * share
+    for start in range(tl.program_id(0) * high, positions, tl.num_programs(0) * high):
+        at, inside = _tile(start, positions, channels, high, wide)
+        x_hat = (tl.load(x + at, mask=inside, other=0).to(scale.dtype) - mean) * scale
+        dy = tl.load(grad + at, mask=inside, other=0).to(scale.dtype)
+        g = dy * _derivative(x_hat * factor + shift, kind, slope)
+        tl.store(grad_x + at, factor * scale * (g - mean_g - x_hat * mean_product), mask=inside)
+
+
+@triton.jit
+def _tile(start, positions, channels, high: tl.constexpr, wide: tl.constexpr):
+    """Offsets of a tile, in 64 bits as maps may have 2^31 values, and which of them exist."""
+    rows = start + tl.arange(0, high)[:, None]
+    columns = tl.program_id(1) * wide + tl.arange(0, wide)[None, :]
+    return rows.to(tl.int64) * channels + columns, (rows < positions) & (columns < channels)
+
+
+@triton.jit
+def _load_row(values, channels, wide: tl.constexpr):
+    """The values of this program's channels; 1 for those that do not exist."""
+    columns = tl.program_id(1) * wide + tl.arange(0, wide)
+    return tl.load(values + columns, mask=columns < channels, other=1)
+
+
+@triton.jit
+def _store_row(target, values, channels, wide: tl.constexpr):
+    columns = tl.program_id(1) * wide + tl.arange(0, wide)
+    tl.store(target + columns, values, mask=columns < channels)
+
+
+@triton.jit
+def _activated(z, kind: tl.constexpr, slope: tl.constexpr):
+    """The activation of z; Mish is z * tanh(log(1 + e^z)) (Misra 2019)."""
+    if kind == "silu":
+        return z / (1 + tl.exp(-z))
+    if kind == "mish":
+        power = tl.exp(tl.minimum(z, 20))  # beyond 20 the quotient is 1
+        part = power * (power + 2)
+        return z * (part / (part + 2))
+    return tl.where(z > 0, z, z * slope)
+
+
+@triton.jit
+def _derivative(z, kind: tl.constexpr, slope: tl.constexpr):
+    """The derivative of _activated."""
+    if kind == "silu":
+        share = 1 / (1 + tl.exp(-z))
+        return share * (1 + z * (1 - share))
+    if kind == "mish":
+        power = tl.exp(tl.minimum(z, 20))
+        part = power * (power + 2)
+        return part / (part + 2) + 4 * z * power * (1 + power) / ((part + 2) * (part + 2))
+    return tl.where(z > 0, 1, tl.full(z.shape, slope, z.dtype))
