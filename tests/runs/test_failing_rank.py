@@ -21,6 +21,7 @@ import torch
 
 from tests.runs.kill_resume import OPTIONS
 from tests.runs.process_group import fork_context, free_port, take_place
+from tests.runs.slurm_jobs import slurm_is_up
 from tests.train_utils.test_distributed import clean_environment
 
 MORE = ("train.epochs=1", "evaluate.every=1", "evaluate.batch_size=1", "train.timeout_seconds=8")
@@ -43,8 +44,8 @@ def run_rank(event: str, *more: str) -> None:
         return forward(self, images)
 
     sys.argv[1:] = [*OPTIONS, *MORE, *more]
-    if event == "asks for a GPU":
-        sys.argv.append(f"train.device={'cuda' if read_launch().rank == 1 else 'cpu'}")
+    if event.startswith("asks for a GPU"):
+        sys.argv.append(f"train.device={'cuda' if str(read_launch().rank) in event else 'cpu'}")
     elif event == "is orphaned":
         sys.argv += ["train.epochs=300", "evaluate.every=0", "run_dir=run"]
     elif read_launch().rank == 1:
@@ -102,29 +103,38 @@ def errors_in(output: str) -> list[str]:
 
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+LAUNCH = [sys.executable, "-m", "torch.distributed.launch", "--use-env", "--nproc-per-node=2"]
+SRUN = ["srun", "--nodes=1", "--ntasks=2", "--overcommit", "--kill-on-bad-exit=1", sys.executable]
+SLURM = pytest.mark.skipif(not slurm_is_up(), reason="no SLURM with two nodes")
 CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="rank 1 finds a GPU here")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("event", "sentence", "refused"),
+    ("event", "sentence", "launcher"),
     [
-        ("fails", r"the second pass fails\.", []),
-        pytest.param("asks for a GPU", "a CUDA device was asked for, .*", [], marks=CUDA),  # before there is a group
-        pytest.param("is refused", "a CUDA device was asked for, .*", ["train.device=cuda"], marks=CUDA),
+        ("fails", r"the second pass fails\.", TORCHRUN),
+        *(
+            pytest.param(f"asks for a GPU {ranks}", "a CUDA device was asked for, .*", launcher, marks=CUDA)
+            for ranks, launcher in (("0", LAUNCH), ("1", TORCHRUN), ("0 1", TORCHRUN))  # before there is a group
+        ),
+        *(
+            pytest.param(f"asks for a GPU {ranks}", "a CUDA device was asked for, .*", SRUN, marks=[CUDA, SLURM])
+            for ranks in ("0", "1")
+        ),
     ],
 )
 def test_a_rank_that_fails_says_it_once_and_ends_all(
-    tmp_path: Path, event: str, sentence: str, refused: list[str]
+    tmp_path: Path, event: str, sentence: str, launcher: list[str]
 ) -> None:
     with no_process_left(tmp_path):
         done = subprocess.run(
-            [*TORCHRUN, __file__, event, *refused],
+            [*launcher, __file__, event],
             cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=240,
         )  # fmt: skip
     (said,) = errors_in(done.stderr)
     assert re.fullmatch(f"error: {sentence} fix: ", said), said
-    assert re.search(r"exitcode *: 2\b", done.stderr) and done.returncode != 0, done.stderr
+    assert re.search(r"exitcode *: 2\b|Exited with exit code 2", done.stderr) and done.returncode != 0, done.stderr
     assert "exitcode  : -9" not in done.stderr, "a rank ignored SIGTERM"
 
 
