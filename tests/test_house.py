@@ -30,7 +30,7 @@ LIMITS = {  # if you raise one, say why in the commit
     "lines of a file": 400,
     "lines of a function": 80,
     "options of train.py": 98,  # as the page of options counts
-    "lines of tests": 17_116,
+    "lines of tests": 17_131,
     "pages of docs": 24,
     "words of docs": 15_400,  # without results and the page of options
     "words of the notebook": 5_000,

@@ -172,6 +172,21 @@ def test_each_epoch_and_each_seed_has_its_own_order(
     assert len(set(map(tuple, orders.values()))) == 4
 
 
+def test_one_precision_chooses_the_best_epoch_whatever_that_of_the_training(shapes: Path, tmp_path: Path) -> None:
+    seen: set[tuple[bool, bool]] = set()
+
+    def look(module: torch.nn.Module, _: Any) -> None:
+        if isinstance(module, Darknet):
+            seen.add((module.training, torch.is_autocast_enabled("cpu")))
+
+    hook = torch.nn.modules.module.register_module_forward_pre_hook(look)
+    try:
+        train(options(shapes, tmp_path / "run", "train.precision=bfloat16", "train.epochs=2"))
+    finally:
+        hook.remove()
+    assert seen == {(True, True), (False, False)}
+
+
 def test_evaluation_leaves_the_training_alone(shapes: Path, tmp_path: Path) -> None:
     for every in (0, 1):
         train(options(shapes, tmp_path / str(every), f"evaluate.every={every}", "train.epochs=3"))
