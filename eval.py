@@ -158,9 +158,8 @@ class Evaluator:
     """Score models like ``model`` on one data set; made once, called after every epoch.
 
     Batches are formed before they are dealt to the ranks, and none is padded. So each image is
-    computed once and in the same batch, whatever the number of ranks. ``training_dtype`` is that of
-    autocast for ``evaluate.precision=auto`` (None: float32). ``loss`` adds the validation losses.
-    ``classes`` are the model's number of each class of the data; None: they are the same.
+    computed once and in the same batch, whatever the number of ranks. ``loss`` adds the validation
+    losses. ``classes`` are the model's number of each class of the data; None: they are the same.
     """
 
     def __init__(
@@ -173,13 +172,11 @@ class Evaluator:
         data_options: data.DataConfig,
         world: World,
         timeout_seconds: float = 0.0,
-        training_dtype: torch.dtype | None = None,
         loss: models.LossSection | None = None,
         classes: list[int] | None = None,
     ) -> None:
         open_checkpoint.check_size(model, image_size, "evaluate.image_size")
-        self.final_dtype = numerics.evaluation_dtype(config.precision, world.device, "evaluate.precision")
-        self.dtype = training_dtype if config.precision is EvalPrecision.auto else self.final_dtype
+        self.dtype = numerics.evaluation_dtype(config.precision, world.device, "evaluate.precision")
         self.scorer = coco_eval.choose_scorer(config.scorer)
         self.config, self.world, self.truth = config, world, ground_truth_of(val_set)
         batches = data.eval_batches(
@@ -202,7 +199,7 @@ class Evaluator:
 
     @classmethod
     def of_training(cls, config: TrainConfig, val_set: data.Annotations, model: models.Darknet, world: World) -> Self:
-        """The evaluator of a training, whose forward pass it shares until the last evaluation."""
+        """The evaluator of a training, in the precision of eval.py, since it chooses best.pt."""
         return cls(
             val_set,
             config.evaluate,
@@ -211,17 +208,14 @@ class Evaluator:
             data_options=config.data,
             world=world,
             timeout_seconds=config.train.timeout_seconds,
-            training_dtype=numerics.autocast_dtype(config.train.precision.value, world.device),
             loss=config.loss,
         )
 
-    def __call__(
-        self, model: torch.nn.Module, log_line: Callable[[str], object], *, is_final: bool = False
-    ) -> coco_eval.Evaluation | None:
+    def __call__(self, model: torch.nn.Module, log_line: Callable[[str], object]) -> coco_eval.Evaluation | None:
         """Score ``model``, which is in eval mode; None on all ranks but 0.
 
-        ``log_line`` reports unreadable images. With ``is_final``, ``precision=auto`` means float32.
-        Losses are means over the batches, weighted by their images.
+        ``log_line`` reports unreadable images. Losses are means over the batches, weighted by their
+        images.
         """
         assert isinstance(model, models.Darknet)
         device = self.world.device
@@ -235,7 +229,7 @@ class Evaluator:
 
         of_batches = detect.detect_batches(
             models.for_detection(model, device), self.loader, self.postprocess, device, on_raw_maps=keep_losses,
-            dtype=self.final_dtype if is_final else self.dtype, tf32=self.config.precision is EvalPrecision.tf32,
+            dtype=self.dtype, tf32=self.config.precision is EvalPrecision.tf32,
         )  # fmt: skip
         progress = Progress(self.num_images, "evaluate", self.world.is_main)
         found = detect.collect_detections(of_batches, self.to_original, progress)

@@ -85,7 +85,7 @@ def train(requested: schema.TrainConfig) -> run.Outcome:  # noqa: PLR0915 - the 
             report.line(build.describe_left_out(dataset.images, f"epoch {state.epoch}, train"))
             is_final, evaluation = state.epoch == config.train.epochs, None  # which stays None off rank 0
             if config.evaluate.is_due(state.epoch, config.train.epochs):
-                evaluation = evaluator(state.average.module, report.line, is_final=is_final)
+                evaluation = evaluator(state.average.module, report.line)
             is_best = state.record(evaluation.metrics if evaluation is not None else {})
             # The tables first: a run that ends in between repeats the epoch, and its row.
             report.epoch(state, result, evaluation, is_best)
@@ -100,6 +100,6 @@ def train(requested: schema.TrainConfig) -> run.Outcome:  # noqa: PLR0915 - the 
             return run.Outcome(state.best_metrics, report.folder)
         if not is_final:
             report.line(f"the training ends here: {stop_reason}")
-            evaluation = evaluator(state.average.module, report.line, is_final=True)
+            evaluation = evaluator(state.average.module, report.line)
         report.finish(state, val_set, evaluation)
         return run.Outcome(state.best_metrics, report.folder)

@@ -33,7 +33,7 @@ class DetectionSection:
     resize: Resize  # letterbox: keep the aspect ratio and pad; stretch: fill image_size, as Darknet does
     rect: bool  # letterbox each image into a rectangle of its shape; false, or resize=stretch: into image_size
     precision: train_options.EvalPrecision  # of the forward pass; all but float32 round more and are faster on GPUs;
-    # auto: train.precision during training, float32 for the final evaluation
+    # auto: float32, in a training, too, so that one precision chooses best.pt
     confidence: Share  # drop detections with this score or less
     nms_iou: Share  # a box suppresses those of its class that overlap it by more than this IoU
     merge_nms: bool  # replace each kept box by the mean of itself and those it suppresses, weighted by score
@@ -50,7 +50,7 @@ Scorer = StrEnum("Scorer", ["auto", "pycocotools", "hotcoco"])
 class EvaluateConfig(DetectionSection):
     """How a model is scored (keys ``evaluate.*``)."""
 
-    batch_size: Count  # images in one forward pass of one rank; the scores do not depend on it
+    batch_size: Count  # images in one forward pass of one rank; another number moves scores by rounding, some 2e-6
     clip: bool  # cut boxes at the image edges
     scorer: Scorer  # computes the same metrics, to the bit; auto: hotcoco, which is faster, in a tested version
     every: Whole  # epochs between evaluations in training; 0: only after the last epoch
@@ -153,7 +153,7 @@ class PredictConfig(DetectConfig):
     """Everything that predict.py reads: ``ckpt``, or ``model`` with weights and ``names``."""
 
     on_error: OnBadFile  # stop at a file that cannot be read, or skip it with a warning
-    batch_size: Count | None  # images in one forward pass; results do not depend on it; null: 8 on a GPU, else 1
+    batch_size: Count | None  # images in one forward pass; results differ by rounding only; null: 8 on a GPU, else 1
     source: str  # an image, a video, a folder, a quoted pattern, an address (http://.../a.jpg, rtsp://...), or the
     # number of a camera (0)
     out: str | None  # folder for the results; null: runs/predict/<date_time>

@@ -40,7 +40,7 @@ def autocast_dtype(precision: str, device: torch.device, key: str = "train.preci
 
 
 def evaluation_dtype(precision: train_options.EvalPrecision, device: torch.device, key: str) -> torch.dtype | None:
-    """The autocast dtype of an evaluation outside a training, where ``auto`` means float32."""
+    """The autocast dtype of an evaluation, where ``auto`` means float32."""
     return None if precision is train_options.EvalPrecision.auto else autocast_dtype(precision.value, device, key)
 
 

@@ -1,9 +1,11 @@
 """Colour changes against OpenCV's formula, on the CPU and on the device."""
 
+import colorsys
 from dataclasses import replace
 
 import cv2
 import numpy as np
+import torch
 
 from data import Request, TrainDataset
 from data.colour import change_colour, network_input
@@ -38,3 +40,13 @@ def test_colour_on_the_device_is_that_of_the_cpu(coco_set: CocoSet) -> None:
     found = network_input(there.images, there.gains)
     assert expected.equal(here.images.float() / 255)
     assert float((found - expected).abs().mean()) < 1 / 255
+
+
+def test_colour_on_the_device_is_that_of_colorsys_also_where_hue_wraps() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (300, 3), dtype=np.uint8)
+    for gains in ((1.9, 0.7, 1.3), (0.4, 1.5, 0.6)):
+        changed = network_input(torch.from_numpy(pixels).view(1, 300, 1, 3).permute(0, 3, 1, 2), torch.tensor([gains]))
+        for before, found in zip(pixels, changed[0, :, :, 0].T, strict=True):
+            hue, *others = (x * gain for x, gain in zip(colorsys.rgb_to_hsv(*(before / 255)), gains, strict=True))
+            expected = colorsys.hsv_to_rgb(hue % 1, *(min(x, 1) for x in others))
+            np.testing.assert_allclose(found, expected, atol=1e-5)

@@ -79,3 +79,14 @@ def test_each_flip_mirrors_its_own_axis(flips: tuple[float, float], point: tuple
     augment = replace(NO_AUGMENT, flip_horizontal=flips[0], flip_vertical=flips[1])
     matrix = random_affine(augment, (60, 100), np.random.default_rng(0))
     assert (matrix @ [3, 5, 1]).tolist() == [50 + point[0], 30 + point[1], 1]
+
+
+def test_what_is_drawn_reaches_both_ends_of_its_range_and_has_its_middle_there() -> None:
+    augment, drawn = replace(NO_AUGMENT, scale=0.5, translate=0.1), np.random.default_rng(0)
+    matrices = np.array([random_affine(augment, (100, 100), drawn) for _ in range(4000)])
+    for values, low, high in ((matrices[:, 0, 0], 0.5, 1.5), *((matrices[:, axis, 2], 40, 60) for axis in (0, 1))):
+        assert low <= values.min() < low + 0.01 * (high - low) and high >= values.max() > high - 0.01 * (high - low)
+        assert abs(values.mean() - (low + high) / 2) < 0.02 * (high - low)
+    turned = [random_affine(replace(NO_AUGMENT, degrees=20), (64, 64), drawn) for _ in range(500)]
+    angles = np.degrees([np.arctan2(matrix[1, 0], matrix[0, 0]) for matrix in turned])
+    assert -20 <= angles.min() < -19 and 19 < angles.max() <= 20

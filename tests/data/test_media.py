@@ -3,6 +3,7 @@
 import logging
 import traceback
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -20,11 +21,11 @@ def picture(path: Path, height: int = 30, width: int = 40) -> np.ndarray:
     return image
 
 
-def video(path: Path, frames: int, size: tuple[int, int] = (64, 48)) -> Path:
-    """A video of 10 frames a second, each of one grey: 0, 8, 16, ..."""
+def video(path: Path, frames: int, size: tuple[int, int] = (64, 48), colour: Any = (0, 0, 0)) -> Path:
+    """A video of 10 frames a second, each of one colour (RGB): this one, then 8, 16, ... more."""
     writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"MJPG"), 10, size)
     for number in range(frames):
-        writer.write(np.full((size[1], size[0], 3), 8 * number, np.uint8))
+        writer.write(np.full((size[1], size[0], 3), 8 * number + np.array(colour)[::-1], np.uint8))
     writer.release()
     return path
 
@@ -75,6 +76,9 @@ def test_videos_and_streams_come_frame_by_frame(tmp_path: Path) -> None:
             assert [frame.number for frame in frames] == list(range(1, 13)) and frames[0].size == (48, 64)
             assert frames[0].frames_per_second == 10
             assert np.abs([frame.image.mean() - 8 * (frame.number - 1) for frame in frames]).max() < 3
+    for channel, colour in enumerate(255 * np.eye(3, dtype=np.uint8)):
+        (frame,) = media.read_video(Medium(video(tmp_path / "colour.avi", 1, colour=colour), "colour.avi"))
+        assert frame.image.mean(axis=(0, 1)).argmax() == channel and np.abs(frame.image.mean((0, 1)) - colour).max() < 9
     (camera,) = media.find_media("87")
     assert (camera.name, camera.address) == ("camera87", "87")
     path.write_bytes(b"no video")

@@ -90,6 +90,24 @@ def test_the_pool_bounds_the_partners(coco_set: CocoSet) -> None:
         assert picture.indices[0] == 2 and set(picture.indices) <= {2, 4, 5}
 
 
+def test_the_partners_from_a_pool_are_distinct_and_others() -> None:
+    sizes = np.full((9, 2), 64, dtype=np.int32)
+    requests = [Request(3, 64, 64, epoch, pool=(1, 3, 4, 6, 7)) for epoch in range(60)]
+    plans = [draw_plan(request, sizes, PLANS["mixture"], 0) for request in requests]
+    first = [plan.pictures[0].indices for plan in plans]
+    assert all(len(set(indices)) == 4 for indices in first)
+    assert {index for indices in first for index in indices[1:]} == {1, 4, 6, 7}, "each is drawn at some time"
+    assert {plan.pictures[1].indices[0] for plan in plans} == {1, 4, 6, 7}
+
+
+def test_mosaics_meet_anywhere_within_half_a_sample_of_its_centre() -> None:
+    sizes = np.full((9, 2), 64, dtype=np.int32)
+    plans = [draw_plan(Request(0, 200, 100, epoch), sizes, replace(NO_AUGMENT, mosaic=1), 0) for epoch in range(1500)]
+    points = np.array([plan.pictures[0].placed[3].corner for plan in plans])  # that of the lower right image
+    assert np.abs(points.min(axis=0) - [-50, -100]).max() <= 2 and np.abs(points.max(axis=0) - [50, 100]).max() <= 2
+    assert np.abs(points.mean(axis=0)).max() < 6
+
+
 def test_short_trainings_keep_most_of_their_mosaics() -> None:
     augment = replace(MOSAIC, close_mosaic_epochs=10)
     assert [augment.plain_epochs(epochs) for epochs in (300, 40, 10, 1)] == [10, 10, 2, 0]

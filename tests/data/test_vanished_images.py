@@ -89,6 +89,8 @@ def test_a_few_damaged_images_are_counted_in_each_epoch(workers: int, jpeg_set: 
         left_out = source.take_left_out()
         assert left_out.tolist() == [0, 1, 2, 3, 4, 5] and not len(source.take_left_out())
         assert source.check_left_out(6, "b.jpg") == "6 of 24 images cannot be read, the last one: b.jpg"
+    with pytest.raises(DataError, match="7 of 24 images"):
+        source.check_left_out(7, "")
 
 
 def test_20_in_a_row_are_too_many_of_any_set(jpeg_set: CocoSet, tmp_path: Path) -> None:
@@ -97,6 +99,9 @@ def test_20_in_a_row_are_too_many_of_any_set(jpeg_set: CocoSet, tmp_path: Path) 
     jpeg_set.json["annotations"] = [{**boxes[0], "image_id": 0}]
     source = jpeg_set.source(on_error=OnError.skip)
     assert source.read(0) is not None
+    assert source.check_left_out(30, "") and source.check_left_out(20, "")  # 1 %, if not in a row
+    with pytest.raises(DataError, match=r"31 of 3,000 images"):
+        source.check_left_out(31, "")
     rewrite(jpeg_set.root / "images", lambda _: b"", 20)
     with pytest.raises(DataError, match=r"20 of 3,000 images cannot be read"):
         [source.read(index) for index in range(20)]

@@ -229,3 +229,13 @@ def test_rows_of_trackers_and_key_points_are_not_polygons(row: str, others: str,
         yolo_set.write(f"labels/{stem}.txt", f"{row}\n{row}\n{others}")
     with pytest.raises(DataError, match=r"a\.txt:1 h"):
         yolo_set.open("images")
+
+
+@pytest.mark.parametrize("clockwise", [True, False])
+def test_a_polygon_stands_for_its_bounding_box_wherever_it_begins(clockwise: bool, yolo_set: YoloSet) -> None:
+    yolo_set.add("images", "labels", "abc")
+    corners = [".5 .1", ".8 .4", ".3 .9", ".2 .5"][:: 1 if clockwise else -1]
+    rows = (f"0 {' '.join(corners[start:] + corners[:start])}\n" for start in range(4))
+    yolo_set.write("labels/a.txt", "".join(rows))
+    boxes = yolo_set.open("images").boxes_xywh[:4] / [60, 40, 60, 40]
+    np.testing.assert_allclose(boxes, [[0.2, 0.1, 0.6, 0.8]] * 4)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from models import Darknet, parse_cfg
+from models.darknet import fuse_batch_norm
 from models.layers import ACTIVATIONS, Convolution, MaxPool, Product, Reorg, SharedConvolution, Shortcut
 from models.weights import weight_tensors
 from tests.models.cfg_writer import conv, route, section, shortcut
@@ -82,6 +83,20 @@ def test_xnor_convolution_works_on_signs(stride: int) -> None:
     expected = convolved(signs, binary, stride, 1, 1, rim=-1.0) + bias[:, None, None]
     expected = np.where(expected > 0, expected, 0.1 * expected)
     torch.testing.assert_close(layer(x)[0].double().detach(), torch.from_numpy(expected), rtol=1e-4, atol=1e-5)
+
+
+def test_fusing_folds_batch_norm_and_leaves_binary_convolutions_alone() -> None:
+    """What they compute depends on the signs of their own kernels."""
+    model = network(conv(6, 3) + conv(8, 3, xnor=1) + conv(4, 3)).eval()
+    with torch.no_grad():
+        for name, tensor in model.named_buffers():
+            if name.endswith(("mean", "var")):
+                tensor.uniform_(0.5, 1.5)
+        for layer in model.layers[:3]:
+            layer.norm.weight.uniform_(-1.5, 1.5)
+        fused, images = fuse_batch_norm(model), torch.rand(2, 3, 8, 8)
+        torch.testing.assert_close(fused(images)[0], model(images)[0], rtol=1e-4, atol=1e-5)
+    assert [layer.norm is None for layer in fused.layers[:3]] == [True, False, True]
 
 
 # Layer 1 lends its tensors to layers 2 and 4, as resnet152_trident does; all maps have 4 channels.

@@ -95,6 +95,17 @@ def test_gradient_is_the_references_with_constant_targets(loss: YoloLoss | Yolox
         assert slope == pytest.approx((after - before) / (2 * step), rel=1e-4, abs=1e-4)
 
 
+@pytest.mark.parametrize("side", [224.0, 400.0])
+def test_the_last_bin_is_that_of_sides_at_its_distance_and_beyond(side: float) -> None:
+    """Of eight bins the last is seven cells of 16 pixels from the middle of the box's cell."""
+    loss, found = YoloxLoss([BINNED.heads[1]], replace(YOLOX, positives=1)), list[float]()
+    for at in (6, 7):
+        raw = torch.zeros(1, 1, 15, 15, 4 * 8 + 1 + 3)
+        raw[..., at : 4 * 8 : 8] = 20
+        found.append(float(loss([raw], torch.tensor([[0, 1, 120, 120, side, side]])).dfl))
+    assert found[0] > 10 and 0 < found[1] < 0.1
+
+
 @pytest.mark.parametrize("loss", CHOICES.values(), ids=CHOICES)
 def test_one_class_is_learnt_too(loss: YoloLoss | YoloxLoss) -> None:
     heads, config = [replace(head, num_classes=1) for head in loss.heads], loss.config

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from models import Darknet, ModelError, is_of_timm, load_timm_backbone, zoo_cfg
 from models.layers import Convolution
-from models.timm import MEAN, STD
 
 State = dict[str, Tensor]
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # timm.data.constants.IMAGENET_DEFAULT_MEAN and _STD
 DEPTHS, CHANNELS = (1, 2, 8, 8, 4), (32, 64, 128, 256, 512, 1024)
 
 
@@ -45,8 +45,8 @@ def random_state(csp: bool) -> State:
     return state
 
 
-def features(state: State, x: Tensor, csp: bool) -> Tensor:
-    """The last map, as timm computes it."""
+def features(state: State, x: Tensor, csp: bool) -> tuple[Tensor, Tensor]:
+    """The first and the last map, as timm computes them."""
 
     def layer(name: str, x: Tensor, stride: int = 1) -> Tensor:
         kernels = state[f"{name}.conv.weight"]
@@ -55,7 +55,7 @@ def features(state: State, x: Tensor, csp: bool) -> Tensor:
         mean, variance, gamma, beta = (state[f"{name}.bn.{key}"] for key in keys)
         return F.leaky_relu(F.batch_norm(x, mean, variance, gamma, beta, eps=1e-5), 0.1)
 
-    x = layer("stem.conv1", (x - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None])
+    x = first = layer("stem.conv1", (x - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None])
     for number, depth in enumerate(DEPTHS):
         stage = f"stages.{number}"
         x = layer(f"{stage}.conv_down", x, 2)
@@ -66,7 +66,7 @@ def features(state: State, x: Tensor, csp: bool) -> Tensor:
         if csp:
             x = torch.cat((around, layer(f"{stage}.conv_transition_b", x)), dim=1)
             x = layer(f"{stage}.conv_transition", x)
-    return x
+    return first, x
 
 
 @pytest.mark.parametrize(
@@ -83,10 +83,11 @@ def test_the_backbone_computes_what_timm_computes(csp: bool, network: str, last:
     report = load_timm_backbone(model, state, Path("a.pth"))
     assert report.layers_loaded == count and not report.is_whole
     images = torch.rand(1, 3, 128, 128)
-    expected = features(state, images, csp)
+    first, expected = features(state, images, csp)
     maps = {-1: images}
     for index in range(last + 1):
         maps[index] = model.layers[index](*[maps[source] for source in model.sources[index]])
+    torch.testing.assert_close(model.layers[0](images)[..., 1:-1, 1:-1], first[..., 1:-1, 1:-1], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(maps[last], expected, rtol=0, atol=0.01 * float(expected.abs().max()))
 
 

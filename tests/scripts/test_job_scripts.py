@@ -1,6 +1,7 @@
 """The sbatch scripts with stand-ins for srun and scontrol: the step for each GPU request."""
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -12,6 +13,7 @@ SRUN = """#!/bin/bash
 [[ $1 != --version ]] || { echo slurm 99.1; exit; }
 printf '<%s>' "$@"; echo
 env | grep '^SLURM_.*GPU'
+echo "threads $OMP_NUM_THREADS"
 exit ${CODE:-0}
 """
 SCONTROL = """#!/bin/bash
@@ -69,6 +71,26 @@ def test_each_way_to_ask_for_gpus_starts_a_process_for_each_or_ends_with_a_sente
     assert script == SRUN_TASKS or f"<--nproc-per-node={expected}>" in step, step
     inherited = [line for line in done.stdout.splitlines() if line.startswith("SLURM_")]
     assert all(line.startswith("SLURM_GPUS_ON_NODE") for line in inherited), "srun would take these for its options"
+
+
+@pytest.mark.parametrize(
+    ("script", "cpus", "tasks", "expected"),
+    [(TORCHRUN, 16, 1, 4), (TORCHRUN, 16, 2, 8), (TORCHRUN, 2, 1, 1), (SRUN_TASKS, 16, 4, 16)],
+)
+def test_processes_share_the_cores_and_a_failed_one_ends_the_others(
+    script: str, cpus: int, tasks: int, expected: int, tmp_path: Path
+) -> None:
+    """Of four on a node; two jobs on it meet at different ports."""
+    slurm = {"SLURM_GPUS_ON_NODE": "4", "SLURM_TASKS_PER_NODE": "4(x2)", "SLURM_NTASKS_PER_NODE": str(tasks)}
+    slurm |= {"SLURM_CPUS_PER_TASK": str(cpus)}
+    ports = []
+    for job in ("123", "124"):
+        done = start(script, tmp_path, slurm | {"SLURM_JOB_ID": job, "OMP_NUM_THREADS": ""})
+        assert f"\nthreads {expected}\n" in done.stdout and "<--kill-on-bad-exit=1>" in done.stdout
+        of_step = cpus * tasks if script == TORCHRUN else cpus  # torchrun is the one task of its node
+        assert f"<--cpus-per-task={of_step}>" in done.stdout
+        ports += re.findall(r"<--rdzv-endpoint=n1:(\d+)>", done.stdout)
+    assert len(set(ports)) == (2 if script == TORCHRUN else 0) and all(1024 < int(port) < 32768 for port in ports)
 
 
 WORDS = ["a=[1, 2]", 'b={x: 1, y: "q r"}', "", "$HOME *", "c='d'"]

@@ -18,9 +18,18 @@ from conf.from_checkpoint import resumed_options
 from conf.schema import CHOICES, TrainConfig
 from data import Colour
 from models import Darknet, DarknetLoss, ModelError, YoloLoss, YoloxLoss, parse_cfg, save_darknet_weights
+from models.cfg import ZOO
 from tests.models.cfg_writer import cfg, conv, head
 from train_utils import auto, build, checkpoint
-from train_utils.build import build_loss, build_model, describe_network, load_network, loader_workers, suitable_loss
+from train_utils.build import (
+    build_loss,
+    build_meta_model,
+    build_model,
+    describe_network,
+    load_network,
+    loader_workers,
+    suitable_loss,
+)
 from train_utils.distributed import World
 
 CPU = World(0, 0, 1, 1, 1, torch.device("cpu"), "none")
@@ -173,6 +182,18 @@ def test_the_loss_suits_the_heads_and_takes_the_options_given() -> None:
     for heads, given in ((HEADS, "loss.positives=5"), (far, "loss.anchor_iou=0.5"), (far, "loss.positives=0")):
         with pytest.raises(ConfigError, match=given.partition("=")[0]):
             build_loss(heads, composed(given).loss)
+
+
+DECOUPLED = ("yolov3-spp-decoupled", "yolov3-tiny-decoupled")
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_decoupled_networks_of_the_zoo_learn_bins_by_the_loss_of_yolox_and_others_by_that_of_yolov3(name: str) -> None:
+    config = composed(f"model={name}")
+    heads = build_meta_model(config.model).heads
+    loss, bins = ("yolox", 16) if name in DECOUPLED else ("yolov3", 0)
+    assert suitable_loss(heads, config.loss).name == loss and {head.box_bins for head in heads} == {bins}
+    assert all(head.box_bins == 0 for head in build_meta_model(replace(config.model, box_bins=0)).heads)
 
 
 def test_each_choice_of_loss_has_its_class_and_its_learning_rate() -> None:

@@ -35,7 +35,7 @@ from train_utils.detect import collect_detections, detect_batches
 from train_utils.distributed import World, init_distributed_mode
 from train_utils.engine import explain_out_of_memory
 from train_utils.numerics import DTYPES, weights_dtype
-from train_utils.optim import Schedule
+from train_utils.optim import Schedule, make_optimizer
 from train_utils.train_state import TrainState
 
 
@@ -66,6 +66,22 @@ def test_accumulation_makes_the_update_of_the_whole_batch(clip: float | None) ->
     for one, other, before in zip(whole.parameters(), parts.parameters(), start.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
         assert not torch.equal(one, before), "nothing was learnt"
+
+
+def test_each_step_has_the_rates_of_its_own_number_also_in_the_next_epoch() -> None:
+    schedule = Schedule(replace(CONFIG, warmup_epochs=1), steps_per_epoch=3, total_steps=30)
+    state, seen = new_state(network_with_norm(), schedule), list[list[float]]()
+    keys = "lr", "momentum", "weight_decay"
+    state.optimizer.register_step_pre_hook(
+        lambda *_: seen.append([group[key] for group in state.optimizer.param_groups for key in keys])
+    )
+    for _ in range(2):
+        train_epoch(state, batches(4, 24), accumulate=2)
+    twin = make_optimizer(network_with_norm(), schedule.config)
+    for step in range(6):
+        schedule.apply(twin, step)
+        assert seen.pop(0) == [group[key] for group in twin.param_groups for key in keys]
+    assert not seen and schedule.lr_factor(5) < schedule.lr_factor(4) < 1
 
 
 class Explosive(nn.Sequential):
