@@ -93,6 +93,7 @@ def run_word(words: Sequence[str]) -> int:
     if word.replace("_", "-") in names:
         return run(names[word.replace("_", "-")], options)
     if word in ("--help", "-h", "--version"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as in run
         print(help.version_page() if word == "--version" else help.programs_page(PROGRAMS))
         return 0
     near = get_close_matches(word, names, 1)
