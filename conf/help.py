@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 
 from conf import REPOSITORY, compose, suggestions
 from conf.schema import CHOICES
-from data.errors import as_started
+from data.errors import as_started, word_of
 
 WORDS_OF_TYPES = {str: "text", int: "integer", float: "number", bool: "true or false", Any: "any", type(None): "null"}
 PACKAGES = ("torch", "torchvision", "hydra-core", "numpy", "opencv-python-headless", "pycocotools")
@@ -43,10 +43,9 @@ class Option(NamedTuple):
 
 def programs_page(programs: Mapping[str, Any]) -> str:
     """Each of PROGRAMS with the first line about it."""
-    abouts = {program.word: docstring_of(program.command).splitlines()[0] for program in programs.values()}
-    lines = ["The first word names a program, key=value are its options, --help lists them:"]
-    lines += [f"  {word:<16}  {about}" for word, about in abouts.items()]
-    return "\n".join([*lines, "", f"{as_started('python train.py')} experiment=quickstart"])
+    head = "The first word names a program, key=value are its options, --help after it lists them:"
+    rows = [f"  {word_of(one.command):<16}  {docstring_of(one.command).splitlines()[0]}" for one in programs.values()]
+    return "\n".join([head, *rows, "", f"{as_started('python train.py')} experiment=quickstart"])
 
 
 def docstring_of(command: str) -> str:
@@ -73,8 +72,7 @@ def help_page(name: str, command: str, schema: type, arguments: Sequence[str]) -
     for section, options in sections(schema, values):
         parts.append(f"\n{' '.join((section.__doc__ or '').partition(chr(10) * 2)[0].split())}")
         parts += [row(f"{option.key}={option.value}", f"{option.meaning} ({option.kind})") for option in options]
-    if (REPOSITORY / "docs").is_dir():
-        parts.append("\ndocs/train/options.md lists all options, docs/coming-from.md those of other programs")
+    parts.append("\ndocs/train/options.md of the repository has all options, docs/coming-from.md other programs'")
     return "\n".join(parts)
 
 

@@ -53,11 +53,6 @@ class Program:
         module = self.function.partition(":")[0]
         return module if "." in module else f"{module}.py"
 
-    @property
-    def word(self) -> str:
-        """What to type after ``hydra-yolov3-spp``."""
-        return word_of(self.command)
-
     def complete(self, options: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
         """Import the plugins that the composed ``options`` name, then fill in the options."""
         plugins = options.get("plugins", [])
@@ -89,17 +84,15 @@ PROGRAMS = {  # the key is the name of the YAML file in conf/
 def run_word(words: Sequence[str]) -> int:
     """Run the program that the first of ``words`` names, with the others as its options."""
     word, *options = words or ["--help"]
-    names = {program.word: name for name, program in PROGRAMS.items()}
-    if word.replace("_", "-") in names:
-        return run(names[word.replace("_", "-")], options)
+    names = {word_of(program.command): name for name, program in PROGRAMS.items()}
+    if name := names.get(word_of(word)):  # train.py and check_data, too
+        return run(name, options)
     if word in ("--help", "-h", "--version"):
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as in run
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--help | head` ends quietly
         print(help.version_page() if word == "--version" else help.programs_page(PROGRAMS))
         return 0
-    near = get_close_matches(word, names, 1)
-    fix = f"fix: {f'{near[0]}; the programs are' if near else 'the first word is one of'} {', '.join(names)}"
-    sentence = f"{word} is not a program. {fix}"
-    return print_error(ConfigError(sentence), schema.TrainConfig)
+    fix = f"fix: {', '.join(get_close_matches(word, names, 1) or ['another'])}; the programs are {', '.join(names)}"
+    return print_error(ConfigError(f"{word} is not a program. {fix}"), schema.TrainConfig)
 
 
 def run(name: str, arguments: Sequence[str] | None = None) -> int:
@@ -203,7 +196,7 @@ def become_torchrun(count: int) -> None:
 
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(usable_cores()) // count)))
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
-    # The file __main__.py is no script: from a clone it would not find its package.
+    # As a script, __main__.py of a clone would not find its package.
     script = ["-m", "hydra_yolov3_spp"] if os.path.basename(sys.argv[0]) == "__main__.py" else sys.argv[:1]
     os.execv(sys.executable, [sys.executable, *torchrun, *script, *sys.argv[1:]])
 
@@ -319,8 +312,8 @@ def options_of(name: str, overrides: Any) -> Any:
             raise ConfigError(f"{word} is for the command line. fix: options of the form key=value alone")
     config: Any = compose.compose(name, program.schema, arguments, program.complete)
     if ranks_to_start(config) > 1:
-        fix = as_started("fix: leave it out, or python train.py")
-        raise ConfigError(f"devices starts processes only on a command line. {fix}")
+        fix = as_started("leave it out, or python train.py")
+        raise ConfigError(f"devices starts processes only on a command line. fix: {fix}")
     return config
 
 

@@ -12,8 +12,7 @@ _LOGIN = re.compile(r"://(?=[^/?#\s]*@|[^/?#\s:]*:(?!\d*([/?#\s]|$)))([^?#\s]*@|
 JOINERS = "\u200c\u200d"
 # As `python train.py`, `torchrun --nproc-per-node=2 train.py`, `python -m scripts.tune`.
 _COMMAND = re.compile(r"(?:python|(torchrun [^\n]*?))(?: -m)? ((?:train|eval|predict|export)\.py|scripts\.\w+)\b")
-_PACKAGE = "hydra_yolov3_spp"
-_IS_INSTALLED = Path(__file__).resolve().parents[2].name == _PACKAGE
+_PACKAGE, _WORD = "hydra_yolov3_spp", "hydra-yolov3-spp"
 _shortened = reprlib.Repr()
 _shortened.maxstring = _shortened.maxother = 60
 
@@ -56,13 +55,10 @@ def word_of(program: str) -> str:
 
 
 def as_started(text: str) -> str:
-    """``text`` with its commands, such as ``python train.py``, the way this process was started.
-
-    That is as in a clone, by ``python -m hydra_yolov3_spp``, or by the command hydra-yolov3-spp.
-    """
+    """``text`` with commands such as ``python train.py`` in the way this process was started."""
     started = Path(sys.argv[0])
-    as_module = started.name == "__main__.py" and started.parent.name == _PACKAGE
-    if not (as_module or _IS_INSTALLED):
-        return text
-    start = f"python -m {_PACKAGE}" if as_module else _PACKAGE.replace("_", "-")
+    as_module = started.parts[-2:] == (_PACKAGE, "__main__.py")
+    if not as_module and started.name != _WORD and Path(__file__).resolve().parents[2].name != _PACKAGE:
+        return text  # in a clone
+    start = f"python -m {_PACKAGE}" if as_module else _WORD
     return _COMMAND.sub(lambda found: f"{f'{found[1]} -m {_PACKAGE}' if found[1] else start} {word_of(found[2])}", text)

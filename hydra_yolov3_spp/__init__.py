@@ -29,7 +29,7 @@ def add_project() -> None:
                 f"hydra_yolov3_spp has its own module {name}, but {place} was imported by this name before. "
                 "fix: run it in a process of its own, by the command hydra-yolov3-spp or from another script"
             )
-    if str(PROJECT) not in sys.path:
+    if sys.path[:1] != [str(PROJECT)]:
         sys.path.insert(0, str(PROJECT))
 
 
