@@ -37,9 +37,11 @@ ENV PATH=/opt/venv/bin:$PATH VIRTUAL_ENV=/opt/venv
 
 # The project; what it writes may belong to any user (--user).
 FROM packages AS run
+ARG UV_DEFAULT_INDEX
 COPY --chown=yolo:yolo . ./
-RUN chmod -R a+rX . && install -d -m 1777 . runs datasets
+RUN chmod -R a+rX . && install -d -m 1777 . runs datasets \
+ && uv pip install --python /opt/venv --no-cache --no-deps .
 # torchrun kills processes 30 s after it has told them to stop; what stops it has its own limit.
 ENV TORCH_ELASTIC_SHUTDOWN_TIMEOUT=110
 USER yolo
-CMD ["python", "train.py", "--help"]
+CMD ["hydra-yolov3-spp", "--help"]

@@ -37,5 +37,5 @@ pins: # keeps the versions, adds what is new, drops what nothing needs; UPGRADE=
 		$(UPGRADE) pyproject.toml -o .ci/constraints.txt > /dev/null
 
 clean:
-	rm -rf .venv-lowest .ci/*.egg-info .coverage* site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv-lowest .ci/*.egg-info .coverage* dist site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './.venv*/*' -prune -exec rm -rf {} +

@@ -16,8 +16,9 @@ class ConfigError(ValueError):
 
 if sys.platform == "win32":
     _sentence = "this project runs on Linux and macOS, not on Windows. fix: WSL 2 (wsl --install), or a Linux container"
-    _main = getattr(sys.modules["__main__"], "__file__", None)
-    if _main is None or Path(_main).absolute().parent not in (REPOSITORY, REPOSITORY / "scripts"):
+    _main = Path(getattr(sys.modules["__main__"], "__file__", None) or "-").absolute()
+    _is_ours = _main.parent in (REPOSITORY, REPOSITORY / "scripts") or _main.parent.name == "hydra_yolov3_spp"
+    if not _is_ours and "hydra_yolov3_spp.__main__" not in sys.modules:
         raise ImportError(_sentence)
-    print(f"error: {_sentence}", file=sys.stderr)  # a program of this repository: no traceback
+    print(f"error: {_sentence}", file=sys.stderr)  # a program of ours: no traceback
     sys.exit(2)

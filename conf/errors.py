@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 import sys
 
 
@@ -22,7 +23,8 @@ def install_command(*packages: str) -> str:
 
     Unlike ``uv sync --extra``, it keeps what is there: torch's CPU wheels, other extras.
     """
-    return shlex.join(["uv", "pip", "install", "--python", sys.executable, *packages])
+    by_uv, by_pip = ["uv", "pip", "install", "--python", sys.executable], [sys.executable, "-m", "pip", "install"]
+    return shlex.join([*(by_uv if shutil.which("uv") else by_pip), *packages])
 
 
 def first_line(error: BaseException) -> str:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 
 from conf import REPOSITORY, compose, suggestions
 from conf.schema import CHOICES
+from data.errors import as_started, word_of
 
 WORDS_OF_TYPES = {str: "text", int: "integer", float: "number", bool: "true or false", Any: "any", type(None): "null"}
 PACKAGES = ("torch", "torchvision", "hydra-core", "numpy", "opencv-python-headless", "pycocotools")
@@ -40,6 +41,19 @@ class Option(NamedTuple):
     meaning: str
 
 
+def programs_page(programs: Mapping[str, Any]) -> str:
+    """Each of PROGRAMS with the first line about it."""
+    head = "The first word names a program, key=value are its options, --help after it lists them:"
+    rows = [f"  {word_of(one.command):<16}  {docstring_of(one.command).splitlines()[0]}" for one in programs.values()]
+    return "\n".join([head, *rows, "", f"{as_started('python train.py')} experiment=quickstart"])
+
+
+def docstring_of(command: str) -> str:
+    """The docstring of a program; ``command`` as in ``Program.command``. Nothing is imported."""
+    file = REPOSITORY / f"{command.removesuffix('.py').replace('.', '/')}.py"
+    return as_started(ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "")
+
+
 def help_page(name: str, command: str, schema: type, arguments: Sequence[str]) -> str:
     """The docstring of a program, its groups, and its options with the values of ``arguments``.
 
@@ -50,8 +64,7 @@ def help_page(name: str, command: str, schema: type, arguments: Sequence[str]) -
     def row(left: str, right: str) -> str:
         return textwrap.fill(right, width, initial_indent=f"  {left:<30}  ", subsequent_indent=" " * 34)
 
-    file = REPOSITORY / f"{command.removesuffix('.py').replace('.', '/')}.py"
-    parts = [ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""]
+    parts = [docstring_of(command)]
     groups = [*get_type_hints(schema), *(["experiment"] if name == "train" else [])]
     rows = [row(group, ", ".join(choices)) for group in groups if (choices := suggestions.choices_of(group))]
     parts += ["\nGroups, typed as group=choice; data and experiment take paths, too", *rows] if rows else []
@@ -59,7 +72,7 @@ def help_page(name: str, command: str, schema: type, arguments: Sequence[str]) -
     for section, options in sections(schema, values):
         parts.append(f"\n{' '.join((section.__doc__ or '').partition(chr(10) * 2)[0].split())}")
         parts += [row(f"{option.key}={option.value}", f"{option.meaning} ({option.kind})") for option in options]
-    parts.append("\ndocs/train/options.md lists all options, docs/coming-from.md those of other programs")
+    parts.append("\ndocs/train/options.md of the repository has all options, docs/coming-from.md other programs'")
     return "\n".join(parts)
 
 
@@ -94,7 +107,7 @@ def version_page() -> str:
 
 
 def own_version() -> str:
-    """The name and version of this project, which nobody installs as a package."""
+    """The name and version of this project."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return f"{project['name']} {project['version']}"
 

@@ -14,6 +14,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,7 +23,7 @@ import hydra
 from conf import CONF_DIR, REPOSITORY, ConfigError, compose, errors, from_checkpoint, help, launch, schema, suggestions
 from conf.compose import Config
 from conf.options import quoted
-from data.errors import DataError, printable, without_login
+from data.errors import DataError, as_started, printable, without_login, word_of
 from models.errors import ModelError
 
 Result = TypeVar("Result")
@@ -80,8 +81,22 @@ PROGRAMS = {  # the key is the name of the YAML file in conf/
 }
 
 
-def run(name: str) -> int:
-    """Run the program ``name`` of PROGRAMS with the options of the command line.
+def run_word(words: Sequence[str]) -> int:
+    """Run the program that the first of ``words`` names, with the others as its options."""
+    word, *options = words or ["--help"]
+    names = {word_of(program.command): name for name, program in PROGRAMS.items()}
+    if name := names.get(word_of(word)):  # train.py and check_data, too
+        return run(name, options)
+    if word in ("--help", "-h", "--version"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--help | head` ends quietly
+        print(help.version_page() if word == "--version" else help.programs_page(PROGRAMS))
+        return 0
+    fix = f"fix: {', '.join(get_close_matches(word, names, 1) or ['another'])}; the programs are {', '.join(names)}"
+    return print_error(ConfigError(f"{word} is not a program. {fix}"), schema.TrainConfig)
+
+
+def run(name: str, arguments: Sequence[str] | None = None) -> int:
+    """Run the program ``name`` of PROGRAMS with ``arguments``, by default the command line's.
 
     Returns 0. After an error it exits, with code 2 for a user's error and 1 for a bug.
     """
@@ -89,7 +104,7 @@ def run(name: str) -> int:
     launch.end_with_torchrun()
     program = PROGRAMS[name]
     try:
-        arguments = prepare_arguments(sys.argv[1:], program)
+        arguments = prepare_arguments(list(sys.argv[1:] if arguments is None else arguments), program)
         if "--version" in arguments:
             print(help.version_page())
         elif {"--help", "-h"} & set(arguments):
@@ -181,7 +196,9 @@ def become_torchrun(count: int) -> None:
 
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(usable_cores()) // count)))
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
-    os.execv(sys.executable, [sys.executable, *torchrun, *sys.argv])
+    # As a script, __main__.py of a clone would not find its package.
+    script = ["-m", "hydra_yolov3_spp"] if os.path.basename(sys.argv[0]) == "__main__.py" else sys.argv[:1]
+    os.execv(sys.executable, [sys.executable, *torchrun, *script, *sys.argv[1:]])
 
 
 def prepare_arguments(arguments: list[str], program: Program) -> list[str]:
@@ -295,7 +312,8 @@ def options_of(name: str, overrides: Any) -> Any:
             raise ConfigError(f"{word} is for the command line. fix: options of the form key=value alone")
     config: Any = compose.compose(name, program.schema, arguments, program.complete)
     if ranks_to_start(config) > 1:
-        raise ConfigError("devices starts processes only on a command line. fix: leave it out, or python train.py")
+        fix = as_started("leave it out, or python train.py")
+        raise ConfigError(f"devices starts processes only on a command line. fix: {fix}")
     return config
 
 

@@ -20,6 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from conf import CONF_DIR
 from conf.options import option
 from conf.schema import CHOICES
+from data.errors import as_started
 from data.layouts import SET_KINDS
 
 NOT_COMPOSED = HydraException, OmegaConfBaseException, yaml.YAMLError  # the errors for explain()
@@ -31,7 +32,7 @@ HYDRA_FLAGS = VALUED_FLAGS | set(
     "--help -h --hydra-help --version --resolve --run -r --multirun -m --shell-completion -sc".split()
 )
 
-FOREIGN_NAMES: dict[str, str] = yaml.safe_load((CONF_DIR / "names.yaml").read_text(encoding="utf-8"))
+FOREIGN_NAMES: dict[str, str] = yaml.safe_load(as_started((CONF_DIR / "names.yaml").read_text(encoding="utf-8")))
 KEYS_OF_NAME = {
     name: [keys] if keys[0] == "(" else keys.split() for names, keys in FOREIGN_NAMES.items() for name in names.split()
 }

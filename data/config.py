@@ -7,7 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-from data.errors import DataError
+from data.errors import DataError, as_started
 from data.layouts import class_names, find_set_file, read_names
 
 # What scripts/get_data.py fetches into these folders, the roots of data=coco and data=voc.
@@ -164,7 +164,7 @@ class DataConfig:
         for folder, name in FETCHED.items():
             if root == Path(folder).absolute():
                 quickstart = "python train.py experiment=quickstart, which draws its own images"
-                return f"data=<your folder>, python -m scripts.get_data {name}, or {quickstart}"
+                return as_started(f"data=<your folder>, python -m scripts.get_data {name}, or {quickstart}")
         more = ", or data.split=0.1 to take a tenth of the training images" if split == "val" else ""
         return f"set data.root to the folder of the data set, or {key}{more}"
 

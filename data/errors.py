@@ -2,12 +2,17 @@
 
 import re
 import reprlib
+import sys
 import unicodedata
+from pathlib import Path
 
 # After ://, an @ before any of / ? #, or a colon without a port. A password may contain what should
 # be quoted, so the login ends at the last @ before a query, else at the last one.
 _LOGIN = re.compile(r"://(?=[^/?#\s]*@|[^/?#\s:]*:(?!\d*([/?#\s]|$)))([^?#\s]*@|\S*@)")
 JOINERS = "\u200c\u200d"
+# As `python train.py`, `torchrun --nproc-per-node=2 train.py`, `python -m scripts.tune`.
+_COMMAND = re.compile(r"(?:python|(torchrun [^\n]*?))(?: -m)? ((?:train|eval|predict|export)\.py|scripts\.\w+)\b")
+_PACKAGE, _WORD = "hydra_yolov3_spp", "hydra-yolov3-spp"
 _shortened = reprlib.Repr()
 _shortened.maxstring = _shortened.maxother = 60
 
@@ -42,3 +47,18 @@ def without_login(text: str) -> str:
 def shown(value: object) -> str:
     """Shorten a value from a file, however long or deep, for a message."""
     return _shortened.repr(value)
+
+
+def word_of(program: str) -> str:
+    """What ``hydra-yolov3-spp`` calls ``train.py`` or ``scripts.check_data``."""
+    return program.removeprefix("scripts.").removesuffix(".py").replace("_", "-")
+
+
+def as_started(text: str) -> str:
+    """``text`` with commands such as ``python train.py`` in the way this process was started."""
+    started = Path(sys.argv[0])
+    as_module = started.parts[-2:] == (_PACKAGE, "__main__.py")
+    if not as_module and started.name != _WORD and Path(__file__).resolve().parents[2].name != _PACKAGE:
+        return text  # in a clone
+    start = f"python -m {_PACKAGE}" if as_module else _WORD
+    return _COMMAND.sub(lambda found: f"{f'{found[1]} -m {_PACKAGE}' if found[1] else start} {word_of(found[2])}", text)

@@ -21,6 +21,7 @@ from conf import ConfigError, run_files, schema
 from conf.options import option
 from data import open_annotations
 from data.anchors import SEED, Sizes, kmeans_anchors, match_anchors, network_sizes, recall, refine_anchors
+from data.errors import as_started
 from train_utils import build
 
 SEARCHED_BOXES = 50_000  # a sample for the search; recall and IoU are those of all boxes
@@ -58,5 +59,5 @@ def find_anchors(config: schema.AnchorsConfig) -> Sizes:
         about = f"# Anchors for data={config.data.name} at {config.image_size} pixels, found by scripts/anchors.py."
         path.write_text(f"{about}\ndefaults:\n  - {base}\nanchors: [{pairs}]\n", encoding="utf-8")
         folder = shlex.quote(str(path.absolute().parent.parent))
-        print(f"wrote {path}: train.py --config-dir {folder} {option('model', path.stem)}")
+        print(f"wrote {path}: {as_started('python train.py')} --config-dir {folder} {option('model', path.stem)}")
     return refined

@@ -21,7 +21,7 @@ import numpy as np
 from conf import errors, from_checkpoint, run_files, schema
 from conf.options import MAY_CHANGE, flat, is_covered
 from data import progress
-from data.errors import printable
+from data.errors import as_started, printable
 from train_utils import coco_eval, report_page
 from train_utils.run_report import report_run
 
@@ -107,7 +107,7 @@ def read_groups(folders: Sequence[Path]) -> list[Group]:
         if not all(map(np.array_equal, vars(truth).values(), vars(best.truth).values())):
             raise errors.TrainError(
                 f"{folder} was scored on another validation set than {folders[0]}. fix: score it on the same: "
-                "python eval.py ckpt=... data=... out=<its folder>"
+                f"{as_started('python eval.py')} ckpt=... data=... out=<its folder>"
             )
         setting = {key: value for key, value in options.items() if not is_covered(key, IGNORED)}
         letter = chr(ord("A") + len(groups))

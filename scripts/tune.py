@@ -28,6 +28,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from conf import ConfigError, compose, errors, from_checkpoint, options, schema
 from conf.run import PROGRAMS
+from data.errors import as_started
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
 Space = dict[str, Any]  # the values of each option, or Hydra's interval
@@ -67,7 +68,7 @@ def tune(config: schema.TuneConfig) -> None:
         study.optimize(lambda trial: run_trial(trial, fixed, space, folder), n_trials=1)
     if study.get_trials(states=[optuna.trial.TrialState.COMPLETE]):
         best = shlex.join([*fixed, *overrides(study.best_params)])
-        print(f"best AP {study.best_value:.4f}: python train.py {best}", flush=True)
+        print(f"best AP {study.best_value:.4f}: {as_started('python train.py')} {best}", flush=True)
 
 
 def run_trial(trial: Any, fixed: list[str], space: Space, study_folder: Path) -> float:

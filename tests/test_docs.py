@@ -23,6 +23,7 @@ from torch.distributed.run import get_args_parser
 
 from conf.compose import compose, defaults, keys_of
 from conf.run import PROGRAMS, prepare_arguments
+from data.errors import word_of
 from tests.test_house import tracked
 from tests.test_predict import folder
 
@@ -30,7 +31,7 @@ __all__ = ["folder"]  # a fixture
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
-STARTS = ("python ", "uv run ", "torchrun ", "sbatch ")
+STARTS = ("python ", "uv run ", "uvx ", "hydra-yolov3-spp ", "torchrun ", "sbatch ")
 NAMES = {program.command: name for name, program in PROGRAMS.items()}
 SBATCH_OPTIONS = {"--nodes", "--gpus-per-node", "--ntasks-per-node", "--array", "--no-requeue", "--cpus-per-task"}
 
@@ -77,6 +78,10 @@ def check(command: str, own_files: Path) -> None:
             check(shlex.join(started), own_files)
         case ["python", "-m", "torch.distributed.run" | "torch.distributed.launch", *rest]:
             check(shlex.join(["torchrun", *rest]), own_files)
+        case ["uvx", "--from", _, *rest]:
+            check(shlex.join(rest), own_files)
+        case ["hydra-yolov3-spp", word, *rest] | ["python", "-m", "hydra_yolov3_spp", word, *rest]:
+            check_options({word_of(program): program for program in NAMES}[word], rest, own_files)
         case ["python", "-m", module, *rest]:
             assert importlib.util.find_spec(module) is not None, f"{command}: no module {module}"
             if module in NAMES:

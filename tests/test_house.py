@@ -22,15 +22,15 @@ from conf.run import PROGRAMS
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 ENTRY_POINTS = ("train", "eval", "predict", "export", "plugins")
-FOLDERS = ("models", "data", "conf", "train_utils", "scripts")
+FOLDERS = ("models", "data", "conf", "train_utils", "scripts", "hydra_yolov3_spp")
 LIMITS = {  # if you raise one, say why in the commit
-    "lines of source": 17_260,
-    "files of source": 105,
-    "folders with source": 9,
+    "lines of source": 17_380,
+    "files of source": 107,
+    "folders with source": 10,
     "lines of a file": 400,
     "lines of a function": 80,
     "options of train.py": 99,  # as the page of options counts
-    "lines of tests": 17_260,
+    "lines of tests": 17_960,
     "pages of docs": 24,
     "words of docs": 15_400,  # without results and the page of options
     "words of the notebook": 5_000,

@@ -13,7 +13,7 @@ import numpy as np
 
 from conf import errors, run_files
 from conf.options import option
-from data.errors import printable
+from data.errors import as_started, printable
 from train_utils import coco_eval, plots, results
 
 BEST_DETECTIONS = "best_detections.npz"
@@ -29,7 +29,7 @@ def keep_best(folder: Path, best: coco_eval.Evaluation) -> None:
 def read_best(folder: Path) -> coco_eval.Evaluation:
     """Read what ``keep_best`` wrote. Raises TrainError if it is absent or damaged."""
     path = folder / BEST_DETECTIONS
-    again = f"fix: python eval.py {option('ckpt', folder)} {option('out', folder)}"
+    again = f"fix: {as_started('python eval.py')} {option('ckpt', folder)} {option('out', folder)}"
     if not path.is_file():
         raise errors.TrainError(f"{folder} has no {BEST_DETECTIONS}: it was not evaluated. {again}")
     try:

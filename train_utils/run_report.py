@@ -17,7 +17,7 @@ from conf import compose, errors, from_checkpoint, help, run, run_files
 from conf.options import flat, option
 from conf.schema import TrainConfig
 from data import progress
-from data.errors import printable
+from data.errors import as_started, printable
 from train_utils import auto, coco_eval, distributed, draw, engine, numerics, plots, report_page, run_folder
 from train_utils.log import EPOCH_COLUMNS, GrowingFile, MetricsCsv, epoch_row
 from train_utils.loggers import LoggedRun, LoggerThread, run_id_of, start_services
@@ -216,9 +216,8 @@ class RunReport:
         self._is_complete = True
         ckpt, seconds = option("ckpt", self.folder), time.monotonic() - self._started
         self.line(f"trained for {progress.duration(seconds)}; see {self.folder / 'report.html'}")
-        self.line(
-            f"next:\n  python eval.py {ckpt}\n  python predict.py {ckpt} {printable(option('source', val_set.path(0)))}"
-        )
+        source = printable(option("source", val_set.path(0)))
+        self.line(as_started(f"next:\n  python eval.py {ckpt}\n  python predict.py {ckpt} {source}"))
 
     @contextlib.contextmanager
     def failure_logged(self, what: str) -> Iterator[None]:

@@ -1,0 +1,17 @@
+"""The command ``hydra-yolov3-spp``, also ``python -m hydra_yolov3_spp``, in any folder."""
+
+import sys
+
+import hydra_yolov3_spp
+
+
+def main() -> int:
+    """Run the program that the first word of the command line names."""
+    hydra_yolov3_spp.add_project()
+    from conf import run
+
+    return run.run_word(sys.argv[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,95 @@
+"""The installed package: the wheel in an environment of its own, used in another folder."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conf.run import PROGRAMS
+from data.errors import as_started
+from tests.test_house import REPOSITORY, all_sources
+
+TINY = [
+    "data=shapes", "data.shapes={train_images: 8, val_images: 4, image_size: 64}", "data.workers=1",
+    "model=yolov3-tiny", "model.width=0.125", "train.image_size=64", "train.batch_size=4", "train.epochs=1",
+    "logger.pictures=false",
+]  # fmt: skip
+FROM_PYTHON = """
+import os, sys, types
+path = [*sys.path]
+import hydra_yolov3_spp
+assert sys.path == path and not {"conf", "data", "models", "train", "predict", "plugins"} & {*sys.modules}
+sys.modules["data"] = types.ModuleType("data")  # a user's own
+sys.modules["data"].__file__ = os.path.abspath("data.py")
+try:
+    from hydra_yolov3_spp import Detector
+except ImportError as error:
+    assert os.path.abspath("data.py") in str(error) and "fix: " in str(error)
+    del sys.modules["data"]
+from hydra_yolov3_spp import Detector, train
+run = train(sys.argv[1:])
+print(Detector(str(run.folder)))
+"""
+
+
+def test_messages_name_the_command_that_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = ["train.py", *(f"-m {entry.command}" for entry in PROGRAMS.values() if "." in entry.command[:-3])]
+    words = ["train", *(command.rpartition(".")[2].replace("_", "-") for command in commands[1:])]
+    for started, start, typed in (
+        ("train.py", "python", commands),
+        ("/home/of/hydra_yolov3_spp/__main__.py", "python -m hydra_yolov3_spp", words),
+        ("/usr/bin/hydra-yolov3-spp", "hydra-yolov3-spp", words),
+    ):
+        monkeypatch.setattr(sys, "argv", [started])
+        for command, expected in zip(commands, typed, strict=True):
+            assert as_started(f"fix: python {command} out=train.py, or") == f"fix: {start} {expected} out=train.py, or"
+    assert as_started("torchrun --nnodes=2 train.py") == "torchrun --nnodes=2 -m hydra_yolov3_spp train"
+
+
+@pytest.fixture(scope="module")
+def bin_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of an environment with the wheel, which finds the other packages where this process does."""
+    folder = tmp_path_factory.mktemp("environment")
+    for command in (
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)],
+        [sys.executable, "-m", "venv", "--without-pip", str(folder)],
+        [*"uv pip install --offline --no-deps hydra-yolov3-spp".split(), "--python", str(folder), "-f", str(folder)],
+    ):
+        subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True, text=True)
+    site = folder / f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
+    (site / "others.pth").write_text("\n".join(path for path in sys.path if path.endswith("-packages")))
+    installed = site / "hydra_yolov3_spp"
+    there = {str(path.relative_to(installed)) for path in installed.rglob("*.py")}
+    here = {str(path.relative_to(REPOSITORY)) for path in all_sources()}
+    assert there == {f"project/{path}".removeprefix("project/hydra_yolov3_spp/") for path in here}
+    return folder / "bin"
+
+
+@pytest.mark.slow
+def test_the_installed_package_does_what_a_clone_does(bin_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "__init__.py").write_text("raise SystemExit('a user\\'s own package')")
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHONPATH", "SLURM"))}
+    environment["PATH"] = f"{bin_folder}{os.pathsep}{environment['PATH']}"
+
+    def run(*command: str, code: int = 0) -> str:
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        assert done.returncode == code, done.stdout
+        return done.stdout
+
+    command, ranks = "hydra-yolov3-spp", ("python", "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone")
+    trained = run(command, "train", *TINY, "data.workers=0", "devices=2", "train.device=cpu", "name=two")
+    assert f"\n  {command} eval ckpt={tmp_path}/runs/two/" in trained and (tmp_path / "datasets/.index").is_dir()
+    scored = run(*ranks, "-m", "hydra_yolov3_spp", "eval", "ckpt=runs/two", "device=cpu")
+    assert "AP50" in scored and "process(es)" not in scored
+    assert "wrote two.pt2" in run(command, "export", "ckpt=runs/two", "format=torch", "out=two.pt2")
+    assert f"{command} demo ckpt=runs/quickstart/..." in run(command, "demo", "--help")
+    assert "fix: check-data; the programs are train, eval, " in run(command, "chek-data", code=2)
+    (tmp_path / "data" / "__init__.py").unlink()
+    assert "runs/shapes/" in run("python", "-c", FROM_PYTHON, *TINY)
