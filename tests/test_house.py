@@ -30,9 +30,9 @@ LIMITS = {  # if you raise one, say why in the commit
     "lines of a file": 400,
     "lines of a function": 80,
     "options of train.py": 99,  # as the page of options counts
-    "lines of tests": 17_960,
+    "lines of tests": 17_540,
     "pages of docs": 24,
-    "words of docs": 15_400,  # without results and the page of options
+    "words of docs": 15_700,  # without results and the page of options
     "words of the notebook": 5_000,
 }
 
