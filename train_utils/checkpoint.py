@@ -5,6 +5,7 @@ number, text and tensor of the state, because torch silently reads a tensor with
 Files are only read with ``weights_only=True``, so none can run code.
 """
 
+import errno
 import hashlib
 import time
 from collections.abc import Callable
@@ -20,11 +21,12 @@ from msgspec import Meta
 from conf import errors, run_files
 from conf.train_options import TrainSection
 from data.errors import printable
-from data.index import DAMAGE, UNREADABLE_FIX
+from data.index import UNREADABLE_FIX
 from models.tensor_files import plain_content
 
 FORMAT = "hydra-yolov3-spp checkpoint"
 VERSION = 1
+OF_THE_SYSTEM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM)  # not of the file
 PREVIOUS = "last.previous"  # stem of the file that the newest last.pt replaced
 
 WHOLE, NAMED, TENSORS = Annotated[int, Meta(ge=0, le=2**63 - 1)], dict[str, Any], dict[str, torch.Tensor]
@@ -151,8 +153,8 @@ def _content(file: Path, mapped: bool = False) -> dict[str, Any]:
         content = torch.load(str(file), map_location="cpu", weights_only=True, mmap=mapped)
         content = plain_content(content, file.stat().st_size)
     except Exception as error:
-        is_system = isinstance(error, OSError) and error.errno not in DAMAGE
-        if is_system or isinstance(error, MemoryError) or "llocate memory" in str(error):
+        is_short = isinstance(error, OSError) and error.errno in OF_THE_SYSTEM
+        if is_short or isinstance(error, MemoryError) or "llocate memory" in str(error):
             why = errors.first_line(error)
             raise errors.TrainError(f"{file} cannot be read ({why}). fix: {UNREADABLE_FIX}") from error
         # Damaged bytes can raise any error. Its text is left out: for a pickle of more than plain

@@ -161,7 +161,7 @@ class TrainState:
         CheckpointError if the training set is another one, or an entry does not fit this training.
         """
         for key in ("names", "data"):
-            if state[key] != self.description[key]:
+            if repr(state[key]) != repr(self.description[key]):  # a forged value may not compare
                 raise errors.CheckpointError(
                     f"resume={folder}: the training set would change ({state[key]} -> {self.description[key]}). fix: "
                     f"data.root=<where its data lie>, or start a new run with model.weights={folder}"
