@@ -2,7 +2,8 @@
 
     python -m tests.runs.kill_resume [kills=20] [processes=1,2,3] [seed=0] [folder=<for the runs>]
 
-Every step writes a checkpoint, so many kills hit one. All processes compute with one thread.
+Every step writes a checkpoint. Kills come in turn at a random time, while one is written, and while
+an epoch is evaluated. All processes compute with one thread.
 """
 
 import contextlib
@@ -12,6 +13,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ import torch
 from torch import Tensor
 
 from conf.compose import compose
+from conf.errors import CheckpointError
 from conf.from_checkpoint import complete_training
 from conf.launch import shutdown
 from conf.schema import TrainConfig
@@ -26,7 +29,8 @@ from tests.runs.process_group import fork_context, free_port, take_place
 from train import train
 from train_utils.checkpoint import load_last
 
-EPOCHS = 12
+EPOCHS, STEPS = 12, 5  # steps of an epoch
+MOMENTS = ("at a random time", "in a write", "in an evaluation")
 PATIENCE = 120.0  # seconds for a training to begin, or for survivors to give up
 OPTIONS = (
     "data=shapes", "data.shapes={train_images: 60, val_images: 6, image_size: 64}", "data.workers=1",
@@ -95,7 +99,18 @@ def stamp(path: Path) -> int:
     return 0
 
 
-def kill_once(run: Path, world_size: int, generator: random.Random, longest: float, *more: str) -> str:
+def is_evaluated(run: Path, options: Sequence[str]) -> bool:
+    """Whether the newest checkpoint is of the last step of an epoch that is evaluated."""
+    every = int([option for option in options if option.startswith("evaluate.every=")][-1].partition("=")[2])
+    with contextlib.suppress(CheckpointError):
+        step: int = load_last(run)[0]["step"]
+        return step % (STEPS * every) == 0
+    return False
+
+
+def kill_once(
+    run: Path, world_size: int, generator: random.Random, longest: float, moment: str, more: Sequence[str]
+) -> str:
     """Start or resume, kill a rank some checkpoints and a moment later, and tell what happened."""
     processes = start_and_wait(run, world_size, *more)
     steps, last = generator.randrange(4), run / "checkpoints" / "last.pt"
@@ -103,17 +118,21 @@ def kill_once(run: Path, world_size: int, generator: random.Random, longest: flo
         before = stamp(last)
         while stamp(last) == before and all(p.is_alive() for p in processes):
             time.sleep(0.002)
-    delay = generator.uniform(0, longest)
-    time.sleep(delay)
-    victim = generator.randrange(world_size)
+    victim, delay = generator.randrange(world_size), generator.uniform(0, longest)
+    while all(p.is_alive() for p in processes):
+        if moment == "in a write" and any((run / "checkpoints").glob("*.tmp")):
+            break
+        if moment == "in an evaluation" and is_evaluated(run, (*OPTIONS, *more)):
+            break
+        if moment == "at a random time":
+            time.sleep(delay)
+            break
     if not processes[victim].is_alive():
         return "over" if finish(processes, PATIENCE) else "failed"
     os.kill(processes[victim].pid, signal.SIGKILL)
-    writing = any((run / "checkpoints").glob("*.tmp"))
     finish(processes, 1)
     step = load_last(run)[0]["step"] if any((run / "checkpoints").glob("*.pt")) else 0
-    moment = ", in a write" if writing else ""
-    return f"rank {victim}, {steps} checkpoints and {delay:.2f} s after the start{moment}: last step {step}"
+    return f"rank {victim}, {moment}, {steps} checkpoints after the start: last step {step}"
 
 
 def differences(one: Any, other: Any, key: str = "") -> list[str]:
@@ -168,7 +187,8 @@ def compare(
     assert finish(start(whole, world_size, *more), 10 * PATIENCE), Path(f"{whole}.txt").read_text()[-3000:]
     events: list[str] = []
     while len(events) < kills:
-        events.append(kill_once(killed, world_size, generator, longest, *more))
+        moment = MOMENTS[len(events) % len(MOMENTS)]
+        events.append(kill_once(killed, world_size, generator, longest, moment, more))
         if events[-1] in ("over", "failed"):
             break
     assert finish(start(killed, world_size, *more), 10 * PATIENCE), Path(f"{killed}.txt").read_text()[-3000:]

@@ -19,8 +19,8 @@ pytestmark = pytest.mark.slow
 
 def test_three_processes_killed_at_random_end_as_if_nothing_had_been(tmp_path: Path) -> None:
     """`python -m tests.runs.kill_resume` does the same with more kills (docs/results/)."""
-    events, wrong = compare(tmp_path, 3, 2, 1, 0.2, "train.epochs=3", "evaluate.every=2")
-    assert wrong == [] and len(events) == 2 and all("rank" in event for event in events), events
+    events, wrong = compare(tmp_path, 3, 3, 1, 0.2, "train.epochs=3", "evaluate.every=2")
+    assert wrong == [] and len(events) == 3 and all("rank" in event for event in events), events
 
 
 def test_a_signal_to_one_rank_stops_all_and_one_process_goes_on_alone(tmp_path: Path) -> None:
