@@ -15,13 +15,13 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
-from typing import Any, NamedTuple, get_args, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 from conf import REPOSITORY, compose, suggestions
+from conf.options import kind_in_words
 from conf.schema import CHOICES
 from data.errors import as_started, word_of
 
-WORDS_OF_TYPES = {str: "text", int: "integer", float: "number", bool: "true or false", Any: "any", type(None): "null"}
 PACKAGES = ("torch", "torchvision", "hydra-core", "numpy", "opencv-python-headless", "pycocotools")
 
 PAGE_HEAD = """# Options
@@ -144,15 +144,6 @@ def meanings_of(schema: type) -> dict[str, str]:
             else:
                 field = ""
     return comments
-
-
-def kind_in_words(kind: Any) -> str:
-    """A type hint in words: ``number or null``, ``auto, cpu, cuda``."""
-    if parts := get_args(kind):
-        return f"{'list of ' if len(parts) == 1 else ''}{' or '.join(map(kind_in_words, parts))}"
-    if members := getattr(kind, "__members__", None):
-        return ", ".join(members)
-    return WORDS_OF_TYPES.get(kind) or str(kind.__name__)
 
 
 def as_typed(value: Any) -> str:
