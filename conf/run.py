@@ -167,6 +167,7 @@ def find_data(config: Any, splits: Sequence[str]) -> None:
     Ranks of a launcher look later, when they can tell the others that they fail.
     """
     if launch.read_launch().launcher == "none":
+        splits = [config.split] if isinstance(config, schema.EvalConfig) else splits
         for split in splits if splits and config.data.format != "shapes" else ():  # shapes are drawn on first use
             config.data.places(split, Path(config.data.root).absolute())
 

@@ -99,11 +99,15 @@ CHOICES: dict[str, dict[str, type]] = {
 }
 
 
+EvalSplit = StrEnum("EvalSplit", ["val", "test"])
+
+
 @dataclass
 class EvalConfig(PluggedConfig):
     """Everything that eval.py reads; the checkpoint fills in ``data`` and ``model``."""
 
     ckpt: str | None  # a .pt file, a run folder (its best.pt), a folder of runs (the newest), last (of all)
+    split: EvalSplit  # val, or test: what data.yaml has under test, else what is called test where data.val says val
     detections: str | None  # a COCO results file of any system, to score instead of a network
     out: str | None  # folder for scores and detections as JSON, and for plots; null: print only, or
     # runs/eval/<date_time> with plots

@@ -33,7 +33,7 @@ SPLIT_WORDS = {
     "testing": "test",
 }  # fmt: skip
 TWINS = [pair for word in ("val", "valid", "validation") for pair in (("train", word), (word, "train"))]
-LISTS = ("train", "trainval", "default", "val", "valid")  # of images in a set of VOC; those of tests are not read
+LISTS = ("train", "trainval", "default", "val", "valid")  # of images in a set of VOC; of tests: eval.py split=test
 COCO_KEYS = (b'"images"', b'"annotations"', b'"categories"')
 _CLASS = re.compile(r"<object>.*?<name>(.*?)</name>", re.DOTALL)
 Folders = Mapping[str, Mapping[str, Sequence[str]]]  # by suffix, the folders with such files and the names
