@@ -75,7 +75,8 @@ class TrainConfig(PluggedConfig):
 
     name: str  # folder below runs/
     run_dir: str | None  # null: runs/<name>/<date_time>, under SLURM runs/<name>/slurm-<job id>[-<number>]
-    resume: str | None  # run folder, or its last.pt; auto: run_dir, else this job's (SLURM, torchrun), else the newest
+    resume: str | None  # run folder, its last.pt, a folder of runs (the newest), or last (of all); auto: run_dir, else
+    # this job's (SLURM, torchrun), else the newest of this name
     devices: Any  # number of processes to start, one for each GPU, or auto (all GPUs); null: only this one
     data: DataConfig
     model: ModelConfig
