@@ -109,7 +109,7 @@ def complete_conversion(options: dict[str, Any], named: Sequence[str]) -> dict[s
 
 
 def with_full_names(options: dict[str, Any], once: bool = True) -> dict[str, Any]:
-    """``options`` with runs in place of their short names in ``ckpt``, ``resume``, ``model.weights``.
+    """``options`` with runs for their short names in ``ckpt``, ``resume`` and ``model.weights``.
 
     Raises CheckpointError if no such run exists, and ConfigError for a short name in the last two
     unless it is read only ``once``: later, the newest run may be another, or the training itself.

@@ -21,7 +21,7 @@ from conf import REPOSITORY, ConfigError
 from conf.compose import compose
 from conf.run import PROGRAMS, in_one_sentence, options_of, override, ranks_to_start, run
 from conf.schema import PredictConfig, TrainConfig
-from data import DataError, ShapesConfig, ensure_shapes
+from data import DataError, ShapesConfig, ensure_shapes, io
 from eval import evaluate
 from train import train
 
@@ -37,10 +37,16 @@ CASES = {  # options and what stderr says; for None stdout has the answer
         "--help data.shapes.image_size=64": "data.shapes.image_size=64: a section is null here",
         "resume=nowhere": "resume=nowhere: ",
         "data.root=nowhere": "there is no",
+        "data=shapes devices=2 model.weights=a.pt": "model.weights: there is no",
         "data=yolo data.root=nowhere": "there is no data.yaml",
     },
     "eval": {"--help": None, "": "nothing to evaluate", "ckpt=nowhere": "there is no checkpoint"},
-    "predict": {"--help": None, "": "source has no value", "source=a device=tpu": "device"},
+    "predict": {
+        "--help": None,
+        "source=a model=yolov3 model.weights=a.pt": "there is no a.pt",
+        "": "source has no value",
+        "source=a device=tpu": "device",
+    },
     "export": {"--help": None, "model=yolov3 batch_size=0": "batch_size must be >= 1"},
     "check_data": {"--help": None, "data=voc data.root=nowhere": "there is no"},
     "anchors": {"--help": None, "out=mine/a.yaml": "out must be [<folder>/]model/<name>.yaml"},
@@ -123,6 +129,7 @@ def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith(("SLURM", "RANK", "WORLD", "TORCHELASTIC"))]:
         monkeypatch.delenv(name)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(io, "usable_cores", lambda: set(range(6)))
 
 
 def config_of(*options: str) -> Any:
@@ -133,9 +140,12 @@ def config_of(*options: str) -> Any:
     ("options", "expected"),
     [
         ("", 1),
-        ("devices=3", 3),
+        ("devices=3 train.batch_size=12", 3),
         ("devices=auto", 4),
-        ("devices=6 train.device=cpu", 6),
+        ("devices=6 train.device=cpu train.batch_size=12", 6),
+        ("devices=7 train.device=cpu", r"devices=7 is more than the 6 cores .* fix: devices=6$"),
+        ("devices=3 train.batch_size=8", r"batch_size=8 is not a multiple of 3 ranks\. fix: train\.batch_size=9"),
+        ("devices=2 train.batch_size=8 train.micro_batch_size=3", r"fix: train\.micro_batch_size=2$"),
         ("devices=auto train.device=cpu", 1),
         ("devices=5", "devices=5 needs 5 GPUs"),
         *((f"devices={word}", "devices must be a number") for word in ("0", "two", "[0,1]")),
@@ -145,7 +155,7 @@ def test_devices_are_a_number_of_ranks(options: str, expected: int | str, four_g
     if isinstance(expected, int):
         assert ranks_to_start(config_of(*options.split())) == expected
     else:
-        with pytest.raises(ConfigError, match=expected):
+        with pytest.raises((ConfigError, DataError), match=expected):
             ranks_to_start(config_of(*options.split()))
 
 
