@@ -9,6 +9,7 @@ import errno
 import functools
 import os
 import pkgutil
+import shlex
 import signal
 import sys
 import traceback
@@ -303,7 +304,10 @@ def callable_from_python(
 
     def decorate(function: Callable[[Config], Result]) -> Callable[[Config | Sequence[str]], Result]:
         @functools.wraps(function)
-        def call(options: Config | Sequence[str]) -> Result:
+        def call(options: Config | Sequence[str] = (), **words: Any) -> Result:
+            if words:
+                fix = _corrected(name, [f"{key}={value}" for key, value in words.items()])
+                raise ConfigError(f"options are a list here. fix: {function.__name__}({fix})")
             if is_dataclass(options):
                 return function(options)
             escape_output()
@@ -320,7 +324,7 @@ def options_of(name: str, overrides: Any) -> Any:
     Raises ConfigError for overrides that do not fit, and for flags of the command line.
     """
     if isinstance(overrides, str):
-        raise ConfigError(f"options are a list of key=value here, got {overrides!r}. fix: ['ckpt=best.pt']")
+        raise ConfigError(f"options are a list here, got {overrides!r}. fix: {_corrected(name, overrides.split())}")
     program = PROGRAMS[name]
     arguments = prepare_arguments(list(overrides), program)
     for word in arguments:
@@ -331,6 +335,13 @@ def options_of(name: str, overrides: Any) -> Any:
         fix = as_started("leave it out, or python train.py")
         raise ConfigError(f"devices starts processes only on a command line. fix: {fix}")
     return config
+
+
+def _corrected(name: str, given: Sequence[str]) -> list[str]:
+    """Options of the program ``name`` in place of those that it does not have, as far as it can."""
+    answers = [suggestions.refusal([word], PROGRAMS[name].schema) or f"fix: {word}" for word in given]
+    fixes = [answer.partition("fix: ")[2].partition(" (")[0] for answer in answers]
+    return [word for fix in fixes if "=" in fix.partition(" ")[0] for word in shlex.split(fix)]
 
 
 def override(key: str, value: Any) -> str:

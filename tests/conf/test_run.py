@@ -206,7 +206,12 @@ def test_a_training_and_its_evaluation_called_twice_in_one_process(
     [
         (["train.epoch=3"], ConfigError, "train.epoch=3 is not an option here. fix: train.epochs=3"),
         (["-m", "train.seed=1,2"], ConfigError, "-m is for the command line"),
-        ("train.epochs=3", ConfigError, "options are a list of key=value here, got 'train.epochs=3'"),
+        ("epochs=3 nbs=64", ConfigError, "options are a list here, got 'epochs=3 nbs=64'. fix: ['train.epochs=3']"),
+        (
+            {"data": "cats.yaml", "epochs": 3},
+            ConfigError,
+            "a list here. fix: train(['data=cats.yaml', 'train.epochs=3'])",
+        ),
         (["devices=2"], ConfigError, "devices starts processes only on a command line"),
         (["data=yolo", "data.root=nowhere"], DataError, "nowhere"),
     ],
@@ -217,7 +222,8 @@ def test_errors_are_exceptions_with_the_sentence_of_the_command_line(
     monkeypatch.chdir(tmp_path)
     before = state_of_the_process()
     with pytest.raises(error) as refused:
-        train(overrides)
+        call: Any = train
+        call(**overrides) if isinstance(overrides, dict) else call(overrides)
     assert sentence in str(refused.value) and "\n" not in str(refused.value)
     assert state_of_the_process() == before and list(tmp_path.iterdir()) == []
 
