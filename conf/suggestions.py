@@ -49,7 +49,7 @@ SPACED = re.compile(r"((?:^|(?<=\0))[\w.]+)(?:[ \0]+=[ \0]*|=\0(?=[^\0=-][^\0=]*
 SPLIT_LIST = re.compile(r"(?<=[^\0]=)\[[^\0\[\]=]*\0[^\[\]=]*\]")  # a shell splits it at spaces
 SEVERAL = re.compile(r"[^()\[\]{}\"'=,]+(,[^()\[\]{}\"'=,]+)+")  # values, which Hydra takes with -m only
 NO_CHOICE = re.compile(r"true|false|[+-]?[\d.]+", re.IGNORECASE)
-FORMS = {bool: "true|false", int: r"[+-]?\d+", float: r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", type(None): "null"}
+FORMS = {bool: "(?i:true|false)", int: r"[+-]?\d+", float: r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", type(None): "null"}
 # Ultralytics' networks, with and without weights: yolov8n, yolo11x-seg.pt, yolov5s6.
 FOREIGN_NETWORK = re.compile(r"yolo(v?\d+|x)-?[a-z]u?6?(-\w+)?(\.pt|\.pth|\.yaml)?")
 SMALL_NETWORK = "model=yolov4-tiny model.weights=coco"
@@ -168,12 +168,8 @@ def _wrong_words(
             continue
         elif equals:
             key = name.lstrip("+")
-            is_several = key in kinds and not sweeps and SEVERAL.fullmatch(value)
-            if (
-                word not in arguments
-                or is_several
-                or (re.fullmatch(r"[\w.-]+", key) and not _may_be(key, value, kinds))
-            ):
+            is_wrong = word not in arguments or (key in kinds and not sweeps and SEVERAL.fullmatch(value))
+            if is_wrong or (re.fullmatch(r"[\w.-]+", key) and not _may_be(key, value, kinds)):
                 spaced = f"{name}={value.replace(',', ', ')}" if value[:1] == "[" else f"{name} = {value}"
                 yield word if word in arguments else spaced, key, value
         elif word not in kinds and (is_path(word) or (os.path.exists(word) and not near_keys(word, None, kinds))):
@@ -263,23 +259,18 @@ def _take(keys: Sequence[str], value: str | None, kinds: Mapping[str, Any]) -> b
 
 def _fits(key: str, value: str, kinds: Mapping[str, Any]) -> bool:
     """Whether an option may have a value, or our word for it, as far as its type tells."""
-    value = _our_value(key, value)
-    values = value.strip("[]").split(",") if SEVERAL.fullmatch(value.strip("[]")) else [value]
+    value, kind = _our_value(key, value), kinds[key]
+    ones = value.strip("[]").split(",") if SEVERAL.fullmatch(value.strip("[]")) else [value]
     if "(" in value or key in ("data", "experiment"):
         return True
     if (CONF_DIR / key).is_dir():
-        return {*map(str.strip, values)} <= {*choices_of(key)}
-    parts = [kinds[key]] if get_origin(kinds[key]) is list else get_args(kinds[key]) or [kinds[key]]
-    has_names = any(hasattr(part, "__members__") for part in parts)
-
-    def takes(part: Any, one: str) -> bool:
-        if hasattr(part, "__members__"):
-            return one in part.__members__
-        if get_origin(part) is list:
-            return value[:1] == "["
-        return bool(re.fullmatch(FORMS[part], one.lower())) if part in FORMS else not has_names
-
-    return all(any(takes(part, one) for part in parts) for one in values)
+        return {*map(str.strip, ones)} <= {*choices_of(key)}
+    if value[:1] == "[" or get_origin(kind) is list:
+        return value[:1] == "[" and (kind is Any or get_origin(kind) is list)
+    parts = get_args(kind) or [kind]
+    names = [name for part in parts for name in getattr(part, "__members__", ())]
+    forms = "|".join([*map(re.escape, names), *(FORMS.get(part, "(?!)" if names else ".*") for part in parts)])
+    return all(re.fullmatch(forms, one) for one in ones)
 
 
 def _is_foreign_network(value: str) -> bool:
@@ -319,11 +310,9 @@ def near_keys(name: str, value: str | None, kinds: Mapping[str, Any], exact: boo
         here = [key for key in keys if key[0] == "(" or ((fits or "=" not in key) and key.partition("=")[0] in options)]
         if here or other == word:
             by_word[other] = here
-    spelt = (
-        get_close_matches(word, by_word, n=1, cutoff=0.8) if len(word) > 3 and not exact else []
-    )  # short: seldom misspelt
-    near = word if word in by_word else next(iter(spelt), word)
-    near = f"{word}={typed}" if f"{word}={typed}" in KEYS_OF_NAME else near
+    near = f"{word}={typed}" if f"{word}={typed}" in KEYS_OF_NAME else word
+    if near not in by_word and len(word) > 3 and not exact:  # short words are seldom misspelt
+        near = next(iter(get_close_matches(word, by_word, n=1, cutoff=0.8)), word)
     keys = by_word.get(near, [])
     inside = [key for key in keys if key.rpartition(".")[0] == section and section]
     outermost = [key for key in keys if key.count(".") == keys[0].count(".")]

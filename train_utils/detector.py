@@ -35,14 +35,16 @@ WORDS = {
 }  # fmt: skip
 
 
-def _answer(instance: object, name: str) -> AttributeError:
-    """The error for an attribute that does not exist."""
-    fix = f". fix: {WORDS[name]}" if name in WORDS else ""
-    return AttributeError(f"a {type(instance).__name__} has no attribute {name}{fix}", name=name, obj=instance)
+class _Answers:
+    """Says what to write for an attribute of another program."""
+
+    def __getattr__(self, name: str) -> Any:
+        fix = f". fix: {WORDS[name]}" if name in WORDS else ""
+        raise AttributeError(f"a {type(self).__name__} has no attribute {name}{fix}", name=name, obj=self)
 
 
 @dataclass(frozen=True, eq=False)
-class Prediction:
+class Prediction(_Answers):
     """The n objects on a picture, best first, as arrays; iterating yields them one by one."""
 
     boxes_xyxy: np.ndarray  # float64 (n, 4) in pixels of the picture, clipped to it
@@ -67,9 +69,6 @@ class Prediction:
         """The file of the picture or video; None for pixels, cameras and addresses."""
         medium = self.frame.medium
         return None if medium.image is not None or medium.address else medium.path
-
-    def __getattr__(self, name: str) -> Any:
-        raise _answer(self, name)
 
     def __getitem__(self, index: object) -> Any:
         fix = f"fix: leave [{index}] out; a loop gives box, score, number and name of each object"
@@ -193,7 +192,7 @@ class Predictor:
                 yield Prediction(boxes, scores, classes, names, category_ids, frame)
 
 
-class Detector:
+class Detector(_Answers):
     """A trained network: pictures and videos in, boxes out.
 
         detector = Detector("runs/quickstart/<date_time>", confidence=0.4)
@@ -220,9 +219,6 @@ class Detector:
     def __repr__(self) -> str:
         network = self._predictor.network
         return f"<Detector {network.note}; {network.image_size} pixels on {self._predictor.device.type}>"
-
-    def __getattr__(self, name: str) -> Any:
-        raise _answer(self, name)
 
     def __call__(self, source: Any, *, confidence: float | None = None, classes: Any = None, **others: Any) -> Any:
         """Detect on ``source``.
