@@ -69,9 +69,6 @@ def evaluate(config: EvalConfig) -> run.Outcome:
     if not is_scored:
         more = "" if out is not None else "; out=<folder> writes detections.json, for a server that has them"
         print(f"{config.data.name} has no boxes to score against{more}", flush=True)
-    matches = coco_eval.find_matches(evaluation.truth, evaluation.detections, evaluation.scorer)
-    for index, row in enumerate(evaluation.per_class.values()):
-        row.update(coco_eval.best_f1(matches, index) or dict.fromkeys(coco_eval.OPERATING_POINT, coco_eval.ABSENT))
     if is_scored:
         print(coco_eval.format_table(evaluation), flush=True)
     if out is not None:

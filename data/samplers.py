@@ -5,6 +5,7 @@ share. So a micro-batch, one forward pass over all ranks, has the same images at
 if its total size is the same.
 """
 
+import logging
 import math
 from collections.abc import Iterator, Sequence
 from typing import cast
@@ -19,6 +20,11 @@ from data.geometry import both_sides, scaled_size
 from data.index import Annotations
 from data.plan import Request
 
+logger = logging.getLogger(__name__)
+
+TABLE_IMAGES = 1_000_000  # a set of more has an order that is computed, not listed
+LISTED_ORDER = 10_000_000  # images that rect and repeat factors sort within seconds
+ROUNDS = 8  # of the Feistel network; six are enough for its uniformity
 DECIMALS = 6  # of a sum of factors: more would depend on the order of the terms
 
 
@@ -60,14 +66,48 @@ class MultiScale:
         return rows * self.stride, columns * self.stride
 
 
+def permuted(positions: NDArray[np.int64], count: int, key: Sequence[int]) -> NDArray[np.int64]:
+    """The images at ``positions`` (P,) of a random order of ``count``, which no table holds.
+
+    A Feistel network of ROUNDS keyed rounds permutes the numbers of as many bits as ``count`` needs
+    (Luby & Rackoff 1988); one that leads beyond ``count`` goes through it again until it does not
+    (cycle walking, Black & Rogaway 2002). Each (count, key) is one permutation. Time and memory
+    depend on the positions alone.
+    """
+    right_bits = np.uint64(max(1, (count - 1).bit_length() // 2))
+    left_bits = np.uint64(max(1, (count - 1).bit_length() - int(right_bits)))
+    keys = np.random.SeedSequence(key).generate_state(ROUNDS, np.uint64)
+    values, outside = positions.astype(np.uint64), np.full(positions.shape, True)
+    while outside.any():
+        left, right = values[outside] >> right_bits, values[outside] & ((_ONE << right_bits) - _ONE)
+        for number, round_key in enumerate(keys):
+            if number % 2:
+                right ^= _mixed(left + round_key) & ((_ONE << right_bits) - _ONE)
+            else:
+                left ^= _mixed(right + round_key) & ((_ONE << left_bits) - _ONE)
+        values[outside] = (left << right_bits) | right
+        outside = values >= count
+    return values.astype(np.int64)
+
+
+_ONE = np.uint64(1)
+
+
+def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Each number hashed to 64 bits: the finaliser of SplitMix64 (Steele, Lea & Flood 2014)."""
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        values = (values ^ (values >> np.uint64(shift))) * np.uint64(factor)
+    return values ^ (values >> np.uint64(31))
+
+
 class TrainSampler(torch.utils.data.DistributedSampler[int]):
     """The share of one rank in the order that an epoch has over all ranks.
 
-    Yields positions: ``indices[p]`` is the image at position p of the order, ``repeats[p]`` counts
-    its earlier positions, and ``rectangles`` (S, 2) are heights and widths of the steps as shares
-    of the image size. ``batch_size`` counts the images in one optimiser step, ``micro_batch_size``
-    (None: all) those in one forward pass, both over all ranks. An epoch has whole steps only; the
-    next one leaves out other images. Options:
+    Yields positions of the order, whose images ``images_at`` tells. Sets above TABLE_IMAGES have an
+    order that is computed for each batch, so that epochs start and resume at once. ``batch_size``
+    counts the images in one optimiser step, ``micro_batch_size`` (None: all) those in one forward
+    pass, both over all ranks. An epoch has whole steps only; the next one leaves out other images.
+    Options:
 
     - ``factors`` (N,): how often each image comes in an epoch, see ``repeat_factors``;
     - ``image_sizes`` (N, 2), heights and widths: a step is a rectangle of images of one aspect;
@@ -100,6 +140,9 @@ class TrainSampler(torch.utils.data.DistributedSampler[int]):
         self.sizes, self.tile_pool = sizes, tile_pool
         self._factors, self._image_sizes = factors, image_sizes
         self._num_images = num_images
+        if num_images > LISTED_ORDER and (factors is not None or image_sizes is not None):
+            about = f"train.rect and train.repeat_threshold sort {num_images:,} images at the start of each epoch"
+            logger.warning("%s, in seconds and gigabytes on each rank. fix: leave them out", about)
         self._length = num_images if factors is None else int(factors.sum().round(DECIMALS))
         self.steps_per_epoch = self._length // batch_size
         self.total_size = self.steps_per_epoch * batch_size  # of all ranks, as torch calls it
@@ -109,10 +152,27 @@ class TrainSampler(torch.utils.data.DistributedSampler[int]):
     def set_epoch(self, epoch: int, start_step: int = 0) -> None:
         """Choose the next epoch and its first step, at which a resumed run continues."""
         self.epoch, self.start_step = epoch, start_step
-        order, self.rectangles = self._shuffled(epoch), np.tile(self.sizes.shares, (self.steps_per_epoch, 1))
-        if self._image_sizes is not None:
-            order, self.rectangles = self._grouped_by_shape(order, self._image_sizes, epoch)
-        self.indices, self.repeats = order
+        self._order = self._rectangles = None
+        if self._factors is not None or self._image_sizes is not None or self._num_images <= TABLE_IMAGES:
+            self._order = self._shuffled(epoch)
+        if self._order is not None and self._image_sizes is not None:
+            self._order, self._rectangles = self._grouped_by_shape(self._order, self._image_sizes, epoch)
+
+    @property
+    def order_length(self) -> int:
+        """The number of positions that the epoch's order has; ``total_size`` of these are used."""
+        return self._num_images if self._order is None else self._order.shape[1]
+
+    def images_at(self, positions: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The images (P,) at these positions, and how often each came before in the epoch."""
+        at = np.asarray(positions, dtype=np.int64)
+        if self._order is not None:
+            return self._order[0, at], self._order[1, at]
+        return permuted(at, self._num_images, (self.seed, self.epoch)), np.zeros_like(at)
+
+    def shares_of(self, step: int) -> tuple[float, float]:
+        """Height and width of a step of the epoch, as shares of its image size."""
+        return self.sizes.shares if self._rectangles is None else tuple(self._rectangles[step])
 
     def __len__(self) -> int:
         return self.num_samples - self.start_step * self.batch_size // self.num_replicas
@@ -120,8 +180,9 @@ class TrainSampler(torch.utils.data.DistributedSampler[int]):
     def __iter__(self) -> Iterator[int]:
         # Units of consecutive positions are dealt to the ranks in turn.
         unit = math.gcd(self.tile_pool, self.micro_batch_size // self.num_replicas) if self.tile_pool else 1
-        positions = np.arange(self.start_step * self.batch_size, self.total_size)
-        return iter(positions.reshape(-1, self.num_replicas, unit)[:, self.rank].ravel().tolist())
+        first = self.start_step * self.batch_size + self.rank * unit
+        for start in range(first, self.total_size, unit * self.num_replicas):
+            yield from range(start, start + unit)
 
     def _shuffled(self, epoch: int) -> NDArray[np.int64]:
         """The image at each position of an epoch, and how often it came before: (2, P).
@@ -207,15 +268,21 @@ class TrainBatchSampler(torch.utils.data.BatchSampler):
         for positions in super().__iter__():
             step = positions[0] // order.batch_size
             size = self.sizes.size(order.epoch * order.steps_per_epoch + step)
-            height, width = self.sizes.rectangle(size, *order.rectangles[step])
-            places = zip(order.indices[positions].tolist(), order.repeats[positions].tolist(), positions, strict=True)
-            yield [Request(index, height, width, order.epoch, repeat, self._pool(at)) for index, repeat, at in places]
+            height, width = self.sizes.rectangle(size, *order.shares_of(step))
+            images, repeats = order.images_at(positions)
+            starts = list(map(self._start_of_pool, positions))
+            pools = {start: self._pool(start) for start in set(starts)}
+            places = zip(images.tolist(), repeats.tolist(), starts, strict=True)
+            yield [Request(index, height, width, order.epoch, repeat, pools[at]) for index, repeat, at in places]
 
-    def _pool(self, position: int) -> tuple[int, ...]:
-        """The images of a position's block; the last block reaches back to have full length."""
-        indices, length = self.sampler.indices, self.sampler.tile_pool
-        start = max(0, min(position // length * length, len(indices) - length)) if length else 0
-        return tuple(indices[start : start + length].tolist())
+    def _start_of_pool(self, position: int) -> int:
+        """The first position of a position's block; the last block reaches back to be full."""
+        length = self.sampler.tile_pool
+        return max(0, min(position // length * length, self.sampler.order_length - length)) if length else 0
+
+    def _pool(self, start: int) -> tuple[int, ...]:
+        end = min(start + self.sampler.tile_pool, self.sampler.order_length)
+        return tuple(self.sampler.images_at(range(start, end))[0].tolist())
 
 
 def repeat_factors(annotations: Annotations, threshold: float) -> NDArray[np.float64]:

@@ -11,6 +11,7 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
 
     raise SystemExit(run("get_data"))
 
+import filecmp
 import shutil
 import tarfile
 import zipfile
@@ -62,11 +63,26 @@ def get_data(config: schema.GetDataConfig) -> Path:
             continue
         download(url, path, f"md5:{md5}")
         print(f"{path.name}: unpacking", flush=True)
+        beside = path.with_name(f"{path.name}.files")
         try:
-            shutil.unpack_archive(path, root, filter=None if path.suffix == ".zip" else "data")
+            shutil.rmtree(beside, ignore_errors=True)
+            shutil.unpack_archive(path, beside, filter=None if path.suffix == ".zip" else "data")
+            _move_into(root, beside)
         except (shutil.ReadError, tarfile.TarError, zipfile.BadZipFile, OSError) as error:
             raise DataError(f"{path} cannot be unpacked ({error}). fix: free space in {root}, or unpack it") from error
         done.touch()
+        shutil.rmtree(beside)
         path.unlink()
     print(f"{config.name} is in {root.absolute()}")
     return root
+
+
+def _move_into(root: Path, unpacked: Path) -> None:
+    """Move all files to their places below ``root``. Raises DataError for one of other content."""
+    for file in sorted(path for path in unpacked.rglob("*") if path.is_file()):
+        target = root / file.relative_to(unpacked)
+        if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            file.rename(target)
+        elif not filecmp.cmp(file, target, shallow=False):
+            raise DataError(f"{target} is there already, with other content. fix: root=<a new folder>")

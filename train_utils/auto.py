@@ -12,6 +12,7 @@ from conf.from_checkpoint import resumed_options
 from conf.schema import TrainConfig
 from data import Annotations, Colour
 from data.anchors import choose_anchors
+from data.samplers import TABLE_IMAGES
 from models.config import AUTO
 from train_utils import build
 from train_utils.distributed import World, broadcast_text
@@ -102,5 +103,8 @@ def describe_run(
         "category_ids": train_set.category_ids.tolist(),
         "config": compose.to_dictionary(replace(config, data=requested.data)),
         "weights_version": list(models.WEIGHTS_VERSION),
-        "data": {"images": len(train_set), "boxes": len(train_set.classes), "digest": train_set.digest()},
+        "data": {
+            **{"images": len(train_set), "boxes": len(train_set.classes), "digest": train_set.digest()},
+            **({"order": "computed"} if len(train_set) > TABLE_IMAGES else {}),  # of images; an older run had a table
+        },
     }

@@ -22,7 +22,8 @@ from train_utils.results import Detections, GroundTruth, canonical_order
 # In the order of pycocotools' stats; s, m, l: boxes of less than 32**2, up to 96**2, more pixels.
 METRICS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
 PER_CLASS = ("AP", "AP50", "APs", "APm", "APl")
-OPERATING_POINT = ("threshold", "f1", "precision", "recall")  # of a class, as best_f1 finds it
+SHORT_NAMES = ("P", "R", "F1", "score")  # of OPERATING_POINT, in tables
+OPERATING_POINT = ("precision", "recall", "f1", "threshold")  # at the best F1, as best_f1 finds it
 ABSENT = -1.0  # pycocotools' metric where there is no ground truth
 TESTED_HOTCOCO = "1.3."  # equals pycocotools to the bit; another version may not
 
@@ -31,7 +32,8 @@ class Evaluation(NamedTuple):
     """The COCO metrics and what they were computed from; one without ground truth is ABSENT."""
 
     metrics: dict[str, float]  # by METRICS
-    per_class: dict[str, dict[str, float]]  # by class name: PER_CLASS, images, boxes (no crowds)
+    per_class: dict[str, dict[str, float]]  # by class name: PER_CLASS, OPERATING_POINT, images, boxes (no crowds)
+    at_best_f1: dict[str, float]  # OPERATING_POINT of all classes at one threshold
     truth: GroundTruth
     detections: Detections  # in any order
     losses: dict[str, float]  # by LOSS_NAMES, of the validation images of a training; else empty
@@ -107,7 +109,8 @@ def _as_coco(images: list[Any], categories: list[Any], *columns: np.ndarray) -> 
 def score(truth: GroundTruth, detections: Detections, scorer: str | None = None) -> Evaluation:
     """Compute the 12 COCO metrics and those of each class, as COCOeval.summarize does.
 
-    ``detections`` come in any order, ``scorer`` is that of ``match``.
+    Precision and recall are those at the best F1. ``detections`` come in any order, ``scorer`` is
+    that of ``match``.
     """
     scorer = scorer or choose_scorer()
     evaluation = match(truth, detections, scorer)
@@ -117,13 +120,16 @@ def score(truth: GroundTruth, detections: Detections, scorer: str | None = None)
     by_limit, recall_by_size = np.moveaxis(recall[..., 0, :], -1, 0), np.moveaxis(recall[..., 1:, 2], -1, 0)
     arrays = [of_all, of_all[0], of_all[5], *by_size, *by_limit, *recall_by_size]
     metrics = dict(zip(METRICS, map(_mean_of_present, arrays), strict=True))
+    matches, absent = find_matches(truth, detections, scorer), dict.fromkeys(OPERATING_POINT, ABSENT)
     per_class = {}
     for index, name in enumerate(truth.names):
         of_class = (truth.classes == index) & ~truth.crowd.astype(bool)
         arrays = [of_all[..., index], of_all[0, :, index], *by_size[..., index]]
         row = dict(zip(PER_CLASS, map(_mean_of_present, arrays), strict=True))
+        row |= best_f1(matches, index) or absent
         per_class[name] = row | {"images": len(np.unique(truth.image_of_box[of_class])), "boxes": int(of_class.sum())}
-    return Evaluation(metrics, per_class, truth, detections, losses={}, scorer=scorer)
+    at_best = best_f1(matches) or absent
+    return Evaluation(metrics, per_class, at_best, truth, detections, losses={}, scorer=scorer)
 
 
 def _mean_of_present(values: np.ndarray) -> float:
@@ -167,33 +173,57 @@ def best_f1(matches: Matches, index: int | None = None) -> dict[str, float] | No
     A threshold reports all detections with at least that score. None if no detection is right:
     then no threshold is better than another.
     """
+    scores, f1, precision, recall = over_scores(matches, index)
+    if not f1.any():
+        return None
+    best = int(f1.argmax())
+    values = (precision[best], recall[best], f1[best], scores[best])
+    return dict(zip(OPERATING_POINT, map(float, values), strict=True))
+
+
+def over_scores(matches: Matches, index: int | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Falling scores (n,), and F1, precision and recall at IoU .5 of the detections from each on.
+
+    ``index`` is that of a class; None: all classes. Recall is 0 without boxes.
+    """
     chosen, boxes = matches.right[0] | matches.wrong[0], matches.boxes.sum()
     if index is not None:
         chosen, boxes = chosen & (matches.classes == index), matches.boxes[index].sum()
-    if not matches.right[0, chosen].any():
-        return None
     order = np.argsort(-matches.scores[chosen], kind="stable")
     scores, hits = matches.scores[chosen][order], np.cumsum(matches.right[0, chosen][order])
-    last = np.flatnonzero(np.append(scores[1:] != scores[:-1], True))  # equal scores are reported together
-    precision, recall = hits[last] / (last + 1), hits[last] / boxes
-    f1 = 2 * hits[last] / (last + 1 + boxes)
-    best = int(f1.argmax())
-    values = (scores[last][best], f1[best], precision[best], recall[best])
-    return dict(zip(OPERATING_POINT, map(float, values), strict=True))
+    last = np.flatnonzero(np.append(scores[1:] != scores[:-1], True)[: len(scores)])  # equal scores count together
+    found, hits = last + 1, hits[last]
+    return scores[last], 2 * hits / (found + boxes), hits / found, hits / max(boxes, 1)
+
+
+def rows_of_classes(result: Evaluation) -> tuple[list[str], list[list[str]]]:
+    """Titles and cells of a table with a row for all classes, then for each; "-" means none."""
+    with_box = result.truth.image_of_box[~result.truth.crowd.astype(bool)]
+    of_all = {**result.metrics, **result.at_best_f1, "images": len(np.unique(with_box)), "boxes": len(with_box)}
+    columns = (*PER_CLASS, *OPERATING_POINT)
+    rows = [
+        [name, f"{row['images']:.0f}", f"{row['boxes']:.0f}", *(format_metric(row[column]) for column in columns)]
+        for name, row in (("all", of_all), *result.per_class.items())
+    ]
+    return ["class", "images", "boxes", *PER_CLASS, *SHORT_NAMES], rows
 
 
 def format_table(result: Evaluation) -> str:
     """Format the 12 metrics and a row per class; "-" means no ground truth."""
     lines = [f"scored by {result.scorer}", " ".join(f"{name:>5}" for name in METRICS)]
     lines.append(" ".join(f"{format_metric(result.metrics[name]):>5}" for name in METRICS))  # fits into 80 columns
-    width = max(len(name) for name in ("class", *result.per_class))
-    columns = PER_CLASS + OPERATING_POINT * any("f1" in row for row in result.per_class.values())
-    titles = "  ".join(f"{name:>5}" for name in columns)
-    lines += ["", f"{'class':<{width}}  {'images':>7}  {'boxes':>7}  {titles}"]
-    for name, row in result.per_class.items():
-        cells = "  ".join(f"{format_metric(row[column]):>{max(5, len(column))}}" for column in columns)
-        lines.append(f"{name:<{width}}  {row['images']:>7.0f}  {row['boxes']:>7.0f}  {cells}")
-    return "\n".join(lines)
+    titles, rows = rows_of_classes(result)
+    width = max(len(row[0]) for row in (titles, *rows))
+    return "\n".join(
+        [
+            *lines,
+            "",
+            *(
+                f"{name:<{width}} {images:>6} {boxes:>6} " + " ".join(f"{cell:>5}" for cell in cells)
+                for name, images, boxes, *cells in (titles, *rows)
+            ),
+        ]
+    )
 
 
 def format_metric(metric: float | None) -> str:

@@ -74,12 +74,14 @@ def save_sheet(cells: Sequence[Cell], columns: int, out: Path) -> None:
 
     Images are scaled to SIDE pixels before boxes are drawn, so that names stay readable.
     """
-    rows, height, width = -(-len(cells) // columns), LINE + SIDE + GAP, SIDE + GAP
-    page = np.full((rows * height + GAP, min(columns, len(cells)) * width + GAP, 3), 255, np.uint8)
-    for number, cell in enumerate(cells):
-        top, left = number // columns * height + LINE, number % columns * width + GAP
-        ratio = SIDE / max(cell.image.shape[:2])
-        size = max(1, round(cell.image.shape[1] * ratio)), max(1, round(cell.image.shape[0] * ratio))
+    ratios = [SIDE / max(cell.image.shape[:2]) for cell in cells]
+    heights = [max(1, round(cell.image.shape[0] * ratio)) for cell, ratio in zip(cells, ratios, strict=True)]
+    # A row is as high as its highest image.
+    tops = np.cumsum([LINE, *(max(heights[at : at + columns]) + LINE + GAP for at in range(0, len(cells), columns))])
+    page = np.full((tops[-1] - LINE + GAP, min(columns, len(cells)) * (SIDE + GAP) + GAP, 3), 255, np.uint8)
+    for number, (cell, ratio) in enumerate(zip(cells, ratios, strict=True)):
+        top, left = tops[number // columns], number % columns * (SIDE + GAP) + GAP
+        size = max(1, round(cell.image.shape[1] * ratio)), heights[number]
         small = cv2.resize(cell.image, size, interpolation=cv2.INTER_AREA if ratio < 1 else cv2.INTER_LINEAR)
         drawn = draw_boxes(small, cell.boxes_xyxy * ratio, cell.classes, cell.names, cell.scores)
         page[top : top + size[1], left : left + size[0]] = drawn

@@ -72,7 +72,8 @@ class MetricsCsv:
 
 
 EPOCH_COLUMNS = {  # of the table on the terminal: widths by title
-    "epoch": 7, "loss": 6, "box": 6, "obj": 6, "cls": 6, "AP": 5, "AP50": 5, "img/s": 5, "mem": 5, "time": 7, "left": 8,
+    "epoch": 7, "loss": 5, "box": 5, "obj": 5, "cls": 5, "P": 5, "R": 5, "AP": 5, "AP50": 5, "img/s": 5, "mem": 5,
+    "left": 8,
 }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from data.errors import printable
-from train_utils.coco_eval import Evaluation, best_f1, find_matches, match
+from train_utils.coco_eval import ABSENT, Evaluation, find_matches, match, over_scores
 from train_utils.draw import Cell, save_sheet
 from train_utils.results import DETECTION_AS_READ, canonical_order, to_xyxy
 from train_utils.train_state import LOSS_NAMES
@@ -21,7 +21,8 @@ FOLDER = "plots"  # in the folder of the run or of the evaluation
 PLOTS = {  # titles by file name, in the order to look at them
     "curves.png": "Losses (validation dashed), AP and learning rate by step; the dotted line is the best epoch",
     "precision_recall.png": "pycocotools' precision at each recall; the area under a line is its AP",
-    "confusion.png": "Labelled boxes by the class that was reported for them",
+    "confidence.png": "F1, precision and recall at IoU .5 over the lowest score that counts",
+    "confusion.png": "Labelled boxes by the class that was reported for them, and as shares of the labels",
     "val_detections.jpg": "The first validation images: labels left, detections right",
 }
 DPI = 110
@@ -48,10 +49,11 @@ def draw_evaluation(folder: Path, evaluation: Evaluation, read: Read, name_of: N
     ``read`` gives the image at a position, ``name_of`` its file name. Errors go to ``warn`` and
     remove an older picture of that name.
     """
-    best = best_f1(find_matches(evaluation.truth, evaluation.detections, evaluation.scorer))
-    threshold = best["threshold"] if best is not None else USUAL_THRESHOLD
+    best = evaluation.at_best_f1["threshold"]
+    threshold = best if best != ABSENT else USUAL_THRESHOLD
     for name, draw in {
         "precision_recall.png": lambda out: draw_precision_recall(evaluation, out),
+        "confidence.png": lambda out: draw_over_confidence(evaluation, out),
         "confusion.png": lambda out: draw_confusion(evaluation, threshold, out),
         "val_detections.jpg": lambda out: draw_detections(evaluation, read, name_of, max(threshold, LEAST_SCORE), out),
     }.items():
@@ -76,7 +78,7 @@ def _draw(out: Path, draw: Callable[[Path], None], warn: Warn) -> None:
 
 CURVES = {
     "loss": LOSS_NAMES,
-    "average precision": ("AP", "AP50", "AP75"),
+    "average precision; precision and recall at the best F1": ("AP", "AP50", "AP75", "precision", "recall"),
     "AP by object size": ("APs", "APm", "APl"),
     "learning rate": ("lr",),
 }
@@ -153,6 +155,32 @@ def draw_precision_recall(evaluation: Evaluation, out: Path) -> None:
     figure.savefig(out, dpi=DPI)
 
 
+def draw_over_confidence(evaluation: Evaluation, out: Path) -> None:
+    """Draw F1, precision and recall over the score from which detections count, of each class."""
+    from matplotlib.figure import Figure
+
+    names, boxes = evaluation.truth.names, [row["boxes"] for row in evaluation.per_class.values()]
+    matches = find_matches(evaluation.truth, evaluation.detections, evaluation.scorer)
+    figure = Figure(figsize=(17, 4.4), layout="constrained")
+    axes = figure.subplots(1, 3)
+    with_boxes = [index for index in np.argsort(boxes)[::-1].tolist() if boxes[index]]
+    for number, index in enumerate([*with_boxes, None]):
+        scores, *curves = over_scores(matches, index)
+        points = np.linspace(0, len(scores) - 1, min(MOST_POINTS, len(scores))).astype(int)
+        style: dict[str, Any] = {"label": label(names[index])} if index is not None else {}
+        style = style if number < NAMED_CLASSES else {"color": "0.8", "zorder": 1}
+        if index is None:
+            at = evaluation.at_best_f1
+            style = {"label": f"all: best F1 {at['f1']:.3f} from {at['threshold']:.3f} on"}
+            style |= {"color": "black", "linewidth": 2.5}
+        for axis, curve in zip(axes, curves, strict=True):
+            axis.plot(scores[points], curve[points], **style)
+    for axis, title in zip(axes, ("F1", "precision", "recall"), strict=True):
+        axis.set(xlim=(0, 1), ylim=(0, 1.02), title=title, xlabel="confidence")
+    axes[-1].legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    figure.savefig(out, dpi=DPI)
+
+
 def label(name: str) -> str:
     """A class name that fits beside a chart; matplotlib hides labels that start with "_"."""
     name = printable(name)
@@ -195,17 +223,20 @@ def draw_confusion(evaluation: Evaluation, threshold: float, out: Path) -> None:
     names = [label(evaluation.truth.names[index]) for index in drawn]
     counts = counts[np.ix_([*drawn, classes], [*drawn, classes])]
     side = 4 + 0.35 * len(names)
-    figure = Figure(figsize=(side, side), layout="tight")
-    axis = figure.subplots()
-    axis.imshow(counts, cmap="Blues")
-    for row, column in np.argwhere(counts):
-        color = "white" if counts[row, column] > counts.max() / 2 else "black"
-        axis.text(column, row, str(counts[row, column]), ha="center", va="center", color=color, fontsize=8)
-    axis.set_xticks(range(len(counts)), [*names, "missed"], rotation=90)
-    axis.set_yticks(range(len(counts)), [*names, "nothing there"])
-    axis.grid(visible=False)
+    figure = Figure(figsize=(2 * side, side), layout="tight")
     limit = f", the {len(names)} most confused of {classes} classes" if len(names) < classes else ""
-    axis.set(xlabel="reported class", ylabel="labelled class", title=f"boxes, score from {threshold:.2g}{limit}")
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    for axis, cells, what in zip(figure.subplots(1, 2), (counts, shares), ("boxes", "shares of each row"), strict=True):
+        most = cells[:-1].max(initial=0) or 1  # detections where nothing is may outnumber all others
+        axis.imshow(cells, cmap="Blues", vmin=0, vmax=most)
+        for row, column in np.argwhere(cells):
+            text = f"{cells[row, column]:.2f}".removeprefix("0") if what != "boxes" else str(cells[row, column])
+            color = "white" if cells[row, column] > most / 2 else "black"
+            axis.text(column, row, text, ha="center", va="center", color=color, fontsize=8)
+        axis.set_xticks(range(len(cells)), [*names, "missed"], rotation=90)
+        axis.set_yticks(range(len(cells)), [*names, "nothing there"])
+        axis.grid(visible=False)
+        axis.set(xlabel="reported class", ylabel="labelled class", title=f"{what}, score from {threshold:.2g}{limit}")
     figure.savefig(out, dpi=DPI)
 
 

@@ -21,7 +21,7 @@ BEST_DETECTIONS = "best_detections.npz"
 
 def keep_best(folder: Path, best: coco_eval.Evaluation) -> None:
     """Write ``best_detections.npz`` whole or not at all. Raises OSError."""
-    scores = json.dumps({"metrics": best.metrics, "per_class": best.per_class, "scorer": best.scorer})
+    scores = json.dumps({key: getattr(best, key) for key in ("metrics", "per_class", "at_best_f1", "scorer")})
     with run_files.whole_file(folder / BEST_DETECTIONS, "wb") as file:
         np.savez(file, scores=scores, detections=best.detections, **vars(best.truth))
 
@@ -48,8 +48,9 @@ def read_best(folder: Path) -> coco_eval.Evaluation:
         if not all(np.isin(found, all_of).all() for found, all_of in known) or len(truth.image_of_box) != boxes[0]:
             raise ValueError("objects of an unknown class or image")
         scores = json.loads(str(text))
-        columns = (*coco_eval.PER_CLASS, "images", "boxes")
-        rows = [(scores["metrics"], coco_eval.METRICS), *((row, columns) for row in scores["per_class"].values())]
+        columns = (*coco_eval.PER_CLASS, *coco_eval.OPERATING_POINT, "images", "boxes")
+        rows = [(scores["metrics"], coco_eval.METRICS), (scores["at_best_f1"], coco_eval.OPERATING_POINT)]
+        rows += [(row, columns) for row in scores["per_class"].values()]
         sum(abs(row[key]) for row, keys in rows for key in keys)  # TypeError if one is not a number
         return coco_eval.Evaluation(**scores, truth=truth, detections=reported, losses={})
     except (OSError, AttributeError, ValueError, KeyError, TypeError, EOFError, BadZipFile) as error:
@@ -90,16 +91,7 @@ def write_report(folder: Path, options: Mapping[str, Any], defaults: Mapping[str
     if (folder / BEST_DETECTIONS).is_file():
         best = read_best(folder)
         metrics = html_table(list(best.metrics), [list(map(coco_eval.format_metric, best.metrics.values()))])
-        rows = [
-            [
-                name,
-                row["images"],
-                row["boxes"],
-                *(coco_eval.format_metric(row[column]) for column in coco_eval.PER_CLASS),
-            ]
-            for name, row in best.per_class.items()
-        ]
-        metrics += html_table(["class", "images", "boxes", *coco_eval.PER_CLASS], rows)
+        metrics += html_table(*coco_eval.rows_of_classes(best))
     pictures = ""
     for name, title in PICTURES.items():
         if (folder / name).is_file():

@@ -24,7 +24,15 @@ from train_utils.loggers import LoggedRun, LoggerThread, run_id_of, start_servic
 from train_utils.train_state import LOSS_NAMES, TrainState
 
 TABLES = {  # metrics.csv is equal in every repetition of a run
-    "metrics": ("epoch", "step", "lr", *LOSS_NAMES, *coco_eval.METRICS, *(f"val_{name}" for name in LOSS_NAMES)),
+    "metrics": (
+        "epoch",
+        "step",
+        "lr",
+        *LOSS_NAMES,
+        *coco_eval.METRICS,
+        *coco_eval.OPERATING_POINT,
+        *(f"val_{name}" for name in LOSS_NAMES),
+    ),
     "times": ("epoch", "seconds", "images_per_second", "waiting"),
     "steps": ("step", "lr", *LOSS_NAMES),
 }
@@ -169,22 +177,24 @@ class RunReport:
         seconds, self._epoch_started = now - self._epoch_started, now
         if not self._tables:
             return
-        metrics, losses = (evaluation.metrics, evaluation.losses) if evaluation is not None else ({}, {})
+        metrics, losses = dict[str, float](), dict[str, float]()
+        if evaluation is not None:
+            metrics, losses = evaluation.metrics | evaluation.at_best_f1, evaluation.losses
         row = {"epoch": state.epoch, "step": state.step, "lr": result.lr, **result.losses, **metrics}
         speed = {"seconds": seconds, "images_per_second": result.images_per_second, "waiting": result.waiting}
         self._tables["metrics"].write(row | {f"val_{name}": loss for name, loss in losses.items()})
         self._tables["times"].write({"epoch": state.epoch, **speed})
-        self._send(state.step, "epoch", {"epoch": state.epoch, "lr": result.lr, **result.losses})
+        self._send(state.step, "train_epoch", {"epoch": state.epoch, "lr": result.lr, **result.losses})
         self._send(state.step, "val", metrics | losses)
-        self._send(state.step, "speed", speed)
+        self._send(state.step, "train_speed", speed)
 
-        scores = map(coco_eval.format_metric, (metrics.get("AP"), metrics.get("AP50")))
+        scores = (coco_eval.format_metric(metrics.get(name)) for name in ("precision", "recall", "AP", "AP50"))
         memory = f"{torch.cuda.max_memory_allocated() / 1e9:.1f}G" if torch.cuda.is_initialized() else "-"
         epochs, done = self._config.train.epochs, state.epoch - self._first_epoch
         left = (now - self._started) / done * (epochs - state.epoch)  # evaluations included
         if done == 1:
             self.line(epoch_row(list(EPOCH_COLUMNS)))
-        speeds = result.images_per_second, memory, progress.duration(seconds), progress.duration(left)
+        speeds = result.images_per_second, memory, progress.duration(left)
         texts = epoch_row([f"{state.epoch}/{epochs}", *list(result.losses.values())[:4], *scores, *speeds])
         self.line(texts + " *" * is_best)
         if is_best and evaluation is not None:
@@ -211,7 +221,7 @@ class RunReport:
             plots.draw_evaluation(self.folder / plots.FOLDER, evaluation, read, val_set.file_name, self.line)
         with self.failure_logged("report.html"):
             report_run(self.folder)
-        self._send(state.step, "best", state.best_metrics)
+        self._send(state.step, "val_best", state.best_metrics)
         self._send_pictures(state.step, "plots/*.[jp][pn]g")
         self._is_complete = True
         ckpt, seconds = option("ckpt", self.folder), time.monotonic() - self._started

@@ -1,6 +1,7 @@
 """The order of images is one for the whole run: ranks, workers and a resume do not change it."""
 
 import math
+import tracemalloc
 from collections import Counter
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch.utils.data import DistributedSampler
 
 from data import DataError, MultiScale, Request, Resize, eval_batches, repeat_factors
 from data.geometry import scaled_size
+from data.samplers import TrainBatchSampler, TrainSampler, permuted
 from tests.data.conftest import FIXED, CocoSet, sampler_of
 
 SCALED = MultiScale(96, 0.5, 1.5, 32, 5)
@@ -88,6 +90,48 @@ def test_an_epoch_holds_no_image_twice_and_epochs_and_seeds_differ() -> None:
         return [request.index for batch in sampler for request in batch]
 
     assert len({tuple(order(seed, epoch)) for seed in (0, 1) for epoch in (0, 1)}) == 4
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 64, 97, 4097, 100_003])
+def test_a_computed_order_holds_each_image_once(count: int) -> None:
+    orders = [permuted(np.arange(count), count, (3, epoch)) for epoch in range(2)]
+    assert all(sorted(order.tolist()) == list(range(count)) for order in orders)
+    assert np.array_equal(permuted(np.array([count - 1, 0]), count, (3, 1)), orders[1][[-1, 0]])
+    assert count < 64 or (orders[0] == orders[1]).mean() < 0.1
+
+
+def test_a_computed_order_is_uniform_by_chi_square() -> None:
+    """Of images over positions, and of pairs of neighbours."""
+    count, epochs = 97, 2000
+    places, pairs = np.zeros((count, count)), np.zeros((count, count))
+    for epoch in range(epochs):
+        order = permuted(np.arange(count), count, (5, epoch))
+        places[np.arange(count), order] += 1
+        pairs[order[:-1], order[1:]] += 1
+    for found, degrees in (
+        (places.ravel(), (count - 1) ** 2),
+        (pairs[~np.eye(count, dtype=bool)], count**2 - count - 1),
+    ):
+        statistic = ((found - found.mean()) ** 2 / found.mean()).sum()
+        assert abs(statistic - degrees) < 4 * np.sqrt(2 * degrees)
+
+
+def test_an_epoch_of_a_hundred_million_images_takes_no_memory() -> None:
+    size, first = MultiScale(64, 1, 1, 32, 0), list[Any]()
+    tracemalloc.start()
+    for world_size in (1, 2, 4):
+        batches = [
+            TrainBatchSampler(
+                TrainSampler(10**8, size, batch_size=64, num_replicas=world_size, rank=rank, seed=0, tile_pool=4)
+            )
+            for rank in range(world_size)
+        ]
+        for sampler in batches:
+            sampler.sampler.set_epoch(7, start_step=1_000_000)
+        first.append(Counter(request for sampler in batches for request in next(iter(sampler))))
+    assert tracemalloc.get_traced_memory()[1] < 1e6
+    tracemalloc.stop()
+    assert first[0] == first[1] == first[2] and len(first[0]) == 64
 
 
 def test_a_step_has_one_size_and_the_first_of_a_training_has_the_largest() -> None:

@@ -11,6 +11,7 @@ from conf import ConfigError
 from conf.compose import compose
 from conf.run import PROGRAMS, prepare_arguments
 from conf.schema import GetDataConfig
+from data import DataError
 from scripts.get_data import SETS, get_data
 from tests.file_server import serving
 
@@ -26,6 +27,12 @@ def test_a_set_is_fetched_unpacked_and_not_fetched_again(
         monkeypatch.setitem(SETS, "voc2007", ("datasets", archives))
         arguments = prepare_arguments(["voc2007", f"root={root}"], PROGRAMS["get_data"])
         config = compose("get_data", GetDataConfig, arguments)
+        (root / "pictures").mkdir(parents=True)
+        (root / "pictures" / "1.txt").write_text("mine")
+        with pytest.raises(DataError, match=r"1\.txt is there already.* fix: root="):
+            get_data(config)
+        assert (root / "pictures" / "1.txt").read_text() == "mine"
+        (root / "pictures" / "1.txt").unlink()
         assert get_data(config) == root
     assert (root / "pictures" / "1.txt").read_text() == "one" and not [*root.rglob("*.zip")]
     capsys.readouterr()

@@ -131,7 +131,8 @@ def test_without_detections_and_without_ground_truth() -> None:
         assert set(score(unlabelled, case).metrics.values()) == {ABSENT}
         assert best_f1(find_matches(unlabelled, case)) is None
     for name in ("no boxes", "crowd only"):
-        assert result.per_class[name] == dict.fromkeys(coco_eval.PER_CLASS, ABSENT) | {"images": 0, "boxes": 0}
+        absent = dict.fromkeys((*coco_eval.PER_CLASS, *coco_eval.OPERATING_POINT), ABSENT)
+        assert result.per_class[name] == absent | {"images": 0, "boxes": 0}
 
 
 def test_coco128(shared_dir: Path, tmp_path: Path) -> None:

@@ -40,11 +40,11 @@ def test_a_sheet_keeps_aspect_ratios_and_colours(tmp_path: Path) -> None:
     red[..., 0] = 255
     save_sheet([Cell(red, *NO_BOXES, names=[])] * 3, 2, tmp_path / "sheet.png")
     sheet = sheet_of(tmp_path / "sheet.png")
-    assert sheet.shape == (2 * (LINE + SIDE + GAP) + GAP, 2 * (SIDE + GAP) + GAP, 3)
+    assert sheet.shape == (2 * (LINE + SIDE // 2 + GAP) + GAP, 2 * (SIDE + GAP) + GAP, 3)
     for left in (GAP, SECOND):
-        cell = sheet[LINE : LINE + SIDE, left : left + SIDE]
-        assert (cell[: SIDE // 2] == [255, 0, 0]).all() and (cell[SIDE // 2 :] == 255).all()
-    assert (sheet[LINE + SIDE + GAP :, SECOND:] == 255).all(), "the fourth place is empty"
+        cell = sheet[LINE : LINE + SIDE // 2 + GAP, left : left + SIDE]
+        assert (cell[:-GAP] == [255, 0, 0]).all() and (cell[-GAP:] == 255).all(), "no higher than its images"
+    assert (sheet[LINE + SIDE // 2 + GAP :, SECOND:] == 255).all(), "the fourth place is empty"
 
 
 def test_targets_are_drawn_on_the_image_they_belong_to(tmp_path: Path) -> None:

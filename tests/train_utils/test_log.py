@@ -41,9 +41,9 @@ def test_run_log_writes_to_both_on_the_main_process_only(tmp_path: Path, capsys:
 def test_a_row_of_an_epoch_has_each_text_whole_and_fits_80_columns(loss: float, texts: tuple[str, str, str]) -> None:
     """Also of a thousand epochs or several days, and with the mark of the best epoch."""
     epoch, memory, left = texts
-    row = epoch_row([epoch, *[loss] * 4, "0.123", "-", 1234.5, memory, "0:59:59", left])
+    row = epoch_row([epoch, *[loss] * 4, "0.500", "-", "0.123", "-", 1234.5, memory, left])
     shown = row.split()
-    assert [shown[0], *shown[8:]] == [epoch, memory, "0:59:59", left]
+    assert [shown[0], *shown[10:]] == [epoch, memory, left]
     assert [float(cell) for cell in shown[1:5]] == [pytest.approx(loss, rel=0.06, nan_ok=True)] * 4
     assert max(map(len, (row, epoch_row(list(EPOCH_COLUMNS))))) + len(" *") <= 80
 

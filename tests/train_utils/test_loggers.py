@@ -83,7 +83,7 @@ def test_a_run_stopped_and_resumed_is_one_run_in_each_service_and_has_the_bits_o
     assert [event.value for event in events.Scalars("val/loss")] == pytest.approx(
         [float(row["val_loss"]) for row in table_of(folder)]
     )
-    (best,) = events.Scalars("best/AP")
+    (best,) = events.Scalars("val_best/AP")
     assert best.value == pytest.approx(max(float(row["AP"]) for row in table_of(folder)))
     assert events.Tags()["images"] == ["plots/drawn"]
 

@@ -188,5 +188,5 @@ def test_a_plot_that_fails_is_said_and_the_others_are_drawn(tmp_path: Path, monk
     monkeypatch.setattr(plots, "draw_confusion", fail)
     (tmp_path / "confusion.png").write_text("of an earlier run")
     pictures, said = drawn(*draw(1), tmp_path)
-    assert set(pictures) == {"precision_recall.png", "val_detections.jpg"}
+    assert set(pictures) == {"precision_recall.png", "confidence.png", "val_detections.jpg"}
     assert said == [f"warning: {tmp_path / 'confusion.png'} was not drawn (MemoryError: no room)"]
