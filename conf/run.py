@@ -232,6 +232,8 @@ def prepare_arguments(arguments: list[str], program: Program) -> list[str]:
     if "--config-dir" in arguments[:-1]:
         at = arguments.index("--config-dir")
         folder = Path(arguments[at + 1]).expanduser().absolute()
+        if not folder.is_dir():
+            raise ConfigError(f"--config-dir: there is no folder {folder}. fix: one with folders such as data in it")
         arguments = [*arguments[:at], override("hydra.searchpath", [f"file://{folder}"]), *arguments[at + 2 :]]
     if {"-m", "--multirun"} & set(arguments) and launch.read_launch().world_size > 1:
         raise ConfigError("-m cannot run under a launcher of several processes. fix: start each setting by itself")
@@ -241,8 +243,10 @@ def prepare_arguments(arguments: list[str], program: Program) -> list[str]:
         return arguments
     bare = [word for word in arguments if word[:1] not in "+~" and ("=" not in word or os.path.isdir(word))]
     options = [word for word in arguments if word not in bare]
+    key = program.bare.removesuffix("...")
+    if not bare and key not in compose.keys_of(options):
+        raise ConfigError(f"nothing to work on. fix: name a value, as in python -m {program.command} <{key}>")
     if bare:
-        key = program.bare.removesuffix("...")
         options.append(override(key, bare if key != program.bare else " ".join(bare)))
     return options
 

@@ -54,7 +54,12 @@ CASES = {  # options and what stderr says; for None stdout has the answer
     "get_weights": {"--help": None, "yolo": "no published weights are called 'yolo'"},
     "convert": {"--help": None, "ckpt=nowhere out=a": "there is no checkpoint", "weights=a": "weights=a needs"},
     "demo": {"--help": None, "workers=0": "workers must be >= 1"},
-    "compare": {"--help": None, "--config-dir conf here resamples=1 there": "resamples must be >= 10"},
+    "compare": {
+        "--help": None,
+        "--config-dir conf here resamples=1 there": "resamples must be >= 10",
+        "--config-dir nowhere here": "--config-dir: there is no folder ",
+        "": "name a value, as in python -m scripts.compare <runs>",
+    },
     "tune": {
         "--help": None,
         "-- data=bcd optim.lr=1,2": "no choice data=bcd",
@@ -110,6 +115,12 @@ def test_help_completion_and_refused_options_need_no_torch() -> None:
         else:
             assert options == "--version" or "data=coco" in out.split(), case
             assert options != "--version" or re.match(ours, out), case
+
+
+def test_a_script_started_as_a_file_says_how(tmp_path: Path) -> None:
+    command = [sys.executable, str(REPOSITORY / "scripts" / "check_data.py"), "data=a b"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.endswith("fix: python -m scripts.check_data 'data=a b'\n")
 
 
 def test_a_reader_that_leaves_early_is_not_an_error() -> None:

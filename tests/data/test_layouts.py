@@ -246,6 +246,9 @@ def test_the_test_images_of_a_set_are_read_by_its_path(
     else:
         assert_whole(read)
         assert "test" in read.path(0) and read.names == NAMES
+    if layout == "Roboflow, a level too high":
+        with pytest.raises(DataError, match=rf"fix: data={yolo_set.root}$"):
+            composed("anchors", "data=train/images")
 
 
 @pytest.mark.parametrize("names_file", ["classes.txt", "obj.names", "data.names", "names", None])
