@@ -169,11 +169,10 @@ def find_files(config: Any, splits: Sequence[str]) -> None:
     """
     if launch.read_launch().launcher == "none":
         network = getattr(config, "model", None)
-        if network is not None and not any(getattr(config, key, None) for key in ("ckpt", "resume")):
-            weights = network.weights if not network.published() else None
-            for key, path in (("weights", weights), ("cfg", network.cfg if {"/", "."} & {*network.cfg} else None)):
-                if path is not None and not os.path.exists(path):
-                    raise ConfigError(f"model.{key}: there is no {path}. fix: the path of a file that is there")
+        goes_on = any(getattr(config, key, None) for key in ("ckpt", "resume"))  # with weights of its own
+        weights = None if network is None or goes_on or network.published() else network.weights
+        if weights is not None and not os.path.exists(weights):
+            raise ConfigError(f"model.weights: there is no {weights}. fix: a file that is there")
         splits = [config.split] if isinstance(config, schema.EvalConfig) else splits
         for split in splits if splits and config.data.format != "shapes" else ():  # shapes are drawn on first use
             config.data.places(split, Path(config.data.root).absolute())
@@ -232,8 +231,6 @@ def prepare_arguments(arguments: list[str], program: Program) -> list[str]:
     if "--config-dir" in arguments[:-1]:
         at = arguments.index("--config-dir")
         folder = Path(arguments[at + 1]).expanduser().absolute()
-        if not folder.is_dir():
-            raise ConfigError(f"--config-dir: there is no folder {folder}. fix: one with folders such as data in it")
         arguments = [*arguments[:at], override("hydra.searchpath", [f"file://{folder}"]), *arguments[at + 2 :]]
     if {"-m", "--multirun"} & set(arguments) and launch.read_launch().world_size > 1:
         raise ConfigError("-m cannot run under a launcher of several processes. fix: start each setting by itself")

@@ -5,6 +5,7 @@ import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,7 +29,6 @@ ImageCache = StrEnum("ImageCache", ["none", "ram", "disk"])
 Colour = StrEnum("Colour", ["auto", "cpu", "device"])
 
 _TRAIN_OR_VAL = re.compile(r"(?<![a-z])(trainval|train(ing)?|val(id(ation)?)?)(?![a-z])", re.IGNORECASE)
-_TEST = re.compile(r"(?<![a-z])test(ing)?(?![a-z])", re.IGNORECASE)
 
 # Limits that conf/compose.py checks, in the words in which it reports them.
 Share = Annotated[float, ">= 0 and <= 1"]
@@ -168,17 +168,12 @@ class DataConfig:
 
     def _places_of_tests(self, root: Path) -> list[tuple[Path, Path]]:
         """What is called test where ``data.val``, or ``data.train``, has a name of val or train."""
-
-        def of_tests(place: str) -> Path:
-            parts = Path(place).parts
-            return root.joinpath(*parts[:-2], *(_TRAIN_OR_VAL.sub("test", part) for part in parts[-2:]))
-
+        swap = partial(_TRAIN_OR_VAL.sub, "test")
         for part, key in ((self.val, "data.val"), (self.train, "data.train")):
-            places = [(of_tests(names), of_tests(images), names, images) for names, images in part.pairs(key)]
             pairs = [
-                (named, beside if beside.exists() else root / images)
-                for named, beside, names, images in places
-                if named.exists() and (named != root / names or _TEST.search(named.name))
+                (root / swap(names), root / (swap(images) if (root / swap(images)).exists() else images))
+                for names, images in part.pairs(key)
+                if (root / swap(names)).exists() and (swap(names) != names or Path(names).stem == "test")
             ]
             if pairs:
                 return pairs

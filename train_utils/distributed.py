@@ -80,10 +80,9 @@ def init_distributed_mode(device: str, timeout_seconds: float) -> World:
 
 
 def run_by_torchrun(count: int, command: Sequence[str], quiet_codes: Collection[int]) -> int:
-    """Run a Python command in ``count`` processes on this machine; return the exit code.
+    """Run a Python command in ``count`` processes here; return the exit code of the first to fail.
 
-    A rank that ends with one of ``quiet_codes`` has said why. Any other failure raises torch's
-    report, which names the rank and its signal.
+    Raises torch's report of it unless the code is one of ``quiet_codes``: then it has said why.
     """
     from torch.distributed.elastic.multiprocessing import SignalException  # no rank needs these
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

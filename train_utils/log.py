@@ -10,20 +10,12 @@ from pathlib import Path
 from conf import errors, run_files
 from data import progress
 
-BUSY = 1.5  # processes that want to run, for each core
-
 
 def of_busy_cores(threads: int) -> str | None:
-    """A line for a machine whose cores already have more to do than they can; None for any other.
-
-    ``threads`` that share a computation then wait for each other at every operator.
-    """
+    """A line for busy cores, where ``threads`` of an operator wait for each other; else None."""
     cores, load = os.cpu_count() or 1, os.getloadavg()[0]
-    if threads == 1 or load <= BUSY * cores:
-        return None
-    return (
-        f"the {cores} cores are busy (load {load:.0f}): OMP_NUM_THREADS=1 before the command may be many times as fast"
-    )
+    fix = "OMP_NUM_THREADS=1 before the command may be many times as fast"
+    return f"the {cores} cores are busy (load {load:.0f}): {fix}" if threads > 1 and load > 1.5 * cores else None
 
 
 class GrowingFile:

@@ -57,7 +57,6 @@ CASES = {  # options and what stderr says; for None stdout has the answer
     "compare": {
         "--help": None,
         "--config-dir conf here resamples=1 there": "resamples must be >= 10",
-        "--config-dir nowhere here": "--config-dir: there is no folder ",
         "": "name a value, as in python -m scripts.compare <runs>",
     },
     "tune": {
@@ -174,12 +173,14 @@ def test_neither_a_rank_nor_a_job_of_a_multirun_starts_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["train.py", "data=shapes", "-m", "devices=2,3", "hydra.sweep.dir=mine"])
+    monkeypatch.setattr(
+        sys, "argv", ["train.py", "data=shapes", "-m", "devices=2", "train.seed=1,2", "hydra.sweep.dir=mine"]
+    )
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # the tests go on in this process
     with pytest.raises(SystemExit, match=r"^2$"):
         run("train")
     said = capsys.readouterr().err  # once for each job
-    assert [said.count(f"error: devices={count} cannot go with -m. fix: start each") for count in (2, 3)] == [1, 1]
+    assert said.count("error: devices=2 cannot go with -m. fix: start each") == 2
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     assert ranks_to_start(config_of("devices=2")) == 1
