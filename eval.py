@@ -4,6 +4,7 @@
     python eval.py ckpt=runs/coco/... data=bccd data.root=../other evaluate.image_size=416
     torchrun --nproc-per-node=2 eval.py ckpt=runs/coco/... out=results
     python eval.py ckpt=runs/coco/... plots=true   # precision and recall, confusions
+    python eval.py ckpt=runs/coco/... split=test   # the test images of the data set
     python eval.py detections=results.json data=coco    # any system's, scored as by pycocotools
 
 The metrics are the same to the last bit on any number of ranks.
@@ -44,11 +45,11 @@ def evaluate(config: EvalConfig) -> run.Outcome:
     """
     world = init_distributed_mode(config.device.value, config.timeout_seconds)
     out = run_folder.open_out(world, config.out, "eval") if config.plots or config.out is not None else None
-    val_set = build.open_split(config.data, "val", world)
+    val_set = build.open_split(config.data, config.split, world)
     if world.is_main:
         print(config.data.line(), flush=True)
         for note in (*val_set.skipped, *val_set.notes):
-            print(f"val: {note}", flush=True)
+            print(f"{config.split}: {note}", flush=True)
 
     if config.detections is not None:
         evaluation = score_detections(config, val_set, world)
@@ -97,7 +98,7 @@ def score_detections(config: EvalConfig, val_set: data.Annotations, world: World
     """Score the file ``config.detections``; None on all ranks but 0. Raises TrainError."""
     category_ids, single_class = val_set.category_ids, config.data.single_class
     if single_class:  # the index has the first one only
-        category_ids = build.open_split(replace(config.data, single_class=False), "val", world).category_ids
+        category_ids = build.open_split(replace(config.data, single_class=False), config.split, world).category_ids
     if not world.is_main:
         return None
     path, images = Path(str(config.detections)), images_of(val_set)

@@ -109,20 +109,26 @@ def complete_conversion(options: dict[str, Any], named: Sequence[str]) -> dict[s
 
 
 def with_full_names(options: dict[str, Any], once: bool = True) -> dict[str, Any]:
-    """``options`` with runs in place of their short names in ``ckpt`` and ``model.weights``.
+    """``options`` with runs for their short names in ``ckpt``, ``resume`` and ``model.weights``.
 
-    Raises CheckpointError if no such run exists, and ConfigError for a short name in
-    ``model.weights`` unless it is read only ``once``: later, the newest run is the training itself.
+    Raises CheckpointError if no such run exists, and ConfigError for a short name in the last two
+    unless it is read only ``once``: later, the newest run may be another, or the training itself.
     """
+
+    def full(key: str, name: str) -> str:
+        if (run := run_files.full_name(name)) != name and not once:
+            raise ConfigError(f"{key}={name} may be another run after a restart. fix: {key}={run}")
+        return run
+
     if options.get("ckpt") is not None:
         options = {**options, "ckpt": run_files.full_name(options["ckpt"])}
+    if options.get("resume") not in (None, "auto"):
+        options = {**options, "resume": full("resume", options["resume"])}
     model = options.get("model") or {}
     weights = model.get("weights")
-    if weights is None or weights in ALIASES or (run := run_files.full_name(weights)) == weights:
+    if weights is None or weights in ALIASES:
         return options
-    if not once:
-        raise ConfigError(f"model.weights={weights} may be another run after a restart. fix: model.weights={run}")
-    return {**options, "model": {**model, "weights": run}}
+    return {**options, "model": {**model, "weights": full("model.weights", weights)}}
 
 
 def ask_for_plugins(saved: dict[str, Any], source: str, named: Sequence[str]) -> None:
@@ -236,8 +242,9 @@ def read_config(folder: Path, key: str = "resume=") -> dict[str, Any]:
     try:
         saved = layouts.load_yaml(path)
     except (DataError, OSError) as error:
-        problem = str(error).partition(". fix: ")[0]
-        raise ConfigError(f"{key}{folder}: {problem}. fix: the folder of a run or its last.pt, or auto") from error
+        is_missing = isinstance(error, FileNotFoundError)
+        problem = f"there is no {path}" if is_missing else str(error).partition(". fix: ")[0]
+        raise ConfigError(f"{key}{folder}: {problem}. fix: the folder of a run or its last.pt, last or auto") from error
     if "train" not in checked_config(saved, str(path)) or "name" not in saved.get("data", {}):
         raise ConfigError(f"{path} is incomplete. fix: a copy of it, or a new run")
     return saved

@@ -15,13 +15,13 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
-from typing import Any, NamedTuple, get_args, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
-from conf import REPOSITORY, compose, suggestions
+from conf import CONF_DIR, REPOSITORY, compose, suggestions
+from conf.options import kind_in_words
 from conf.schema import CHOICES
 from data.errors import as_started, word_of
 
-WORDS_OF_TYPES = {str: "text", int: "integer", float: "number", bool: "true or false", Any: "any", type(None): "null"}
 PACKAGES = ("torch", "torchvision", "hydra-core", "numpy", "opencv-python-headless", "pycocotools")
 
 PAGE_HEAD = """# Options
@@ -65,8 +65,10 @@ def help_page(name: str, command: str, schema: type, arguments: Sequence[str]) -
         return textwrap.fill(right, width, initial_indent=f"  {left:<30}  ", subsequent_indent=" " * 34)
 
     parts = [docstring_of(command)]
-    groups = [*get_type_hints(schema), *(["experiment"] if name == "train" else [])]
-    rows = [row(group, ", ".join(choices)) for group in groups if (choices := suggestions.choices_of(group))]
+    rows = [
+        row(group, ", ".join(choices)) for group in get_type_hints(schema) if (choices := suggestions.choices_of(group))
+    ]
+    rows += [row(*about) for about in experiments()] if name == "train" else []
     parts += ["\nGroups, typed as group=choice; data and experiment take paths, too", *rows] if rows else []
     values = compose.defaults(name, schema, [word for word in arguments if "=" in word])
     for section, options in sections(schema, values):
@@ -74,6 +76,15 @@ def help_page(name: str, command: str, schema: type, arguments: Sequence[str]) -
         parts += [row(f"{option.key}={option.value}", f"{option.meaning} ({option.kind})") for option in options]
     parts.append("\ndocs/train/options.md of the repository has all options, docs/coming-from.md other programs'")
     return "\n".join(parts)
+
+
+def experiments() -> list[tuple[str, str]]:
+    """Each choice of ``experiment`` with the first sentence of its file."""
+    files = [(name, CONF_DIR / "experiment" / f"{name}.yaml") for name in suggestions.choices_of("experiment")]
+    texts = {name: re.sub("(^|\n)# ", " ", file.read_text(encoding="utf-8")) for name, file in files}
+    return [
+        (f"experiment={name}", re.split(r"(?<=\.)\s", text.split("_global_ ")[1])[0]) for name, text in texts.items()
+    ]
 
 
 def options_page(programs: Mapping[str, Any]) -> str:
@@ -90,6 +101,9 @@ def options_page(programs: Mapping[str, Any]) -> str:
             for option in options:
                 cells = (f"`{option.key}`", option.kind, option.value, option.meaning)
                 rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+            if section is programs["train"].schema:
+                rows += ["", "| experiment | what it sets |", "|---|---|"]
+                rows += [f"| `{choice}` | {about} |" for choice, about in experiments()]
             parts.append("\n".join([f"### {key}" if key else f"## {program.command}", "", about, "", *rows, ""]))
     return "\n".join(parts)
 
@@ -144,15 +158,6 @@ def meanings_of(schema: type) -> dict[str, str]:
             else:
                 field = ""
     return comments
-
-
-def kind_in_words(kind: Any) -> str:
-    """A type hint in words: ``number or null``, ``auto, cpu, cuda``."""
-    if parts := get_args(kind):
-        return f"{'list of ' if len(parts) == 1 else ''}{' or '.join(map(kind_in_words, parts))}"
-    if members := getattr(kind, "__members__", None):
-        return ", ".join(members)
-    return WORDS_OF_TYPES.get(kind) or str(kind.__name__)
 
 
 def as_typed(value: Any) -> str:

@@ -1,10 +1,11 @@
-"""Compare two configurations, list what a resume may change, quote options for a shell."""
+"""Compare two configurations, list what a resume may change, put options and types in words."""
 
 import re
 import shlex
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
+WORDS_OF_TYPES = {str: "text", int: "integer", float: "number", bool: "true or false", Any: "any", type(None): "null"}
 # Options, or sections, of the machine: a requeued job with others still finds its run.
 OF_THE_MACHINE = (
     "debug", "devices", "data.root", "data.index_dir", "data.workers", "data.cache", "logger", "train.device",
@@ -53,3 +54,12 @@ def option(key: str, value: object) -> str:
 def quoted(text: str) -> str:
     """A text that Hydra reads as text, even ``null`` and ``1``."""
     return '"' + re.sub(r'(\\*)("|$)', lambda match: match[1] * 2 + ('\\"' if match[2] else ""), text) + '"'
+
+
+def kind_in_words(kind: Any) -> str:
+    """A type hint in words: ``number or null``, ``auto, cpu, cuda``."""
+    if parts := get_args(kind):
+        return f"{'list of ' if len(parts) == 1 else ''}{' or '.join(map(kind_in_words, parts))}"
+    if members := getattr(kind, "__members__", None):
+        return ", ".join(members)
+    return WORDS_OF_TYPES.get(kind) or str(kind.__name__)

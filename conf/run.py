@@ -9,6 +9,7 @@ import errno
 import functools
 import os
 import pkgutil
+import shlex
 import signal
 import sys
 import traceback
@@ -114,9 +115,9 @@ def run(name: str, arguments: Sequence[str] | None = None) -> int:
             run_by_hydra(name, program, arguments)
         else:
             config: Any = compose.compose(name, program.schema, arguments, program.complete)
-            find_data(config, program.splits)
+            find_files(config, program.splits)
             if (count := ranks_to_start(config)) > 1:
-                become_torchrun(count)
+                start_ranks(count)
             pkgutil.resolve_name(program.function)(config)
     except (Exception, KeyboardInterrupt) as error:
         sys.exit(print_error(error, program.schema))
@@ -161,12 +162,18 @@ def run_by_hydra(name: str, program: Program, arguments: list[str]) -> None:
         raise
 
 
-def find_data(config: Any, splits: Sequence[str]) -> None:
-    """Raise DataError for missing data before torch is imported.
+def find_files(config: Any, splits: Sequence[str]) -> None:
+    """Raise DataError or ConfigError for missing data or weights before torch is imported.
 
     Ranks of a launcher look later, when they can tell the others that they fail.
     """
     if launch.read_launch().launcher == "none":
+        network = getattr(config, "model", None)
+        goes_on = any(getattr(config, key, None) for key in ("ckpt", "resume"))  # with weights of its own
+        weights = None if network is None or goes_on or network.published() else network.weights
+        if weights is not None and not os.path.exists(weights):
+            raise ConfigError(f"model.weights: there is no {weights}. fix: a file that is there")
+        splits = [config.split] if isinstance(config, schema.EvalConfig) else splits
         for split in splits if splits and config.data.format != "shapes" else ():  # shapes are drawn on first use
             config.data.places(split, Path(config.data.root).absolute())
 
@@ -174,12 +181,16 @@ def find_data(config: Any, splits: Sequence[str]) -> None:
 def ranks_to_start(config: Any) -> int:
     """The number of processes that ``devices`` asks for; 1 if a launcher has started them.
 
-    Raises ConfigError for more processes than GPUs, on a machine with GPUs.
+    Raises ConfigError for more processes than GPUs, or than cores on a machine without, and
+    DataError for a batch that they cannot share.
     """
     devices = getattr(config, "devices", None)
     if devices in (None, 1) or launch.read_launch().launcher != "none":
         return 1
     import torch
+
+    from data.io import usable_cores
+    from data.samplers import check_batch_sizes
 
     device = config.train.device if isinstance(config, schema.TrainConfig) else config.device
     gpus = torch.cuda.device_count() if device.value != "cpu" else 0
@@ -187,18 +198,23 @@ def ranks_to_start(config: Any) -> int:
     if 0 < gpus < count:
         fix = "fix: devices=auto for all of them, or train.device=cpu (eval.py: device=cpu)"
         raise ConfigError(f"devices={count} needs {count} GPUs, and torch finds {gpus} here. {fix}")
+    if gpus == 0 and count > (cores := len(usable_cores())):
+        raise ConfigError(f"devices={count} is more than the {cores} cores that compute here. fix: devices={cores}")
+    if isinstance(config, schema.TrainConfig):
+        images = config.train.batch_size
+        check_batch_sizes(images, images, config.train.micro_batch_size or images, count)
     return count
 
 
-def become_torchrun(count: int) -> None:
-    """Replace this process by torchrun, which starts the same command ``count`` times."""
+def start_ranks(count: int) -> None:
+    """Start the same command ``count`` times by torchrun, and end as it does."""
     from data.io import usable_cores  # imports numpy
 
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(usable_cores()) // count)))
-    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
     # As a script, __main__.py of a clone would not find its package.
     script = ["-m", "hydra_yolov3_spp"] if os.path.basename(sys.argv[0]) == "__main__.py" else sys.argv[:1]
-    os.execv(sys.executable, [sys.executable, *torchrun, *script, *sys.argv[1:]])
+    run_by_torchrun = pkgutil.resolve_name("train_utils.distributed:run_by_torchrun")
+    sys.exit(run_by_torchrun(count, [*script, *sys.argv[1:]], quiet_codes=(USAGE_EXIT_CODE,)))
 
 
 def prepare_arguments(arguments: list[str], program: Program) -> list[str]:
@@ -224,8 +240,10 @@ def prepare_arguments(arguments: list[str], program: Program) -> list[str]:
         return arguments
     bare = [word for word in arguments if word[:1] not in "+~" and ("=" not in word or os.path.isdir(word))]
     options = [word for word in arguments if word not in bare]
+    key = program.bare.removesuffix("...")
+    if not bare and key not in compose.keys_of(options):
+        raise ConfigError(f"nothing to work on. fix: name a value, as in python -m {program.command} <{key}>")
     if bare:
-        key = program.bare.removesuffix("...")
         options.append(override(key, bare if key != program.bare else " ".join(bare)))
     return options
 
@@ -287,7 +305,10 @@ def callable_from_python(
 
     def decorate(function: Callable[[Config], Result]) -> Callable[[Config | Sequence[str]], Result]:
         @functools.wraps(function)
-        def call(options: Config | Sequence[str]) -> Result:
+        def call(options: Config | Sequence[str] = (), **words: Any) -> Result:
+            if words:
+                fix = _corrected(name, [f"{key}={value}" for key, value in words.items()])
+                raise ConfigError(f"options are a list here. fix: {function.__name__}({fix})")
             if is_dataclass(options):
                 return function(options)
             escape_output()
@@ -304,7 +325,7 @@ def options_of(name: str, overrides: Any) -> Any:
     Raises ConfigError for overrides that do not fit, and for flags of the command line.
     """
     if isinstance(overrides, str):
-        raise ConfigError(f"options are a list of key=value here, got {overrides!r}. fix: ['ckpt=best.pt']")
+        raise ConfigError(f"options are a list here, got {overrides!r}. fix: {_corrected(name, overrides.split())}")
     program = PROGRAMS[name]
     arguments = prepare_arguments(list(overrides), program)
     for word in arguments:
@@ -315,6 +336,13 @@ def options_of(name: str, overrides: Any) -> Any:
         fix = as_started("leave it out, or python train.py")
         raise ConfigError(f"devices starts processes only on a command line. fix: {fix}")
     return config
+
+
+def _corrected(name: str, given: Sequence[str]) -> list[str]:
+    """Options of the program ``name`` in place of those that it does not have, as far as it can."""
+    answers = [suggestions.refusal([word], PROGRAMS[name].schema) or f"fix: {word}" for word in given]
+    fixes = [answer.partition("fix: ")[2].partition(" (")[0] for answer in answers]
+    return [word for fix in fixes if "=" in fix.partition(" ")[0] for word in shlex.split(fix)]
 
 
 def override(key: str, value: Any) -> str:

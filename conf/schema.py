@@ -75,7 +75,8 @@ class TrainConfig(PluggedConfig):
 
     name: str  # folder below runs/
     run_dir: str | None  # null: runs/<name>/<date_time>, under SLURM runs/<name>/slurm-<job id>[-<number>]
-    resume: str | None  # run folder, or its last.pt; auto: run_dir, else this job's (SLURM, torchrun), else the newest
+    resume: str | None  # run folder, its last.pt, a folder of runs (the newest), or last (of all); auto: run_dir, else
+    # this job's (SLURM, torchrun), else the newest of this name
     devices: Any  # number of processes to start, one for each GPU, or auto (all GPUs); null: only this one
     data: DataConfig
     model: ModelConfig
@@ -99,11 +100,15 @@ CHOICES: dict[str, dict[str, type]] = {
 }
 
 
+EvalSplit = StrEnum("EvalSplit", ["val", "test"])
+
+
 @dataclass
 class EvalConfig(PluggedConfig):
     """Everything that eval.py reads; the checkpoint fills in ``data`` and ``model``."""
 
     ckpt: str | None  # a .pt file, a run folder (its best.pt), a folder of runs (the newest), last (of all)
+    split: EvalSplit  # val, or test: what data.yaml has under test, else what is called test where data.val says val
     detections: str | None  # a COCO results file of any system, to score instead of a network
     out: str | None  # folder for scores and detections as JSON, and for plots; null: print only, or
     # runs/eval/<date_time> with plots

@@ -18,10 +18,10 @@ from hydra.errors import HydraException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
 from conf import CONF_DIR
-from conf.options import option
-from conf.schema import CHOICES
+from conf.options import kind_in_words, option
+from conf.schema import CHOICES, EvalConfig, ExportConfig, PredictConfig, TrainConfig
 from data.errors import as_started
-from data.layouts import SET_KINDS
+from data.layouts import SET_KINDS, YAML_SUFFIXES
 
 NOT_COMPOSED = HydraException, OmegaConfBaseException, yaml.YAMLError  # the errors for explain()
 
@@ -33,14 +33,26 @@ HYDRA_FLAGS = VALUED_FLAGS | set(
 )
 
 FOREIGN_NAMES: dict[str, str] = yaml.safe_load(as_started((CONF_DIR / "names.yaml").read_text(encoding="utf-8")))
-KEYS_OF_NAME = {
-    name: [keys] if keys[0] == "(" else keys.split() for names, keys in FOREIGN_NAMES.items() for name in names.split()
+KEYS_OF_NAME = {  # the keys of a name, and last what to do without one of them
+    name: [*keys.partition("(")[0].split(), *re.findall(r"\(.*", keys)]
+    for names, keys in FOREIGN_NAMES.items()
+    for name in names.split()
 }
+HOMES = {  # the programs that other programs' options may belong to
+    "train.py": TrainConfig, "eval.py": EvalConfig, "predict.py": PredictConfig, "export.py": ExportConfig,
+}  # fmt: skip
 FLAG = re.compile(r"--?[A-Za-z]")
 VALUE = re.compile(rf"(?!{FLAG.pattern}|[+~]?[\w.-]+=)")  # also -1
 GPUS = re.compile(r"\[?(?:cuda:)?(\d+(?:,\d+)*)\]?")
-# A key and the spaces around its = in arguments that zeros join.
-SPACED = re.compile(r"((?:^|(?<=\0))[\w.]+)(?:[ \0]+=[ \0]*|=\0(?=[^\0=-][^\0=]*(?:\0|$)))")
+# A key and the spaces around its =, or after its colon, in arguments that zeros join.
+SPACED = re.compile(r"((?:^|(?<=\0))[\w.]+)(?:[ \0]+=[ \0]*|=\0(?=[^\0=-][^\0=]*(?:\0|$))|:[ \0]+(?=[^\0=]+(?:\0|$)))")
+SPLIT_LIST = re.compile(r"(?<=[^\0]=)\[[^\0\[\]=]*\0[^\[\]=]*\]")  # a shell splits it at spaces
+SEVERAL = re.compile(r"[^()\[\]{}\"'=,]+(,[^()\[\]{}\"'=,]+)+")  # values, which Hydra takes with -m only
+NO_CHOICE = re.compile(r"true|false|[+-]?[\d.]+", re.IGNORECASE)
+FORMS = {bool: "(?i:true|false)", int: r"[+-]?\d+", float: r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", type(None): "null"}
+# Ultralytics' networks, with and without weights: yolov8n, yolo11x-seg.pt, yolov5s6.
+FOREIGN_NETWORK = re.compile(r"yolo(v?\d+|x)-?[a-z]u?6?(-\w+)?(\.pt|\.pth|\.yaml)?")
+SMALL_NETWORK = "model=yolov4-tiny model.weights=coco"
 
 # Values of other programs as regular expressions, with ours for them, by the last word of the key.
 FOREIGN_VALUES = {
@@ -48,7 +60,9 @@ FOREIGN_VALUES = {
     "device": {"-1": "auto", r"gpu|\[?(cuda:)?\d+(,\d+)*\]?": "cuda"},
     "precision": {"true": "auto", "false|fp32|32": "float32", "half|fp16|16": "float16", "bf16": "bfloat16"},
     "cache": {"true": "ram", "false": "none"},
-    "resume": {"true": "auto"},
+    "resume": {"true": "auto", "false": "null"},
+    "compile": {"true": "default", "false": "off"},
+    "multi_scale": {"true": "[0.5,1.5]", r"false|0(\.0)?": "[1,1]"},
 }
 
 # The keys that take a file, by its suffix; the first one that a program has is meant.
@@ -120,6 +134,10 @@ def refusal(arguments: Sequence[str], schema: Any, takes_words: bool = False) ->
     kinds = kinds_of(schema)
     completes = {"-sc", "--shell-completion"} & set(arguments)
     wrong = [] if completes else list(_wrong_words(arguments, kinds, takes_words))
+    given = dict(word.split("=", 1) for word in arguments if "=" in word)
+    if {"project", "name"} <= given.keys():  # together they are the folder
+        folder = f"{given['project']}/{given['name']}"
+        wrong = [(typed, key, folder if key in ("project", "name") else value) for typed, key, value in wrong]
     form = " here" if all(re.match(r"[+\w.-]*\w=", typed) for typed, _, _ in wrong) else ": options are key=value here"
     return _answer(wrong, kinds, form) if wrong else None
 
@@ -128,7 +146,11 @@ def _wrong_words(
     arguments: Sequence[str], kinds: Mapping[str, Any], takes_words: bool
 ) -> Iterator[tuple[str, str, str | None]]:
     """Each mistake as typed, with the name and value that it seems to mean; no name for a path."""
-    words = SPACED.sub(r"\1=", "\0".join(arguments)).split("\0")
+    joined = SPLIT_LIST.sub(
+        lambda found: re.sub(r"[ \0]*,[ \0]*", ",", found[0]).replace("\0", " "), "\0".join(arguments)
+    )
+    words = SPACED.sub(r"\1=", joined).split("\0")
+    sweeps = bool({"-m", "--multirun"} & set(arguments))
     while words:
         word = words.pop(0)
         name, equals, value = word.partition("=")
@@ -146,8 +168,10 @@ def _wrong_words(
             continue
         elif equals:
             key = name.lstrip("+")
-            if word not in arguments or (re.fullmatch(r"[\w.-]+", key) and not _may_be(key, value, kinds)):
-                yield word if word in arguments else f"{name} = {value}", key, value
+            is_wrong = word not in arguments or (key in kinds and not sweeps and SEVERAL.fullmatch(value))
+            if is_wrong or (re.fullmatch(r"[\w.-]+", key) and not _may_be(key, value, kinds)):
+                spaced = f"{name}={value.replace(',', ', ')}" if value[:1] == "[" else f"{name} = {value}"
+                yield word if word in arguments else spaced, key, value
         elif word not in kinds and (is_path(word) or (os.path.exists(word) and not near_keys(word, None, kinds))):
             yield word, "", word
         else:
@@ -158,6 +182,10 @@ def _wrong_words(
 def _may_be(key: str, value: str, kinds: Mapping[str, Any]) -> bool:
     """Whether Hydra is to judge ``key=value``."""
     if key in kinds:
+        if f"{key}={value.lower()}" in KEYS_OF_NAME and not _fits(key, value, kinds):
+            return False
+        if (CONF_DIR / key).is_dir():
+            return not NO_CHOICE.fullmatch(value) and not (key == "model" and _is_foreign_network(value))
         return section_of(kinds[key]) is not None or _our_value(key, value) == value
     parent = key.rpartition(".")[0]  # the keys of a list are positions
     return key == "experiment" or key.startswith("hydra.") or (parent in kinds and not section_of(kinds[parent]))
@@ -173,13 +201,16 @@ def _answer(wrong: Sequence[tuple[str, str, str | None]], kinds: Mapping[str, An
     options, unknown = list[str](), list[str]()
     notes: dict[str, list[str]] = {}  # with the mistakes that each is about
     for typed, name, value in wrong:
-        keys = near_keys(name, value, kinds) if name else _keys_of_path(typed, kinds)
+        keys, note = _meant(typed, name, value, kinds)
         gpus = GPUS.fullmatch(value or "")
-        if not keys:
+        if note:
+            notes.setdefault(note, []).append(typed)
+        elif not keys:
             unknown.append(typed)
-        elif keys[0].startswith("("):
-            notes.setdefault(keys[0].strip("()"), []).append(typed)
-        elif gpus and keys[0].rpartition(".")[2] == "device":
+        elif keys[0] == SMALL_NETWORK:
+            options.append(SMALL_NETWORK)
+            notes["networks of ultralytics are not here, and this is the smallest with published weights"] = []
+        elif gpus and (keys[0].endswith("device") or ("," in gpus[1] and keys[0] == "devices")):
             count = gpus[1].count(",") + 1
             options.append(f"devices={count}" if count > 1 and "devices" in kinds else f"{keys[0]}=cuda")
             notes[f"the environment variable CUDA_VISIBLE_DEVICES={gpus[1]} chooses the GPUs"] = []
@@ -196,6 +227,56 @@ def _answer(wrong: Sequence[tuple[str, str, str | None]], kinds: Mapping[str, An
     return f"{names} {'is not an option' if len(wrong) == 1 else 'are not options'}{form}. fix: {fix}"
 
 
+def _meant(typed: str, name: str, value: str | None, kinds: Mapping[str, Any]) -> tuple[list[str], str]:
+    """The keys that a mistake of ``_wrong_words`` may mean, or what to do without one."""
+    if name in ("", "model", "weights") and _is_foreign_network(value or ""):
+        return [SMALL_NETWORK], ""
+    keys = near_keys(name, value, kinds, exact=True) if name else _keys_of_path(typed, kinds)
+    if not _take(keys, value, kinds):
+        for program, theirs in ((one, kinds_of(schema)) for one, schema in HOMES.items() if name[1:]):
+            found = near_keys(name, value, theirs, exact=True)
+            if found and found[0][0] != "(" and (not keys or _take(found, value, theirs)):
+                behind = "trials" in kinds  # of scripts.tune
+                return [], "put options of train.py behind --" if behind else f"leave it out, it is for {program}"
+        if keys and name[1:]:
+            words = ", ".join(choices_of(keys[0])) or kind_in_words(kinds[keys[0]]).removesuffix(" or null")
+            words = {"integer": "a whole number", "number": "a number"}.get(words, " or ".join(words.rsplit(", ", 1)))
+            return [], f"{keys[0]} takes {words}"
+        keys = [] if keys else near_keys(name, value, kinds)
+        return (keys, "") if _take(keys, value, kinds) else ([], "")
+    if keys[0][0] == "(":
+        return [], keys[0].strip("()")
+    return keys, ""
+
+
+def _take(keys: Sequence[str], value: str | None, kinds: Mapping[str, Any]) -> bool:
+    """Whether one of ``keys`` may have a value; a note does, and what has its own."""
+    return any(
+        key[0] == "(" or "=" in key or value is None or _options_of_file(key, value, kinds) or _fits(key, value, kinds)
+        for key in keys
+    )
+
+
+def _fits(key: str, value: str, kinds: Mapping[str, Any]) -> bool:
+    """Whether an option may have a value, or our word for it, as far as its type tells."""
+    value, kind = _our_value(key, value), kinds[key]
+    ones = value.strip("[]").split(",") if SEVERAL.fullmatch(value.strip("[]")) else [value]
+    if "(" in value or key in ("data", "experiment"):
+        return True
+    if (CONF_DIR / key).is_dir():
+        return {*map(str.strip, ones)} <= {*choices_of(key)}
+    if value[:1] == "[" or get_origin(kind) is list:
+        return value[:1] == "[" and (kind is Any or get_origin(kind) is list)
+    parts = get_args(kind) or [kind]
+    names = [name for part in parts for name in getattr(part, "__members__", ())]
+    forms = "|".join([*map(re.escape, names), *(FORMS.get(part, "(?!)" if names else ".*") for part in parts)])
+    return all(re.fullmatch(forms, one) for one in ones)
+
+
+def _is_foreign_network(value: str) -> bool:
+    return bool(FOREIGN_NETWORK.fullmatch(value.lower())) and not os.path.exists(value)
+
+
 def kinds_of(schema: Any, prefix: str = "") -> dict[str, Any]:
     """The type of every key of a command line, with the keys of all choices."""
     kinds: dict[str, Any] = {}
@@ -206,28 +287,32 @@ def kinds_of(schema: Any, prefix: str = "") -> dict[str, Any]:
     return kinds
 
 
-def near_keys(name: str, value: str | None, kinds: Mapping[str, Any]) -> list[str]:
+def near_keys(name: str, value: str | None, kinds: Mapping[str, Any], exact: bool = False) -> list[str]:
     """The keys that ``name`` may mean, the likeliest first; ``key=value`` if the value is fixed.
 
-    The last word of ``name`` is that of the key, another program's name for it, or a misspelling.
-    Keys in the section of ``name`` win, then those in the fewest sections. A text in parentheses
-    says what to do about a name without a key.
+    The last word of ``name`` is that of the key, another program's name for it, or a misspelling
+    unless ``exact``. Keys in the section of ``name`` win, then those in the fewest sections. A text
+    in parentheses says what to do about a name without a key.
     """
     options = {key for key, kind in kinds.items() if not section_of(kind) or (CONF_DIR / key).is_dir()}
-    if name in options:
-        return [name]
+    options -= {"model.freeze"} if "optim" not in kinds else set()  # nothing else trains
     section, _, word = name.lower().replace("-", "_").rpartition(".")
     typed = "true" if value is None else value.lower()
+    if name in options and (f"{word}={typed}" not in KEYS_OF_NAME or _take([name], value, kinds)):
+        return [name]
+    if word in ("cfg", "config") and typed.endswith(YAML_SUFFIXES):  # of options there
+        word = "hyp"
     by_word: dict[str, list[str]] = {}
-    for key in sorted(options, key=lambda key: key.count(".")):
+    for key in sorted(options, key=lambda key: (key.count("."), key)):
         by_word.setdefault(key.rpartition(".")[2], []).append(key)
     for other, keys in KEYS_OF_NAME.items():
         fits = typed in ("true", "1") or "=" in other  # whether a fixed value may be meant
         here = [key for key in keys if key[0] == "(" or ((fits or "=" not in key) and key.partition("=")[0] in options)]
         if here or other == word:
             by_word[other] = here
-    spelt = get_close_matches(word, by_word, n=1, cutoff=0.8) if len(word) > 3 else []  # short: seldom misspelt
-    near = f"{word}={typed}" if f"{word}={typed}" in KEYS_OF_NAME else next(iter(spelt), word)
+    near = f"{word}={typed}" if f"{word}={typed}" in KEYS_OF_NAME else word
+    if near not in by_word and len(word) > 3 and not exact:  # short words are seldom misspelt
+        near = next(iter(get_close_matches(word, by_word, n=1, cutoff=0.8)), word)
     keys = by_word.get(near, [])
     inside = [key for key in keys if key.rpartition(".")[0] == section and section]
     outermost = [key for key in keys if key.count(".") == keys[0].count(".")]
@@ -244,9 +329,13 @@ def _format_option(key: str, value: str | None, kinds: Mapping[str, Any]) -> str
     if value is None:
         is_switch = bool in (kinds[key], *get_args(kinds[key])) or _our_value(key, "true") != "true"
         value = "true" if is_switch else "..."
-    if get_origin(kinds[key]) is list or value.startswith("["):
+    value = _our_value(key, value)
+    kind, is_several = kinds[key], bool(SEVERAL.fullmatch(value))
+    if get_origin(kind) is list or value[:1] == "[" or (is_several and (kind is Any or key == "logger")):
         return shlex.quote(f"{key}=[{value.strip('[]')}]")
-    return _options_of_file(key, value, kinds) or option(key, os.path.expanduser(_our_value(key, value)))
+    if (is_several or "(" in value) and kind is not Any and str not in (kind, *get_args(kind)):
+        return f"-m {shlex.quote(f'{key}={value}')}"  # a run with each
+    return _options_of_file(key, value, kinds) or option(key, os.path.expanduser(value))
 
 
 def _options_of_file(key: str, value: str, kinds: Mapping[str, Any]) -> str | None:
@@ -280,5 +369,8 @@ def darknet_options(path: str, key: str = "model.weights") -> str:
 
 def _our_value(key: str, value: str) -> str:
     """Our word for a value of another program; others stay."""
-    words = FOREIGN_VALUES.get(key.rpartition(".")[2], {})
+    word = key.rpartition(".")[2]
+    if word == "multi_scale" and re.fullmatch(r"0?\.\d+", value):  # the share by which a size may differ
+        return f"[{1 - float(value):g},{1 + float(value):g}]"
+    words = FOREIGN_VALUES.get(word, {})
     return next((word for pattern, word in words.items() if re.fullmatch(pattern, value.lower())), value)

@@ -1,9 +1,11 @@
 """Options of the data set (keys ``data.*``). YAML holds every value; fields have no defaults."""
 
+import re
 import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,6 +27,8 @@ Exif = StrEnum("Exif", ["apply", "ignore"])
 Resize = StrEnum("Resize", ["letterbox", "stretch"])
 ImageCache = StrEnum("ImageCache", ["none", "ram", "disk"])
 Colour = StrEnum("Colour", ["auto", "cpu", "device"])
+
+_TRAIN_OR_VAL = re.compile(r"(?<![a-z])(trainval|train(ing)?|val(id(ation)?)?)(?![a-z])", re.IGNORECASE)
 
 # Limits that conf/compose.py checks, in the words in which it reports them.
 Share = Annotated[float, ">= 0 and <= 1"]
@@ -137,11 +141,13 @@ class DataConfig:
     def places(self, split: str, root: Path) -> tuple[str, list[tuple[Path, Path]]]:
         """Find annotations and the folders of their images below ``root``.
 
-        ``split`` is ``train`` or ``val``. Returned with it is the split to read, since
-        ``data.split`` takes both from ``train``. Raises DataError if a place is missing.
+        ``split`` is ``train``, ``val`` or ``test``. Returned with it is the split to read, since
+        ``data.split`` takes the first two from ``train``. Raises DataError if a place is missing.
         """
-        split = "train" if self.split is not None else split
-        paths: SplitConfig = getattr(self, split)
+        if split == "test" and self.val.annotations is not None:
+            return split, self._places_of_tests(root.parent if root.is_file() else root)
+        split = "train" if self.split is not None and split != "test" else split
+        paths: SplitConfig = self.val if split == "test" else getattr(self, split)
         if paths.annotations is None:  # format=yolo, by __post_init__
             set_file, folder = (root, root.parent) if root.is_file() else (find_set_file(root), root)
             if set_file is None:
@@ -159,6 +165,20 @@ class DataConfig:
             if self.format in (DataFormat.coco, DataFormat.shapes) and not path.is_file():
                 raise DataError(f"data.{split}.annotations: {path} is not a file. fix: name the annotation file itself")
         return split, pairs
+
+    def _places_of_tests(self, root: Path) -> list[tuple[Path, Path]]:
+        """What is called test where ``data.val``, or ``data.train``, has a name of val or train."""
+        swap = partial(_TRAIN_OR_VAL.sub, "test")
+        for part, key in ((self.val, "data.val"), (self.train, "data.train")):
+            pairs = [
+                (root / swap(names), root / (swap(images) if (root / swap(images)).exists() else images))
+                for names, images in part.pairs(key)
+                if (root / swap(names)).exists() and (swap(names) != names or Path(names).stem == "test")
+            ]
+            if pairs:
+                return pairs
+        fix = "fix: name them by data.val.annotations and data.val.images, and leave split=test out"
+        raise DataError(f"data={self.name} has no test images beside {self.val.annotations} of {root}. {fix}")
 
     def _fix_missing(self, split: str, key: str, root: Path) -> str:
         for folder, name in FETCHED.items():

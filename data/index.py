@@ -106,7 +106,7 @@ class Annotations:
 
 
 def open_annotations(config: DataConfig, split: str) -> Annotations:
-    """Open the index of the ``train`` or ``val`` split; build it first if it is missing.
+    """Open the index of a split, ``train``, ``val`` or ``test``; build it first if it is missing.
 
     Any number of processes on any number of nodes may call this at once. Raises ``DataError`` for
     missing or broken sources, and for bad entries unless ``data.on_error=skip``.
@@ -209,7 +209,7 @@ def _read(config: DataConfig, split: str, located: LocatedSplit) -> tuple[dict[s
     # These formats state image sizes, which may show how images were turned.
     annotated = config.format in (DataFormat.coco, DataFormat.voc, *FORMATS)
     turn = headers.rule_of(source, config.exif) if annotated else headers.TurnRule(config.exif, unclear=True)
-    if config.split is not None:
+    if config.split is not None and split != "test":
         source = select_split(source, split, config.split)
     if config.classes is not None:
         source = select_classes(source, config.classes)
@@ -222,7 +222,7 @@ def _read(config: DataConfig, split: str, located: LocatedSplit) -> tuple[dict[s
     if len(names) > MOST_CLASSES:  # the scorer's tables grow with them, to 100 kB a class
         fix = "fix: data.classes=[...] to choose some, or data.single_class=true"
         raise DataError(f"{source.path} has {len(names):,} classes, at most {MOST_CLASSES:,} can be scored. {fix}")
-    if split == "val":
+    if split != "train":
         source.notes.add(CROWDED, _crowded_images(source, columns))
     left_out, notes = source.findings, source.notes
     skipped = [f"left out: {left_out.summary()}", *left_out.first()] if left_out.counts else []
@@ -288,7 +288,7 @@ def _places(config: DataConfig, split: str) -> list[tuple[Path, Path]]:
 
 
 def locate(config: DataConfig, split: str) -> LocatedSplit:
-    """Find the files of the ``train`` or ``val`` split. Raises ``DataError`` if any is missing."""
+    """Find the files of a split. Raises ``DataError`` if any is missing."""
     root = Path(config.root).absolute()
     if config.format == DataFormat.shapes:
         assert config.shapes is not None  # by DataConfig.__post_init__

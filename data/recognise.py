@@ -33,7 +33,7 @@ SPLIT_WORDS = {
     "testing": "test",
 }  # fmt: skip
 TWINS = [pair for word in ("val", "valid", "validation") for pair in (("train", word), (word, "train"))]
-LISTS = ("train", "trainval", "default", "val", "valid")  # of images in a set of VOC; those of tests are not read
+LISTS = ("train", "trainval", "default", "val", "valid")  # of images in a set of VOC; of tests: eval.py split=test
 COCO_KEYS = (b'"images"', b'"annotations"', b'"categories"')
 _CLASS = re.compile(r"<object>.*?<name>(.*?)</name>", re.DOTALL)
 Folders = Mapping[str, Mapping[str, Sequence[str]]]  # by suffix, the folders with such files and the names
@@ -53,7 +53,10 @@ def recognise(place: Path) -> dict[str, Any]:
     else:
         result = {"format": "yolo", "root": str(place)} if is_set_file(place) else None
     if result is None:
-        raise DataError(f"{place} is not a data set that can be read as it is. fix: name {SET_KINDS}")
+        around = place.parents[:2] if "images" in place.parts[-2:] else ()  # images/train, train/images
+        above = next((folder for folder in around if find_set_file(folder)), None)
+        fix = f"data={above}" if above is not None else f"name {SET_KINDS}"
+        raise DataError(f"{place} is not a data set that can be read as it is. fix: {fix}")
     root = Path(result["root"])
     folder = root if root.is_dir() else root.parent
     return {"name": folder.name if root.is_dir() or root.name in USUAL_NAMES else root.stem, **result}

@@ -133,7 +133,7 @@ class TrainSampler(torch.utils.data.DistributedSampler[int]):
         tile_pool: int = 0,
     ) -> None:
         micro_batch_size = batch_size if micro_batch_size is None else micro_batch_size
-        _check_batch_sizes(num_images, batch_size, micro_batch_size, num_replicas)
+        check_batch_sizes(num_images, batch_size, micro_batch_size, num_replicas)
         images = cast("torch.utils.data.Dataset[int]", range(num_images))  # torch uses only its length
         super().__init__(images, num_replicas, rank, seed=seed, drop_last=True)
         self.batch_size, self.micro_batch_size = batch_size, micro_batch_size
@@ -311,7 +311,8 @@ def _shares(sizes: NDArray[np.int32]) -> tuple[NDArray[np.float64], NDArray[np.f
     return sides, np.round((sides[:, 0] - sides[:, 1]) * 32)
 
 
-def _check_batch_sizes(num_images: int, batch_size: int, micro_batch_size: int, world_size: int) -> None:
+def check_batch_sizes(num_images: int, batch_size: int, micro_batch_size: int, world_size: int) -> None:
+    """Raise DataError unless ``world_size`` ranks can share batches of so many images."""
     if batch_size % world_size:
         raise DataError(
             f"train.batch_size={batch_size} is not a multiple of {world_size} ranks. "

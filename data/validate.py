@@ -30,7 +30,7 @@ def check_source(source: Source, split: str, on_error: OnError) -> dict[str, NDA
 
     ``skip`` leaves bad entries out and collects them in ``source.findings``; otherwise the first
     one raises ``DataError``. ``source.notes`` lists boxes that reach out of their image; ``split``
-    ("train" or "val") and ``on_error`` decide what becomes of them. A training set needs a box.
+    and ``on_error`` decide what becomes of them. A training set needs a box.
     """
     if not source.file_names:
         source.findings.stop()  # these say why
@@ -117,7 +117,7 @@ def _check_boxes(
         top, bottom = np.maximum(y, 0), np.minimum(y + h, height)
     is_inside = (right - left > MIN_INSIDE) & (bottom - top > MIN_INSIDE)
     reaches_out = beyond > BORDER_TOLERANCE
-    scored = np.bool_(split == "val" and on_error != OnError.stop)
+    scored = np.bool_(split != "train" and on_error != OnError.stop)
     may_reach_out = np.bool_(on_error != OnError.stop)
     has_category = np.isin(source.box_category_ids, list(source.categories))
     not_in_use = f"which is not one of the {len(source.categories)} classes in use"

@@ -23,7 +23,7 @@ MAX_FRACTION = 2  # larger numbers are pixels; just above 1, a box reaches out o
 MAX_OF_POLYGON = 1.1  # tools cut polygons at the edges of the image, but for rounding
 IMAGE_FOLDERS = ("images", "JPEGImages")  # the usual ones, with a folder "labels" beside them
 BOX_COLUMNS, CORNER_COLUMNS = 5, 9  # of a row: class cx cy w h; class and four corners
-SPLIT_KEYS = {"train": ("train",), "val": ("val", "valid")}  # in a data.yaml or obj.data
+SPLIT_KEYS = {"train": ("train",), "val": ("val", "valid"), "test": ("test",)}  # in a data.yaml or obj.data
 
 
 class _Listed(NamedTuple):
@@ -218,7 +218,7 @@ def _entries(content: dict[str, Any], split: str, path: Path) -> list[str]:
     entries = next((content[key] for key in SPLIT_KEYS[split] if content.get(key)), None)
     entries = entries if isinstance(entries, list) else [entries]
     if not all(isinstance(entry, str) for entry in entries):
-        more = "" if split == "train" else ", or data.split=0.1 to take a tenth of the training images"
+        more = "" if split != "val" else ", or data.split=0.1 to take a tenth of the training images"
         raise DataError(f"{path} names no images under {split!r}. fix: give it a folder or a list there{more}")
     return entries
 

@@ -35,13 +35,17 @@ def read_tensor_file(path: Path) -> Any:
             content = torch.load(str(path), map_location="cpu", weights_only=True, mmap=mapped)
         return plain_content(content, path.stat().st_size)
     except Exception as error:  # damaged bytes can break any step of reading, with any error
-        pickled = re.search(r"GLOBAL (\S+)", str(error))
-        if pickled is None:
-            raise ModelError(f"{path} is damaged, or torch.save did not write it. fix: download it again") from error
-        raise ModelError(
-            f"{path} holds pickled objects ({pickled[1]}), which are not read because that would run code in the file."
-            " fix: in the system that wrote it, save the tensors alone: torch.save(model.state_dict(), 'weights.pt')"
-        ) from error
+        damaged = f"{path} is damaged, or torch.save did not write it. fix: download it again"
+        raise ModelError(of_pickle(path, error) or damaged) from error
+
+
+def of_pickle(path: Path, error: Exception) -> str | None:
+    """The sentence for a file that torch refused for its pickled objects; None for other errors."""
+    pickled = re.search(r"GLOBAL (\S+)", str(error))
+    return pickled and (
+        f"{path} holds pickled objects ({pickled[1]}), which are not read because that would run code in the file."
+        " fix: in the system that wrote it, save the tensors alone: torch.save(model.state_dict(), 'weights.pt')"
+    )
 
 
 def plain_content(content: Any, file_bytes: int) -> Any:

@@ -22,7 +22,7 @@ from conf import errors, run_files
 from conf.train_options import TrainSection
 from data.errors import printable
 from data.index import UNREADABLE_FIX
-from models.tensor_files import plain_content
+from models.tensor_files import of_pickle, plain_content
 
 FORMAT = "hydra-yolov3-spp checkpoint"
 VERSION = 1
@@ -159,9 +159,10 @@ def _content(file: Path, mapped: bool = False) -> dict[str, Any]:
             raise errors.TrainError(f"{file} cannot be read ({why}). fix: {UNREADABLE_FIX}") from error
         # Damaged bytes can raise any error. Its text is left out: for a pickle of more than plain
         # data, torch advises to load it anyway.
-        raise errors.CheckpointError(
+        damaged = (
             f"{file} is damaged, or not a checkpoint of this project ({type(error).__name__}). fix: use another one"
-        ) from error
+        )
+        raise errors.CheckpointError(of_pickle(file, error) or damaged) from error
     about = [content.get(key) for key in ("format", "version", "state")] if isinstance(content, dict) else []
     if about[:2] != [FORMAT, VERSION] or not isinstance(about[2], dict):
         raise errors.CheckpointError(

@@ -15,7 +15,7 @@ import PIL.Image
 import PIL.ImageShow
 import torch
 
-from conf import ConfigError, compose, errors, run
+from conf import ConfigError, compose, errors, run, suggestions
 from conf.schema import DetectConfig
 from conf.train_options import EvalPrecision
 from data import DataError, Exif, OnBadFile, cut_at_edges
@@ -27,10 +27,24 @@ from train_utils import build, detect, distributed, draw, numerics, open_checkpo
 
 FILE_OPTIONS = {"source", "out", "draw", "save_json", "save_txt"}  # of predict.py; a Detector has none of them
 GPU_BATCH_SIZE = 8  # on a CPU it is 1: threads process several batches at a time
+# Attributes of Ultralytics' results and models: what to write here.
+WORDS = {
+    "boxes": ".boxes_xyxy, .scores and .classes", "xyxy": ".boxes_xyxy", "conf": ".scores", "cls": ".classes",
+    "names": ".all_class_names", "orig_img": ".image", "orig_shape": ".image.shape[:2]", "train": "train([...])",
+    "val": "evaluate([...])", "export": "export([...])", "track": "see docs/use/python.md",
+}  # fmt: skip
+
+
+class _Answers:
+    """Says what to write for an attribute of another program."""
+
+    def __getattr__(self, name: str) -> Any:
+        fix = f". fix: {WORDS[name]}" if name in WORDS else ""
+        raise AttributeError(f"a {type(self).__name__} has no attribute {name}{fix}", name=name, obj=self)
 
 
 @dataclass(frozen=True, eq=False)
-class Prediction:
+class Prediction(_Answers):
     """The n objects on a picture, best first, as arrays; iterating yields them one by one."""
 
     boxes_xyxy: np.ndarray  # float64 (n, 4) in pixels of the picture, clipped to it
@@ -55,6 +69,10 @@ class Prediction:
         """The file of the picture or video; None for pixels, cameras and addresses."""
         medium = self.frame.medium
         return None if medium.image is not None or medium.address else medium.path
+
+    def __getitem__(self, index: object) -> Any:
+        fix = f"fix: leave [{index}] out; a loop gives box, score, number and name of each object"
+        raise TypeError(f"a picture has one Prediction, not a list of them. {fix}")
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -174,7 +192,7 @@ class Predictor:
                 yield Prediction(boxes, scores, classes, names, category_ids, frame)
 
 
-class Detector(Predictor):
+class Detector(_Answers):
     """A trained network: pictures and videos in, boxes out.
 
         detector = Detector("runs/quickstart/<date_time>", confidence=0.4)
@@ -192,16 +210,17 @@ class Detector(Predictor):
         options = options if ckpt is None else {"ckpt": ckpt, **options}
         overrides = [run.override(key, value) for key, value in options.items()]
         config = run.options_of("predict", [*overrides, "source=''"])
-        super().__init__(config, distributed.choose_device(config.device.value))
+        self._predictor = network = Predictor(config, distributed.choose_device(config.device.value))
         # Without fusing, batch norm would take a tenth of the time of a single picture.
-        self.for_one = fuse_batch_norm(self.model).to(memory_format=torch.channels_last)
-        self.batch_size, self.on_error = config.batch_size, config.on_error
-        self.names = list(self.network.names)
+        network.for_one = fuse_batch_norm(network.model).to(memory_format=torch.channels_last)
+        self._batch_size, self._on_error = config.batch_size, config.on_error
+        self.names = list(network.network.names)
 
     def __repr__(self) -> str:
-        return f"<Detector {self.network.note}; {self.network.image_size} pixels on {self.device.type}>"
+        network = self._predictor.network
+        return f"<Detector {network.note}; {network.image_size} pixels on {self._predictor.device.type}>"
 
-    def __call__(self, source: Any, *, confidence: float | None = None, classes: Any = None) -> Any:
+    def __call__(self, source: Any, *, confidence: float | None = None, classes: Any = None, **others: Any) -> Any:
         """Detect on ``source``.
 
         A picture (path, URL, Pillow image, or array uint8 (h, w, 3) in BGR order, as OpenCV reads
@@ -213,23 +232,32 @@ class Detector(Predictor):
         Raises DataError for an unreadable source or an unknown class, ConfigError for a confidence
         out of range.
         """
+        if others:
+            given = [f"{key}={value}" for key, value in others.items()]
+            fix = "confidence and classes are for a call, other options for Detector(...)"
+            raise ConfigError(suggestions.refusal(given, DetectConfig) or f"{', '.join(given)} comes late. fix: {fix}")
         limits = {} if confidence is None else {"confidence": float(confidence)}
         limits |= {} if classes is None else {"classes": classes}
         if limits:
-            return self.at(**limits)(source)
+            other = copy(self)
+            other._predictor = self._predictor.at(**limits)
+            return other(source)
+        predictor, exif = self._predictor, self._predictor.config.exif
         if isinstance(source, list | tuple):
-            media = [_picture(one, number, self.config.exif) for number, one in enumerate(source)]
-            found = self.predict(self.frames(media, OnBadFile.stop, self.batch_size))
+            media = [_picture(one, number, exif) for number, one in enumerate(source)]
+            found = predictor.predict(predictor.frames(media, OnBadFile.stop, self._batch_size))
             return sorted(found, key=lambda prediction: int(prediction.frame.medium.name))
         text = str(source) if isinstance(source, str | os.PathLike) or type(source) is int else ""
         one = Medium.at(text, text)
         if text and (one.is_video or not (one.address or os.path.isfile(text))):
-            return self._all_of(self.frames(find_media(text), self.on_error, self.batch_size))
-        frame = read_picture(_picture(source, 0, self.config.exif), self.config.exif)
-        return next(self.predict([FrameBatch.of([self.fit.prepare(frame)])], in_turn=True))
+            return self._all_of(predictor.frames(find_media(text), self._on_error, self._batch_size))
+        frame = read_picture(_picture(source, 0, exif), exif)
+        return next(predictor.predict([FrameBatch.of([predictor.fit.prepare(frame)])], in_turn=True))
+
+    predict = __call__  # as other programs call it
 
     def _all_of(self, frames: FrameBatches) -> Iterator[Prediction]:
-        yield from self.predict(frames)
+        yield from self._predictor.predict(frames)
         frames.check_whole()
 
 

@@ -19,7 +19,7 @@ from conf.schema import TrainConfig
 from data import progress
 from data.errors import as_started, printable
 from train_utils import auto, coco_eval, distributed, draw, engine, numerics, plots, report_page, run_folder
-from train_utils.log import EPOCH_COLUMNS, GrowingFile, MetricsCsv, epoch_row
+from train_utils.log import EPOCH_COLUMNS, GrowingFile, MetricsCsv, epoch_row, of_busy_cores
 from train_utils.loggers import LoggedRun, LoggerThread, run_id_of, start_services
 from train_utils.train_state import LOSS_NAMES, TrainState
 
@@ -112,6 +112,7 @@ class RunReport:
             f"{world.world_size} process(es) on {world.device.type} ({world.launcher}), forward pass in "
             f"{numerics.precision_name(config.train.precision.value, world.device)}"
         )
+        self.line(of_busy_cores(torch.get_num_threads()) if world.device.type == "cpu" else None)
         self.line(
             f"{config.train.epochs} epochs x {batches.steps_per_epoch} steps x {config.train.batch_size} images "
             f"({world.world_size} ranks x {batches.images_per_rank} images x {batches.accumulate} passes), "

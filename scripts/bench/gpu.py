@@ -210,7 +210,8 @@ def main(*arguments: str) -> None:
     path = next((argument for argument in arguments if argument.endswith(".csv")), "gpu.csv")
     chosen = {name: stage for name, stage in STAGES.items() if {name, str(stage[0])} & {*arguments}}
     if not chosen:
-        sys.exit(__doc__)
+        print(__doc__)
+        sys.exit("--help" not in arguments)
     ends = time.monotonic() + CALL_SECONDS
     for name, (call, stage, limit) in chosen.items():
         add, tiny = partial(add_row, Path(path), (call, name)), {"--tiny"} & {*arguments}

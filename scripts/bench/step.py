@@ -144,4 +144,5 @@ def main(model: str = "yolov3-tiny", image_size: str = "320", batch_size: str = 
 
 
 if __name__ == "__main__":
-    zoo(*sys.argv[2:]) if sys.argv[1:2] == ["zoo"] else main(*sys.argv[1:])
+    chosen, given = (zoo, sys.argv[2:]) if sys.argv[1:2] == ["zoo"] else (main, sys.argv[1:])
+    print(__doc__) if "--help" in given else chosen(*given)

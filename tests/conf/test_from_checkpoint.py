@@ -138,23 +138,28 @@ def compose_training(*overrides: str) -> TrainConfig:
     return compose("train", TrainConfig, list(overrides), complete_training)
 
 
-def test_resume_takes_the_run_s_options_then_those_named(tmp_path: Path) -> None:
-    save_config(tmp_path, compose_training("experiment=quickstart", "optim.lr=0.5", "data.workers=3"))
-    (tmp_path / "checkpoints").mkdir()
+def test_resume_takes_the_run_s_options_then_those_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tmp_path / "runs" / "quickstart" / "first"
+    run.mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    save_config(run, compose_training("experiment=quickstart", "optim.lr=0.5", "data.workers=3"))
+    (run / "checkpoints").mkdir()
     for file in ("last.pt", "best.pt"):
-        (tmp_path / "checkpoints" / file).touch()
-    for name in (tmp_path, tmp_path / "checkpoints" / "last.pt"):
+        (run / "checkpoints" / file).touch()
+    for name in (run, run / "checkpoints" / "last.pt", "runs/quickstart", "last"):
         searched = f"hydra.searchpath=[file://{tmp_path}]"  # as --config-dir does
         config = compose_training(f"resume={name}", "train.epochs=7", "++data.workers=1", searched)
         assert config.optim.lr == 0.5 and config.train.batch_size == 8 and config.name == "quickstart", "not the run's"
         assert config.train.epochs == 7 and config.data.workers == 1, "not those named"
-        assert config.resume == str(tmp_path) and config.run_dir is None
+        assert Path(str(config.resume)).absolute() == run and config.run_dir is None
+    with pytest.raises(ConfigError, match=r"^resume=nowhere: there is no nowhere/config\.yaml\. fix: "):
+        compose_training("resume=nowhere")
     for file in ("checkpoints/best.pt", "config.yaml"):
         with pytest.raises(ConfigError, match=rf"^resume=\S+{file}: .*\. fix: the folder of a run"):
-            compose_training(f"resume={tmp_path}/{file}")
-    (tmp_path / "checkpoints" / "last.pt").unlink()
-    (tmp_path / "checkpoints" / "best.pt").unlink()
-    assert compose_training(f"resume={tmp_path}", "data=bccd").data.name == "bccd", "it begins again"
+            compose_training(f"resume={run}/{file}")
+    (run / "checkpoints" / "last.pt").unlink()
+    (run / "checkpoints" / "best.pt").unlink()
+    assert compose_training(f"resume={run}", "data=bccd").data.name == "bccd", "it begins again"
 
 
 def test_a_resume_that_would_train_otherwise_is_refused_by_name(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from conf import REPOSITORY, ConfigError
 from conf.compose import compose
 from conf.run import PROGRAMS, in_one_sentence, options_of, override, ranks_to_start, run
 from conf.schema import PredictConfig, TrainConfig
-from data import DataError, ShapesConfig, ensure_shapes
+from data import DataError, ShapesConfig, ensure_shapes, io
 from eval import evaluate
 from train import train
 
@@ -37,10 +37,16 @@ CASES = {  # options and what stderr says; for None stdout has the answer
         "--help data.shapes.image_size=64": "data.shapes.image_size=64: a section is null here",
         "resume=nowhere": "resume=nowhere: ",
         "data.root=nowhere": "there is no",
+        "data=shapes devices=2 model.weights=a.pt": "model.weights: there is no",
         "data=yolo data.root=nowhere": "there is no data.yaml",
     },
     "eval": {"--help": None, "": "nothing to evaluate", "ckpt=nowhere": "there is no checkpoint"},
-    "predict": {"--help": None, "": "source has no value", "source=a device=tpu": "device"},
+    "predict": {
+        "--help": None,
+        "source=a model=yolov3 model.weights=a.pt": "there is no a.pt",
+        "": "source has no value",
+        "source=a device=tpu": "device",
+    },
     "export": {"--help": None, "model=yolov3 batch_size=0": "batch_size must be >= 1"},
     "check_data": {"--help": None, "data=voc data.root=nowhere": "there is no"},
     "anchors": {"--help": None, "out=mine/a.yaml": "out must be [<folder>/]model/<name>.yaml"},
@@ -48,7 +54,11 @@ CASES = {  # options and what stderr says; for None stdout has the answer
     "get_weights": {"--help": None, "yolo": "no published weights are called 'yolo'"},
     "convert": {"--help": None, "ckpt=nowhere out=a": "there is no checkpoint", "weights=a": "weights=a needs"},
     "demo": {"--help": None, "workers=0": "workers must be >= 1"},
-    "compare": {"--help": None, "--config-dir conf here resamples=1 there": "resamples must be >= 10"},
+    "compare": {
+        "--help": None,
+        "--config-dir conf here resamples=1 there": "resamples must be >= 10",
+        "": "name a value, as in python -m scripts.compare <runs>",
+    },
     "tune": {
         "--help": None,
         "-- data=bcd optim.lr=1,2": "no choice data=bcd",
@@ -106,6 +116,12 @@ def test_help_completion_and_refused_options_need_no_torch() -> None:
             assert options != "--version" or re.match(ours, out), case
 
 
+def test_a_script_started_as_a_file_says_how(tmp_path: Path) -> None:
+    command = [sys.executable, str(REPOSITORY / "scripts" / "check_data.py"), "data=a b"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.endswith("fix: python -m scripts.check_data 'data=a b'\n")
+
+
 def test_a_reader_that_leaves_early_is_not_an_error() -> None:
     """``train.py --help | head`` ends quietly: the page is longer than a pipe may still take."""
     program = subprocess.Popen(
@@ -123,6 +139,7 @@ def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith(("SLURM", "RANK", "WORLD", "TORCHELASTIC"))]:
         monkeypatch.delenv(name)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(io, "usable_cores", lambda: set(range(6)))
 
 
 def config_of(*options: str) -> Any:
@@ -133,9 +150,12 @@ def config_of(*options: str) -> Any:
     ("options", "expected"),
     [
         ("", 1),
-        ("devices=3", 3),
+        ("devices=3 train.batch_size=12", 3),
         ("devices=auto", 4),
-        ("devices=6 train.device=cpu", 6),
+        ("devices=6 train.device=cpu train.batch_size=12", 6),
+        ("devices=7 train.device=cpu", r"devices=7 is more than the 6 cores .* fix: devices=6$"),
+        ("devices=3 train.batch_size=8", r"batch_size=8 is not a multiple of 3 ranks\. fix: train\.batch_size=9"),
+        ("devices=2 train.batch_size=8 train.micro_batch_size=3", r"fix: train\.micro_batch_size=2$"),
         ("devices=auto train.device=cpu", 1),
         ("devices=5", "devices=5 needs 5 GPUs"),
         *((f"devices={word}", "devices must be a number") for word in ("0", "two", "[0,1]")),
@@ -145,7 +165,7 @@ def test_devices_are_a_number_of_ranks(options: str, expected: int | str, four_g
     if isinstance(expected, int):
         assert ranks_to_start(config_of(*options.split())) == expected
     else:
-        with pytest.raises(ConfigError, match=expected):
+        with pytest.raises((ConfigError, DataError), match=expected):
             ranks_to_start(config_of(*options.split()))
 
 
@@ -153,12 +173,14 @@ def test_neither_a_rank_nor_a_job_of_a_multirun_starts_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["train.py", "data=shapes", "-m", "devices=2,3", "hydra.sweep.dir=mine"])
+    monkeypatch.setattr(
+        sys, "argv", ["train.py", "data=shapes", "-m", "devices=2", "train.seed=1,2", "hydra.sweep.dir=mine"]
+    )
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # the tests go on in this process
     with pytest.raises(SystemExit, match=r"^2$"):
         run("train")
     said = capsys.readouterr().err  # once for each job
-    assert [said.count(f"error: devices={count} cannot go with -m. fix: start each") for count in (2, 3)] == [1, 1]
+    assert said.count("error: devices=2 cannot go with -m. fix: start each") == 2
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     assert ranks_to_start(config_of("devices=2")) == 1
@@ -196,7 +218,12 @@ def test_a_training_and_its_evaluation_called_twice_in_one_process(
     [
         (["train.epoch=3"], ConfigError, "train.epoch=3 is not an option here. fix: train.epochs=3"),
         (["-m", "train.seed=1,2"], ConfigError, "-m is for the command line"),
-        ("train.epochs=3", ConfigError, "options are a list of key=value here, got 'train.epochs=3'"),
+        ("epochs=3 nbs=64", ConfigError, "options are a list here, got 'epochs=3 nbs=64'. fix: ['train.epochs=3']"),
+        (
+            {"data": "cats.yaml", "epochs": 3},
+            ConfigError,
+            "a list here. fix: train(['data=cats.yaml', 'train.epochs=3'])",
+        ),
         (["devices=2"], ConfigError, "devices starts processes only on a command line"),
         (["data=yolo", "data.root=nowhere"], DataError, "nowhere"),
     ],
@@ -207,7 +234,8 @@ def test_errors_are_exceptions_with_the_sentence_of_the_command_line(
     monkeypatch.chdir(tmp_path)
     before = state_of_the_process()
     with pytest.raises(error) as refused:
-        train(overrides)
+        call: Any = train
+        call(**overrides) if isinstance(overrides, dict) else call(overrides)
     assert sentence in str(refused.value) and "\n" not in str(refused.value)
     assert state_of_the_process() == before and list(tmp_path.iterdir()) == []
 

@@ -218,6 +218,39 @@ def test_a_layout_is_read_by_its_path(
     assert {path: path.stat().st_mtime_ns for path in yolo_set.root.rglob("*")} == before
 
 
+OF_TESTS = (
+    "Roboflow, a level too high", "Roboflow COCO by its json", "COCO", "COCO in images, without a year", "VOC",
+    "one json",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", OF_TESTS)
+def test_the_test_images_of_a_set_are_read_by_its_path(
+    layout: str, yolo_set: YoloSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, images, labels, texts = LAYOUTS[layout]
+    for split in ("train", "val", "valid", "test"):
+        yolo_set.add(images.format(split), labels.format(split))
+        for name, text in texts.items():
+            tests = {"data.yaml": f"{text}test: ../test/images\n", "ImageSets/Main/test.txt": "b\n"}
+            yolo_set.write(name.format(split), tests.get(name.format(split), text))
+    monkeypatch.chdir(yolo_set.root)
+    config = composed("anchors", f"data={path}", f"data.index_dir={tmp_path / 'index'}")
+    if layout == "one json":
+        with pytest.raises(DataError, match=r"no test images .* fix: name them by data\.val\.annotations"):
+            open_annotations(config, "test")
+        return
+    read = open_annotations(config, "test")
+    if layout == "VOC":
+        assert [Path(read.path(0)).stem, len(read)] == ["b", 1]
+    else:
+        assert_whole(read)
+        assert "test" in read.path(0) and read.names == NAMES
+    if layout == "Roboflow, a level too high":
+        with pytest.raises(DataError, match=rf"fix: data={yolo_set.root}$"):
+            composed("anchors", "data=train/images")
+
+
 @pytest.mark.parametrize("names_file", ["classes.txt", "obj.names", "data.names", "names", None])
 def test_pictures_beside_label_files_take_the_names_in_their_folder(names_file: str | None, yolo_set: YoloSet) -> None:
     yolo_set.add(".", ".")

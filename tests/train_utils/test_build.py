@@ -136,13 +136,15 @@ def test_rectangular_networks_detect_at_their_own_size(resize: str, start: Calla
     picture = np.random.default_rng(0).integers(0, 256, (64, 96, 3), np.uint8)
     images = torch.from_numpy(picture[..., ::-1].copy()).permute(2, 0, 1)[None] / 255
     with torch.inference_mode():
-        (expected,) = detector.postprocess(network(images))
+        (expected,) = detector._predictor.postprocess(network(images))
     assert len(expected)
     np.testing.assert_allclose(detector(picture).scores, expected[:, 4], rtol=1e-4)
     np.testing.assert_allclose(detector(picture).boxes_xyxy[:, 0], expected[:, 0].clamp(0, 96), atol=1e-2)
-    shape = detector.fit.prepare(read_picture(Medium(Path(), "0", image=np.zeros((50, 50, 3), np.uint8)), Exif.apply))
+    shape = detector._predictor.fit.prepare(
+        read_picture(Medium(Path(), "0", image=np.zeros((50, 50, 3), np.uint8)), Exif.apply)
+    )
     assert shape.canvas.shape == (64, 96, 3)
-    assert Detector(**given, image_size=[32, 48]).network.image_size == [32, 48]
+    assert Detector(**given, image_size=[32, 48])._predictor.network.image_size == [32, 48]
 
 
 def test_rectangular_networks_in_the_other_programs(start: Callable[..., str], tmp_path: Path) -> None:

@@ -252,6 +252,23 @@ def test_only_the_chosen_classes_are_found(folder: Path, pictures: list[Path], t
             Detector(folder / "random.pt", device="cpu", classes=wrong)
 
 
+def test_words_of_ultralytics_work_or_are_answered(folder: Path, pictures: list[Path]) -> None:
+    detector = Detector(folder / "random.pt", **LOW)
+    found = detector.predict(pictures[2])
+    assert list(found) == list(detector(pictures[2])) and len(found) > 0
+    with pytest.raises(ConfigError, match=r"conf=0\.5 is not an option here\. fix: confidence=0\.5$"):
+        detector(pictures[2], conf=0.5)
+    with pytest.raises(ConfigError, match=r"nms_iou=0\.5 comes late\. fix: .* Detector\(\.\.\.\)"):
+        detector(pictures[2], nms_iou=0.5)
+    with pytest.raises(AttributeError, match=r"no attribute boxes\. fix: \.boxes_xyxy, \.scores and \.classes$"):
+        found.boxes  # noqa: B018
+    with pytest.raises(TypeError, match=r"fix: leave \[0\] out"):
+        found[0]
+    with pytest.raises(AttributeError, match=r"no attribute train\. fix: train\(\[\.\.\.\]\)$"):
+        detector.train(data="shapes")
+    assert not hasattr(detector, "network") and not hasattr(found, "thing")
+
+
 def test_sources_are_answered_in_one_sentence(folder: Path, pictures: list[Path], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"there is no checkpoint .*randon.pt"):
         Detector(folder / "randon.pt")

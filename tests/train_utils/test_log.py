@@ -1,6 +1,7 @@
 """The log and the tables of metrics."""
 
 import csv
+import os
 import re
 from pathlib import Path
 from typing import Any, cast
@@ -10,7 +11,7 @@ import torch
 
 from conf.errors import TrainError
 from train_utils.distributed import World
-from train_utils.log import EPOCH_COLUMNS, MetricsCsv, epoch_row
+from train_utils.log import EPOCH_COLUMNS, MetricsCsv, epoch_row, of_busy_cores
 from train_utils.run_report import RunReport
 
 
@@ -92,3 +93,14 @@ def test_a_full_disk_delays_rows_and_lines_and_loses_none(tmp_path: Path, capsys
     assert [row["epoch"] for row in rows(tmp_path / "m.csv")] == ["1", "2", "3", "4"]
     assert re.findall(r"line \d", (tmp_path / "train.log").read_text()) == ["line 1", "line 2", "line 3", "line 4"]
     assert capsys.readouterr().err == ""
+
+
+def test_cores_that_others_keep_busy_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    for load, threads, said in (
+        (18.2, 2, "the 2 cores are busy (load 18): OMP_NUM_THREADS=1"),
+        (18, 1, ""),
+        (2, 2, ""),
+    ):
+        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0, 0))
+        assert (of_busy_cores(threads) or "").startswith(said) and bool(of_busy_cores(threads)) == bool(said)
