@@ -198,8 +198,8 @@ def ranks_to_start(config: Any) -> int:
     if 0 < gpus < count:
         fix = "fix: devices=auto for all of them, or train.device=cpu (eval.py: device=cpu)"
         raise ConfigError(f"devices={count} needs {count} GPUs, and torch finds {gpus} here. {fix}")
-    if gpus == 0 and count > (cores := len(usable_cores())):
-        raise ConfigError(f"devices={count} is more than the {cores} cores that compute here. fix: devices={cores}")
+    if gpus == 0 and count > (most := max(2, len(usable_cores()))):  # two to try it out on any machine
+        raise ConfigError(f"devices={count} is more than the cores that compute here. fix: devices={most}")
     if isinstance(config, schema.TrainConfig):
         images = config.train.batch_size
         check_batch_sizes(images, images, config.train.micro_batch_size or images, count)

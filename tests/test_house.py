@@ -30,7 +30,7 @@ LIMITS = {  # if you raise one, say why in the commit
     "lines of a file": 400,
     "lines of a function": 80,
     "options of train.py": 99,  # as the page of options counts
-    "lines of tests": 17_860,
+    "lines of tests": 17_890,
     "pages of docs": 24,
     "words of docs": 15_750,  # without results and the page of options
     "words of the notebook": 5_000,
