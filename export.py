@@ -43,11 +43,11 @@ from models.export import (
     FixedSuppression,
     add_metadata,
     check_file,
-    quantise,
     write_onnx,
     write_openvino,
     write_torch,
 )
+from models.quantise import quantise
 from scripts import compare
 from train_utils import build, coco_eval, distributed, open_checkpoint
 
@@ -55,7 +55,7 @@ ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 PACKAGES = {"onnx": ONNX_PACKAGES, "openvino": (*ONNX_PACKAGES, "openvino"), "torch": ()}
 SUFFIXES = {"onnx": ".onnx", "openvino": ".xml", "torch": ".pt2"}
 MAX_DROP = {"float32": 0.005, "float16": 0.005, "int8": 0.02}  # AP
-RESAMPLES = 1000  # of the validation images, for the interval of a loss
+RESAMPLES = 500  # of the validation images, for the interval of a loss
 DRAWN_SIDE = 320  # pixels
 MIN_CANDIDATES = 1000  # how many boxes of an image, best first, enter suppression at least
 

@@ -145,7 +145,7 @@ def write_onnx(
     """
     names = BOXES if graph.suppression is None else DETECTIONS
     hidden = CANDIDATES if graph.show_candidates else ()
-    with _quiet():
+    with quiet():
         program = torch.onnx.export(
             _exported(graph, example, dynamic),
             dynamo=True,
@@ -167,7 +167,7 @@ def write_torch(
 ) -> None:
     """Write a torch.export archive. Shapes as in write_onnx; metadata.json holds the metadata."""
     # An open file, because torch stores the name of a path in the archive.
-    with _quiet(), path.open("wb") as file:
+    with quiet(), path.open("wb") as file:
         exported = _exported(graph, example, dynamic)
         exported.example_inputs = None  # a large batch would add hundreds of megabytes to the file
         torch.export.save(exported, file, extra_files={METADATA_FILE: json.dumps(metadata)})
@@ -181,39 +181,6 @@ def write_openvino(onnx_path: Path, metadata: Mapping[str, str], path: Path) -> 
     for key, text in metadata.items():
         model.set_rt_info(text, [RT_INFO, key])
     openvino.save_model(model, path, compress_to_fp16=False)  # the ONNX file has the precision already
-
-
-def quantise(path: Path, batches: Iterable[Tensor], symmetric: bool) -> None:
-    """Quantise an ONNX file to int8 in place, all but the last convolutions and what follows them.
-
-    Weights are symmetric, with a scale for each channel. Activations are uint8, or int8 around zero
-    if ``symmetric``, with the ranges that they have on ``batches`` of images, float32 (batch, 3,
-    height, width). What stays in float32 makes pixels, distributions and scores, which 8 bits do
-    not resolve.
-    """
-    import onnx
-    from onnxruntime import quantization
-
-    class Reader(quantization.CalibrationDataReader):  # type: ignore[misc]
-        images = iter(batches)
-
-        def get_next(self) -> dict[str, Any] | None:
-            return next(({"images": batch.numpy()} for batch in self.images), None)
-
-    proto = onnx.load(path)
-    makers = {name: node for node in proto.graph.node for name in node.output}
-    in_float, waiting = dict[str, Any](), [output.name for output in proto.graph.output]
-    while waiting:  # from the outputs back to the first convolutions
-        node = makers.get(waiting.pop())
-        if node is not None and node.name not in in_float:
-            in_float[node.name] = node
-            waiting += node.input if node.op_type != "Conv" else ()
-    with _quiet():
-        quantization.quantize_static(
-            proto, path, Reader(), per_channel=True, nodes_to_exclude=list(in_float),
-            activation_type=quantization.QuantType.QInt8 if symmetric else quantization.QuantType.QUInt8,
-            weight_type=quantization.QuantType.QInt8, extra_options={"ActivationSymmetric": symmetric},
-        )  # fmt: skip
 
 
 def _exported(graph: DetectorGraph, example: Tensor, dynamic: DynamicAxes) -> torch.export.ExportedProgram:
@@ -244,7 +211,7 @@ def _sort(x: Any, stable: bool = True, dim: int = -1, descending: bool = False) 
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Silence the exporters' warnings about their internals."""
     logging.disable(logging.WARNING)
     try:
@@ -270,7 +237,7 @@ def run_torch(path: Path) -> Run:
     """A function that runs a torch.export archive."""
     import torchvision  # noqa: F401 - registers the suppression that the archive calls
 
-    with _quiet(), path.open("rb") as file:  # torch refuses a path that is not Unicode
+    with quiet(), path.open("rb") as file:  # torch refuses a path that is not Unicode
         module: Any = torch.export.load(file).module()
     run: Run = torch.no_grad()(module)
     return run
@@ -302,10 +269,11 @@ def read_metadata(path: Path) -> dict[str, str]:
     if path.suffix == ".xml":
         import openvino
 
-        info: Any = openvino.Core().read_model(path).get_rt_info()
-        return {key: one.value for key, one in info[RT_INFO].value.items()} if RT_INFO in info else {}
+        model = openvino.Core().read_model(path)
+        known = model.get_rt_info(RT_INFO).value if model.has_rt_info(RT_INFO) else {}
+        return {key: getattr(one, "value", one) for key, one in known.items()}
     extra = {METADATA_FILE: ""}
-    with _quiet(), path.open("rb") as file:
+    with quiet(), path.open("rb") as file:
         torch.export.load(file, extra_files=extra)
     return dict(json.loads(extra[METADATA_FILE] or "{}"))
 
@@ -328,7 +296,7 @@ def add_metadata(path: Path, more: Mapping[str, str]) -> None:
             model.set_rt_info(text, [RT_INFO, key])
         openvino.save_model(model, path, compress_to_fp16=False)
     else:
-        with _quiet():
+        with quiet():
             with path.open("rb") as file:
                 exported = torch.export.load(file)
             with path.open("wb") as file:

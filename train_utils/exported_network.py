@@ -29,6 +29,8 @@ class ExportedNetwork(Darknet):
             self.run = RUNS[path.suffix](path)
         except ImportError as error:
             raise ModelError(f"{path} needs {error.name}. fix: {errors.install_command(str(error.name))}") from error
+        except Exception as error:  # each runtime has its own for a damaged file
+            raise ModelError(f"{path} cannot be read ({errors.first_line(error)}). fix: a file of export.py") from error
         if wrong := [key for key, kind in REQUIRED.items() if not isinstance(known.get(key), kind)]:
             raise ModelError(f"{path} does not say its {wrong[0]}. fix: a file of export.py")
         self.names, self.category_ids = [printable(str(name)) for name in known["names"]], known["category_ids"]
