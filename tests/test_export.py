@@ -139,10 +139,10 @@ def test_a_file_finds_what_its_network_finds(
     expected, found = (json.loads((tmp_path / name / "detections.json").read_text()) for name in ("network", "file"))
     assert len(expected) > 50
     rows = [
-        np.array(sorted((one["image_id"], one["category_id"], one["score"], *one["bbox"]) for one in some))
+        np.array(sorted((one["image_id"], one["category_id"], one["score"]) for one in some))
         for some in (found, expected)
     ]
-    assert np.abs(rows[0] - rows[1]).max() < 0.02  # boxes are up to a thousand anchors wide, and scores may tie
+    assert np.abs(rows[0] - rows[1]).max() < 1e-4  # boxes of equal scores come in any order
     picture = np.random.default_rng(0).integers(0, 255, (50, 80, 3), dtype=np.uint8)
     by_network, by_file = (Detector(ckpt, rect=False, device="cpu")(picture) for ckpt in (checkpoint, file))
     assert len(by_network) > 0 and by_file.class_names == by_network.class_names

@@ -24,15 +24,15 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 ENTRY_POINTS = ("train", "eval", "predict", "export", "plugins")
 FOLDERS = ("models", "data", "conf", "train_utils", "scripts")
 LIMITS = {  # if you raise one, say why in the commit
-    "lines of source": 17_260,
-    "files of source": 105,
+    "lines of source": 17_710,
+    "files of source": 107,
     "folders with source": 9,
     "lines of a file": 400,
     "lines of a function": 80,
     "options of train.py": 99,  # as the page of options counts
-    "lines of tests": 17_260,
+    "lines of tests": 17_340,
     "pages of docs": 24,
-    "words of docs": 15_400,  # without results and the page of options
+    "words of docs": 15_850,  # without results and the page of options
     "words of the notebook": 5_000,
 }
 

@@ -137,7 +137,7 @@ class Predictor:
         # Load torchvision and the device's kernels now, not with the first picture.
         import torchvision  # noqa: F401 - NMS imports it lazily, but not for the few boxes of a blank image
 
-        blank = FrameBatch([], torch.zeros(1, 3, *[self.network.model.max_stride] * 2, dtype=torch.uint8), [])
+        blank = FrameBatch([], torch.zeros(1, 3, *self.model.nearest_size(1, 1), dtype=torch.uint8), [])
         every_box = replace(self.postprocess, confidence=0.0, classes=None)
         list(detect.detect_batches(self.model, [blank], every_box, device, dtype=self.dtype))
 
