@@ -5,6 +5,7 @@
     torchrun --nproc-per-node=2 eval.py ckpt=runs/coco/... out=results
     python eval.py ckpt=runs/coco/... plots=true   # precision and recall, confusions
     python eval.py ckpt=runs/coco/... split=test   # the test images of the data set
+    python eval.py model_file=best.onnx ckpt=runs/coco/... # a file, on the data of the run
     python eval.py detections=results.json data=coco    # any system's, scored as by pycocotools
 
 The metrics are the same to the last bit on any number of ranks.
@@ -32,12 +33,14 @@ from conf.train_options import EvalPrecision
 from data.progress import Progress, counted
 from train_utils import build, coco_eval, detect, numerics, open_checkpoint, plots, report_page, results, run_folder
 from train_utils.distributed import World, broadcast_module, gather_arrays, init_distributed_mode
+from train_utils.exported_network import ExportedNetwork
+from train_utils.open_checkpoint import TrainedNetwork
 from train_utils.train_state import LOSS_NAMES
 
 
 @run.callable_from_python("eval")
 def evaluate(config: EvalConfig) -> run.Outcome:
-    """Score ``config.ckpt``, or Darknet weights of ``config.model``, or ``config.detections``.
+    """Score ``ckpt``, or Darknet weights of ``model``, or ``model_file``, or ``detections``.
 
     Returns the metrics, and the folder if there is one. Takes a list of overrides, too:
     ``evaluate(["ckpt=best.pt"])``. Raises an error for a checkpoint or weights that do not fit, for
@@ -56,7 +59,8 @@ def evaluate(config: EvalConfig) -> run.Outcome:
     else:
         model, classes = load_model(config, val_set, world)
         model = model.to(world.device).eval()
-        image_size = config.evaluate.image_size or models.image_size_of(model.cfg)  # a checkpoint has filled it in
+        of_model = model.image_size if isinstance(model, ExportedNetwork) else models.image_size_of(model.cfg)
+        image_size = config.evaluate.image_size or of_model  # a checkpoint has filled it in
         evaluator = Evaluator(
             val_set, config.evaluate, image_size=image_size, model=model, data_options=config.data, world=world,
             timeout_seconds=config.timeout_seconds, classes=classes,
@@ -115,27 +119,38 @@ def load_model(config: EvalConfig, val_set: data.Annotations, world: World) -> t
     The numbers are None if the classes are the same. Raises ConfigError if the checkpoint lacks a
     class of the data.
     """
-    if config.ckpt is None:
+    if config.ckpt is None and config.model_file is None:
         assert config.model is not None  # only detections= needs no model
         names = val_set.names
         built, note = build.build_model(config.model, len(names), whole=True, world=world, names=names)
         if world.is_main:
             print(note)
         return built, None
-    opened = open_checkpoint.open_checkpoint(config.ckpt)
+    if config.model_file is not None:
+        opened = open_checkpoint.open_exported(config.model_file)
+    else:
+        opened = open_checkpoint.open_checkpoint(str(config.ckpt))
     if world.is_main:
         print(opened.note)
+    return opened.model, class_numbers(opened, val_set, world)
+
+
+def class_numbers(opened: TrainedNetwork, val_set: data.Annotations, world: World) -> list[int] | None:
+    """The network's number of each class of the data; None if the classes are the same.
+
+    Raises ConfigError if the network lacks a class of the data.
+    """
     if opened.names in (val_set.names, open_checkpoint.default_names(len(val_set.names))):  # converted without names
-        return opened.model, None
+        return None
     if not set(val_set.names) <= set(opened.names):
         raise ConfigError(
-            f"ckpt={config.ckpt} knows {len(opened.names)} classes ({', '.join(opened.names[:4])}), data="
-            f"{config.data.name} has {len(val_set.names)} ({', '.join(val_set.names[:4])}). fix: data.classes=[...] "
+            f"{opened.note}: it knows {len(opened.names)} classes ({', '.join(opened.names[:4])}), the data"
+            f" {len(val_set.names)} ({', '.join(val_set.names[:4])}). fix: data.classes=[...] "
             "with classes that both have, other data, or weights converted anew with names=<the data's .json>"
         )
     if world.is_main:
         print(f"scored on {len(val_set.names)} of its {len(opened.names)} classes")
-    return opened.model, [opened.names.index(name) for name in val_set.names]
+    return [opened.names.index(name) for name in val_set.names]
 
 
 def images_of(annotations: data.Annotations) -> list[dict[str, Any]]:
@@ -179,7 +194,7 @@ class Evaluator:
         self.config, self.world, self.truth = config, world, ground_truth_of(val_set)
         batches = data.eval_batches(
             val_set.sizes, image_size, config.batch_size, stride=model.max_stride,
-            rect=config.rect, resize=config.resize,
+            rect=config.rect and model.takes_any_size, resize=config.resize,
         )[world.rank :: world.world_size]  # fmt: skip
         self.num_images = sum(map(len, batches))
         self.images = build.open_images(val_set, data_options, world)

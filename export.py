@@ -1,6 +1,7 @@
 """Write a trained detector as a file for other programs.
 
     python export.py ckpt=runs/coco/... format=onnx nms=true
+    python export.py ckpt=runs/coco/... format=openvino precision=int8 check=ap   # states its AP
     python export.py ckpt=runs/coco/... format=torch dynamic_batch=true image_size=[384,640]
     python export.py model=yolov3-spp model.weights=yolov3-spp.weights
 
@@ -15,10 +16,13 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
 
 import importlib.util
 import json
+import math
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -29,11 +33,29 @@ from conf import ConfigError, help, run, schema
 from conf.errors import install_command
 from conf.run_files import CHECKPOINTS, refuse_existing
 from data.errors import printable
+from data.geometry import PAD_VALUE
 from data.shapes import draw_image
-from models.export import DetectorGraph, FixedSuppression, check_file, write_onnx, write_torch
-from train_utils import open_checkpoint
+from eval import Evaluator, class_numbers
+from models import ModelError
+from models.export import (
+    TOLERANCE,
+    DetectorGraph,
+    FixedSuppression,
+    add_metadata,
+    check_file,
+    write_onnx,
+    write_openvino,
+    write_torch,
+)
+from models.quantise import quantise
+from scripts import compare
+from train_utils import build, coco_eval, distributed, open_checkpoint
 
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+PACKAGES = {"onnx": ONNX_PACKAGES, "openvino": (*ONNX_PACKAGES, "openvino"), "torch": ()}
+SUFFIXES = {"onnx": ".onnx", "openvino": ".xml", "torch": ".pt2"}
+MAX_DROP = {"float32": 0.005, "float16": 0.005, "int8": 0.02}  # AP
+RESAMPLES = 500  # of the validation images, for the interval of a loss
 DRAWN_SIDE = 320  # pixels
 MIN_CANDIDATES = 1000  # how many boxes of an image, best first, enter suppression at least
 
@@ -45,42 +67,119 @@ def export(config: schema.ExportConfig) -> Path:
     Raises ConfigError if packages are missing or options do not fit, and ModelError if the weights
     do not fit or the file differs from the network.
     """
-    is_onnx = config.format == schema.ExportFormat.onnx
-    if is_onnx and (missing := [name for name in ONNX_PACKAGES if importlib.util.find_spec(name) is None]):
-        raise ConfigError(f"format=onnx needs {', '.join(missing)} installed. fix: {install_command(*missing)}")
-    out = output_path(config, ".onnx" if is_onnx else ".pt2")
-    refuse_existing(out, "out")
+    packages = PACKAGES[config.format.value]
+    if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
+        raise ConfigError(f"format={config.format} needs {', '.join(missing)}. fix: {install_command(*missing)}")
+    out = output_path(config, SUFFIXES[config.format.value])
+    for file in files_of(out):
+        refuse_existing(file, "out")
     detector = open_checkpoint.open_detector(config.ckpt, config.model, config.names, config.image_size)
-    model = detector.model
     height, width = data.both_sides(detector.image_size)
     print(f"{detector.note}; {height} x {width} pixels (height x width)", flush=True)
     suppression = None
     if config.nms:
         candidates = max(MIN_CANDIDATES, config.max_detections)
         suppression = FixedSuppression(config.confidence, config.nms_iou, config.max_detections, candidates)
-    graph = DetectorGraph(model, suppression, show_candidates=is_onnx)
+    graph = DetectorGraph(
+        detector.model, suppression, show_candidates=out.suffix == ".onnx", half=config.precision.value == "float16"
+    )
     dynamic = {0: "batch"} if config.dynamic_batch else {}
     dynamic |= {2: "height", 3: "width"} if config.dynamic_size else {}
     details = metadata(config, detector, (height, width), list(dynamic.values()))
     shape = config.batch_size, height, width
-    more = model.max_stride * config.dynamic_size
+    more = detector.model.max_stride * config.dynamic_size
     other = config.batch_size + config.dynamic_batch, height + 2 * more, width + more
 
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as workplace:
         partial = Path(workplace) / out.name
         print(f"writing {out} ...", flush=True)
-        write = write_onnx if is_onnx else write_torch
-        write(graph, torch.zeros(shape[0], 3, height, width), dynamic, details, partial)
+        example = torch.zeros(config.batch_size, 3, height, width)
+        if config.format is schema.ExportFormat.torch:
+            write_torch(graph, example, dynamic, details, partial)
+        else:
+            write_onnx(graph, example, dynamic, details, onnx := partial.with_suffix(".onnx"))
+            if config.precision is schema.ExportPrecision.int8:
+                quantise(onnx, calibration_batches(config, (height, width)), config.symmetric)
+            if out.suffix == ".xml":
+                write_openvino(onnx, details, partial)
         print("comparing it with the network ...", flush=True)
-        boxes, scores = check_file(partial, model, graph, trial_batches([shape, other] if dynamic else [shape]))
-        os.replace(partial, out)
+        batches = trial_batches([shape, other] if dynamic else [shape])
+        tolerance = TOLERANCE if config.precision is schema.ExportPrecision.float32 else math.inf
+        boxes, scores = check_file(partial, detector.model, graph, batches, tolerance)
+        if config.check is schema.ExportCheck.ap:
+            add_metadata(partial, {"scored": json.dumps(score(config, detector, partial))})
+        for written, file in zip(files_of(partial), files_of(out), strict=True):
+            os.replace(written, file)
     print(
-        f"wrote {out}: {out.stat().st_size / 1e6:.1f} MB; on drawn pictures, noise and black its boxes differ from the "
-        f"network's by up to {boxes:.1e} of the image size and its scores by up to {scores:.1e}",
+        f"wrote {out}: {sum(file.stat().st_size for file in files_of(out)) / 1e6:.1f} MB; on drawn pictures, noise and "
+        f"black its boxes differ from the network's by up to {boxes:.1e} of the image size and its scores by up to "
+        f"{scores:.1e}",
         flush=True,
     )
     return out
+
+
+def files_of(out: Path) -> list[Path]:
+    """The files that an export writes: of OpenVINO two."""
+    return [out.with_suffix(".bin"), out] if out.suffix == ".xml" else [out]
+
+
+def calibration_batches(config: schema.ExportConfig, size: tuple[int, int]) -> Iterator[torch.Tensor]:
+    """Batches of ``config.calibration`` training images, spread over the set: float32 in 0..1."""
+    assert config.data is not None  # of the checkpoint, or conf has refused it
+    train_set = data.open_annotations(config.data, "train")
+    images = data.EvalDataset(train_set, data.ImageSource(train_set, config.data.on_error), config.evaluate.resize)
+    count = min(len(train_set), config.calibration)
+    requests = [
+        data.Request(index, *size, 0) for index in np.linspace(0, len(train_set) - 1, count, dtype=int).tolist()
+    ]
+    print(f"int8: the ranges of values are those on {count} images of {config.data.name}, train", flush=True)
+    for start in range(0, count - config.batch_size + 1, config.batch_size):
+        yield images.__getitems__(requests[start : start + config.batch_size]).network_input()
+
+
+def score(config: schema.ExportConfig, detector: open_checkpoint.TrainedNetwork, path: Path) -> dict[str, Any]:
+    """Score a file and its network on the same validation images, and say so.
+
+    Returns what the file's metadata say about it. Raises ModelError if the file loses more AP than
+    ``max_drop``.
+    """
+    assert config.data is not None
+    world = distributed.init_distributed_mode("cpu", timeout_seconds=60)
+    val_set = build.open_split(config.data, "val", world)
+    options = replace(config.evaluate, rect=config.evaluate.rect and config.dynamic_size)
+    if config.nms:
+        limits = {key: getattr(config, key) for key in ("confidence", "nms_iou", "max_detections")}
+        options = replace(options, **limits)
+        options.multi_label = False
+    groups, thresholds = [], []
+    for name, model in (("network", detector.model), ("file", open_checkpoint.open_exported(str(path)).model)):
+        evaluator = Evaluator(
+            val_set, options, image_size=detector.image_size, model=model, data_options=config.data, world=world,
+            classes=class_numbers(detector, val_set, world),
+        )  # fmt: skip
+        evaluation = evaluator(model, print)
+        assert evaluation is not None  # on rank 0
+        best = coco_eval.best_f1(coco_eval.find_matches(evaluation.truth, evaluation.detections)) or {}
+        groups.append(compare.Group(name, {}, [path], [evaluation]))
+        thresholds.append(best.get("threshold", coco_eval.ABSENT))
+        row = f"AP {evaluation.metrics['AP']:.4f}, AP50 {evaluation.metrics['AP50']:.4f}"
+        print(f"{name}: {row}, best F1 {best.get('f1', 0):.3f} at threshold {thresholds[-1]:.3f}", flush=True)
+    gain = compare.gain(groups[0], groups[1], RESAMPLES, seed=0)
+    print(f"file against network: {gain.sentence()}", flush=True)
+    before, after = (group.mean() for group in groups)
+    limit = MAX_DROP[config.precision.value] if config.max_drop is None else config.max_drop
+    if before - after > limit:
+        raise ModelError(
+            f"the file has {after:.4f} AP, the network {before:.4f}, and max_drop={limit:g} allows no such loss. fix: "
+            f"precision=float16, more calibration images, or max_drop={math.ceil((before - after) * 100) / 100:g}"
+        )
+    return {
+        "data": config.data.name, "images": len(val_set), "AP": after, "AP50": groups[1].mean("AP50"),
+        "threshold": thresholds[1], "AP_of_network": before, "threshold_of_network": thresholds[0],
+        "interval_of_difference": [gain.low, gain.high], "confidence": options.confidence, "nms_iou": options.nms_iou,
+    }  # fmt: skip
 
 
 def trial_batches(shapes: Sequence[tuple[int, int, int]]) -> Iterator[torch.Tensor]:
@@ -123,6 +222,11 @@ def metadata(
         "image_size": size,  # height, width
         "stride": detector.model.max_stride,  # image sides must be multiples of it
         "open": open_axes,
+        "batch_size": config.batch_size,
+        "precision": config.precision.value,
+        "resize": config.evaluate.resize.value,
+        "padding": PAD_VALUE,  # grey around a letterboxed image, which lies in the middle
+        "licence": config.licence,  # of the weights
     }
     if config.nms:
         facts["suppression"] = {key: getattr(config, key) for key in ("confidence", "nms_iou", "max_detections")}

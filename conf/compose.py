@@ -182,9 +182,10 @@ def _with_sections(schema: type) -> DictConfig:
     """The empty typed tree with all sections, also those that a checkpoint fills in."""
     tree: DictConfig = OmegaConf.structured(schema)
     for key, kind in get_type_hints(schema).items():
-        if is_dataclass(kind) and key not in CHOICES:
-            assert isinstance(kind, type)
-            tree[key] = _with_sections(kind)
+        for part in (kind, *get_args(kind)):  # also that of `DataConfig | None`
+            if is_dataclass(part) and key not in CHOICES:
+                assert isinstance(part, type)
+                tree[key] = _with_sections(part)
     return tree
 
 

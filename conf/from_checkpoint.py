@@ -32,19 +32,24 @@ def complete_from_checkpoint(options: dict[str, Any], named: Sequence[str]) -> d
     if is_scored and (options.get("ckpt") is not None or "cfg" in options.get("model", {})):
         raise ConfigError("detections= are scored as they are. fix: leave out ckpt and model")
     options = model_or_checkpoint(options, named)
+    if (file := options.get("model_file")) is not None:
+        options = of_exported(options, file, options["evaluate"])
+        if options["ckpt"] is None and "data" not in options:
+            raise ConfigError(f"model_file={file} names no data. fix: add data=..., or ckpt=<its checkpoint>")
     if is_scored:
         if "data" not in options:
             raise ConfigError("detections= are scored against data. fix: add data=...")
         return options
     ckpt = options.get("ckpt")
     if ckpt is None:
-        if options["model"] is None or "data" not in options:
+        if (options["model"] is None and file is None) or "data" not in options:
             raise ConfigError("nothing to evaluate. fix: ckpt=<run or .pt file>, or model=, model.weights= and data=")
         return options
     saved = config_of_checkpoint(ckpt, named)
     if "data" not in saved and "data" not in options:
         raise ConfigError(f"ckpt={ckpt} was converted and names no data. fix: add data=...")
-    options["evaluate"]["image_size"] = options["evaluate"]["image_size"] or trained_size(saved, ckpt)
+    if file is None:
+        options["evaluate"]["image_size"] = options["evaluate"]["image_size"] or trained_size(saved, ckpt)
     if options["model"] is None:
         del options["model"]
     below = {section: dict(saved[section]) for section in ("data", "model") if section in saved}
@@ -72,6 +77,37 @@ def model_or_checkpoint(options: dict[str, Any], named: Sequence[str]) -> dict[s
         key = keys[0] if keys else "model.weights"
         raise ConfigError(f"{key} does not say which network. fix: model.cfg=<Darknet .cfg>, or model=<zoo's name>")
     return {**options, "model": None}
+
+
+def model_or_exported(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
+    """The same, where ``ckpt`` may also be a file of export.py, which holds its network."""
+    ckpt = options.get("ckpt")
+    if ckpt is None or Path(ckpt).suffix not in run_files.EXPORTED:
+        return model_or_checkpoint(options, named)
+    return of_exported(
+        {**options, "model": options.get("model") if "cfg" in options.get("model", {}) else None}, ckpt, options
+    )
+
+
+def of_exported(options: dict[str, Any], file: str, detection: Mapping[str, Any]) -> dict[str, Any]:
+    """The options for a file of export.py: it runs on the CPU in its own precision.
+
+    ``detection`` has ``precision``. Raises ConfigError for options that a file cannot follow, and
+    CheckpointError if there is no such file.
+    """
+    run_files.find_exported(Path(file))
+    if options["model"] is not None:
+        raise ConfigError(f"{file} and model exclude one another: the file holds its network. fix: leave model out")
+    if options["device"] == "cuda" or detection["precision"] not in ("auto", "float32"):
+        raise ConfigError(f"{file} runs on the CPU as it was exported. fix: leave out device and precision")
+    return {**options, "device": "cpu"}
+
+
+def complete_export(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
+    """The options of export.py, with the data to calibrate and to score on where it needs them."""
+    if options["precision"] == "int8" or options["check"] == "ap":
+        return complete_from_checkpoint(options, named)
+    return {**model_or_checkpoint(options, named), "data": None}
 
 
 def index_dir_of(options: Mapping[str, Any]) -> str:

@@ -69,14 +69,14 @@ class Program:
 PROGRAMS = {  # the key is the name of the YAML file in conf/
     "train": Program(schema.TrainConfig, "train:train", from_checkpoint.complete_training, ("train", "val")),
     "eval": Program(schema.EvalConfig, "eval:evaluate", from_checkpoint.complete_from_checkpoint, ("val",)),
-    "predict": Program(schema.PredictConfig, "predict:predict", from_checkpoint.model_or_checkpoint),
-    "export": Program(schema.ExportConfig, "export:export", from_checkpoint.model_or_checkpoint),
+    "predict": Program(schema.PredictConfig, "predict:predict", from_checkpoint.model_or_exported),
+    "export": Program(schema.ExportConfig, "export:export", from_checkpoint.complete_export),
     "check_data": Program(schema.CheckDataConfig, "scripts.check_data:main", splits=("train", "val")),
     "anchors": Program(schema.AnchorsConfig, "scripts.anchors:find_anchors", splits=("train",)),
     "get_data": Program(schema.GetDataConfig, "scripts.get_data:get_data", bare="name"),
     "get_weights": Program(schema.GetWeightsConfig, "scripts.get_weights:get_weights", bare="name"),
     "convert": Program(schema.ConvertConfig, "scripts.convert_weights:convert", from_checkpoint.complete_conversion),
-    "demo": Program(schema.DemoConfig, "scripts.demo:main", from_checkpoint.model_or_checkpoint),
+    "demo": Program(schema.DemoConfig, "scripts.demo:main", from_checkpoint.model_or_exported),
     "compare": Program(schema.CompareConfig, "scripts.compare:compare", bare="runs..."),
     "tune": Program(schema.TuneConfig, "scripts.tune:tune"),
 }

@@ -11,13 +11,14 @@ from conf import launch
 from conf.errors import CheckpointError, TrainError
 
 CHECKPOINTS = "checkpoints"  # a folder in the run folder
+EXPORTED = (".onnx", ".pt2", ".xml")  # suffixes of the files of export.py
 NAME_A_RUN = "fix: give a run folder or a .pt file of train.py"
 
 
 def find_checkpoint(path: Path, which: str) -> Path:
     """The checkpoint file ``path``, or that of the run folder ``path``. Raises CheckpointError."""
-    if path.suffix in (".onnx", ".pt2"):
-        fix = "fix: ckpt=<the run or .pt file that it was exported from>"
+    if path.suffix in EXPORTED:
+        fix = f"fix: ckpt=<the run or .pt file that it was exported from>; eval.py takes model_file={path}"
         raise CheckpointError(f"{path} is not a checkpoint: ckpt takes run folders and their .pt files. {fix}")
     if path.is_file():
         return path
@@ -27,6 +28,13 @@ def find_checkpoint(path: Path, which: str) -> Path:
     if not file.is_file():
         raise CheckpointError(f"the folder {path.absolute()} has no {CHECKPOINTS}/{which}.pt. {NAME_A_RUN}")
     return file
+
+
+def find_exported(path: Path) -> Path:
+    """The file ``path`` of export.py. Raises CheckpointError if it does not exist or is another."""
+    if path.suffix not in EXPORTED or not path.is_file():
+        raise CheckpointError(f"{path} is not a file of export.py. fix: a path that ends in {', '.join(EXPORTED)}")
+    return path
 
 
 def has_checkpoint(folder: Path) -> bool:

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from conf import train_options
 from conf.train_options import Seed
 from data.config import AugmentConfig, Below1, Count, DataConfig, Exif, OnBadFile, Resize, Share, Whole
-from models.config import AutoLoss, LossSection, ModelConfig, YoloLossConfig, YoloxLossConfig
+from models.config import AutoLoss, LossSection, ModelConfig, NotNegative, YoloLossConfig, YoloxLossConfig
 from models.published import PUBLISHED
 
 
@@ -109,6 +109,7 @@ class EvalConfig(PluggedConfig):
 
     ckpt: str | None  # a .pt file, a run folder (its best.pt), a folder of runs (the newest), last (of all)
     split: EvalSplit  # val, or test: what data.yaml has under test, else what is called test where data.val says val
+    model_file: str | None  # a file of export.py to score; then ckpt only says on which data
     detections: str | None  # a COCO results file of any system, to score instead of a network
     out: str | None  # folder for scores and detections as JSON, and for plots; null: print only, or
     # runs/eval/<date_time> with plots
@@ -175,15 +176,23 @@ class DemoConfig(DetectConfig):
     port: int | None  # null: the first free one from 7860
 
 
-ExportFormat = StrEnum("ExportFormat", ["onnx", "torch"])
+ExportFormat = StrEnum("ExportFormat", ["onnx", "openvino", "torch"])
+ExportPrecision = StrEnum("ExportPrecision", ["float32", "float16", "int8"])
+ExportCheck = StrEnum("ExportCheck", ["boxes", "ap"])
 
 
 @dataclass
 class ExportConfig(TrainedConfig):
     """Everything that export.py reads: ``ckpt``, or ``model`` with weights and ``names``."""
 
-    format: ExportFormat  # onnx, or torch: the network as a .pt2 of torch.export
-    out: str | None  # the file to write; null: beside the weights, as <name>.onnx or <name>.pt2
+    format: ExportFormat  # onnx, openvino (.xml and .bin), or torch: the network as a .pt2 of torch.export
+    precision: ExportPrecision  # of the network in the file; int8: its convolutions but the last, not for torch
+    symmetric: bool  # int8 around zero for values, too, as TensorRT wants them; costs some accuracy
+    calibration: Count  # training images from which int8 takes the ranges of values
+    check: ExportCheck  # boxes: compare the file's with the network's; ap: also score both on the validation images
+    max_drop: NotNegative | None  # with check=ap, refuse a file that loses more AP; null: 0.02 for int8, else 0.005
+    licence: str | None  # of the weights, for the file's metadata
+    out: str | None  # the file to write; null: beside the weights, as <name>.onnx, <name>.xml or <name>.pt2
     image_size: Any  # side in pixels or [height, width]; null: as evaluated, or as in the .cfg
     batch_size: Annotated[int, ">= 1 and <= 65536"]  # images in one call of the exported network
     dynamic_batch: bool  # accept any batch size
@@ -192,9 +201,15 @@ class ExportConfig(TrainedConfig):
     confidence: Share  # with nms: drop detections with this score or less
     nms_iou: Share  # a box suppresses those of its class that overlap it by more than this IoU
     max_detections: Count  # per image, with nms
+    data: DataConfig | None  # for precision=int8 and check=ap; null: that of the checkpoint
+    evaluate: EvaluateConfig
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.format is ExportFormat.torch and self.precision is ExportPrecision.int8:
+            raise ValueError("format=torch has no int8. fix: format=onnx or format=openvino")
+        if self.format is ExportFormat.openvino and self.nms:
+            raise ValueError("format=openvino has no nms. fix: nms=false, or format=onnx")
         train_options.check_image_size(self.image_size, optional=True)
 
 

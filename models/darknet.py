@@ -26,6 +26,8 @@ class Darknet(nn.Module):
     invalid .cfg.
     """
 
+    takes_any_size = True  # of multiples of max_stride; an exported file may take one alone
+
     def __init__(self, cfg: str | Path | Cfg, num_classes: int | None = None, width: float = 1.0) -> None:
         super().__init__()
         if num_classes is not None and num_classes < 1:

@@ -120,11 +120,13 @@ def decode(
 ) -> tuple[Tensor, Tensor]:
     """Boxes and scores of every anchor of every cell, in float32.
 
-    raw_maps: as Darknet returns them; anchors: those of the heads on the maps' device, copied there
-    if not given. Returns boxes_xyxy (batch, n, 4) in pixels at network scale, not clipped to the
-    image, and scores (batch, n, classes) = objectness * class probability. n runs over heads,
-    anchors, rows, columns.
+    raw_maps: as Darknet returns them, or without heads the result itself; anchors: those of the
+    heads on the maps' device, copied there if not given. Returns boxes_xyxy (batch, n, 4) in pixels
+    at network scale, not clipped to the image, and scores (batch, n, classes) = objectness * class
+    probability. n runs over heads, anchors, rows, columns.
     """
+    if not heads:  # an exported file has decoded: these are its boxes and scores
+        return raw_maps[0], raw_maps[1]
     boxes, scores = [], []
     anchors = anchors or HeadAnchors(heads)[raw_maps[0].device]
     for raw, head, sizes in zip(raw_maps, heads, anchors, strict=True):

@@ -1,4 +1,4 @@
-"""Export a detector to ONNX or torch.export, and compare such files with the network.
+"""Export a detector to ONNX, OpenVINO or torch.export, and compare such files with the network.
 
 A DetectorGraph is the fused network, its decoding and, optionally, suppression. Exporters demand
 fixed shapes, so outputs whose number depends on the image have room for the maximum, with zeros
@@ -29,6 +29,7 @@ BOXES = ("boxes_xyxy", "scores")
 DETECTIONS = ("boxes", "scores", "classes", "counts")
 CANDIDATES = ("all_boxes_xyxy", "all_scores")  # inside an ONNX file: the suppression's input
 METADATA_FILE = "metadata.json"  # inside a .pt2
+RT_INFO = "detector"  # the part of an OpenVINO file that holds the metadata
 
 
 class FixedSuppression(nn.Module):
@@ -94,9 +95,12 @@ class FixedSuppression(nn.Module):
 class DetectorGraph(nn.Module):
     """A fused copy of a network, its decoding and, if given, `suppression`."""
 
-    def __init__(self, model: Darknet, suppression: FixedSuppression | None, show_candidates: bool = False) -> None:
+    def __init__(
+        self, model: Darknet, suppression: FixedSuppression | None, show_candidates: bool = False, half: bool = False
+    ) -> None:
         super().__init__()
-        self.network = fuse_batch_norm(model)
+        self.network = fuse_batch_norm(model).to(torch.float16 if half else None)
+        self.half_precision = half  # of the network; decoding is in float32
         self.suppression = suppression
         self.show_candidates = show_candidates and suppression is not None
         self.eval()
@@ -108,12 +112,16 @@ class DetectorGraph(nn.Module):
         Without suppression they are all boxes_xyxy (batch, n, 4) and scores (batch, n, classes), as
         decode gives them; else what FixedSuppression returns and, if `show_candidates`, then those.
         """
-        boxes_xyxy, scores = decode(self.network(images), self.network.heads)
+        boxes_xyxy, scores = self.all_boxes(images)
         if self.suppression is None:
             return boxes_xyxy, scores
         side = torch.sym_max(images.shape[2], images.shape[3])  # max() would fix which side is longer
         detections: tuple[Tensor, ...] = self.suppression(boxes_xyxy, scores, side)
         return (*detections, boxes_xyxy, scores) if self.show_candidates else detections
+
+    def all_boxes(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """All boxes and scores, as decode gives them."""
+        return decode(self.network(images.half() if self.half_precision else images), self.network.heads)
 
 
 def _best_first(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -137,7 +145,7 @@ def write_onnx(
     """
     names = BOXES if graph.suppression is None else DETECTIONS
     hidden = CANDIDATES if graph.show_candidates else ()
-    with _quiet():
+    with quiet():
         program = torch.onnx.export(
             _exported(graph, example, dynamic),
             dynamo=True,
@@ -159,10 +167,20 @@ def write_torch(
 ) -> None:
     """Write a torch.export archive. Shapes as in write_onnx; metadata.json holds the metadata."""
     # An open file, because torch stores the name of a path in the archive.
-    with _quiet(), path.open("wb") as file:
+    with quiet(), path.open("wb") as file:
         exported = _exported(graph, example, dynamic)
         exported.example_inputs = None  # a large batch would add hundreds of megabytes to the file
         torch.export.save(exported, file, extra_files={METADATA_FILE: json.dumps(metadata)})
+
+
+def write_openvino(onnx_path: Path, metadata: Mapping[str, str], path: Path) -> None:
+    """Write an OpenVINO file (.xml, and .bin beside it) from an ONNX file, in its precision."""
+    import openvino
+
+    model = openvino.convert_model(onnx_path)
+    for key, text in metadata.items():
+        model.set_rt_info(text, [RT_INFO, key])
+    openvino.save_model(model, path, compress_to_fp16=False)  # the ONNX file has the precision already
 
 
 def _exported(graph: DetectorGraph, example: Tensor, dynamic: DynamicAxes) -> torch.export.ExportedProgram:
@@ -193,7 +211,7 @@ def _sort(x: Any, stable: bool = True, dim: int = -1, descending: bool = False) 
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Silence the exporters' warnings about their internals."""
     logging.disable(logging.WARNING)
     try:
@@ -219,30 +237,91 @@ def run_torch(path: Path) -> Run:
     """A function that runs a torch.export archive."""
     import torchvision  # noqa: F401 - registers the suppression that the archive calls
 
-    with _quiet(), path.open("rb") as file:  # torch refuses a path that is not Unicode
+    with quiet(), path.open("rb") as file:  # torch refuses a path that is not Unicode
         module: Any = torch.export.load(file).module()
     run: Run = torch.no_grad()(module)
     return run
 
 
+def run_openvino(path: Path) -> Run:
+    """A function that runs an OpenVINO file, whose float32 stays float32."""
+    import openvino
+
+    # By itself it takes bfloat16 where the processor has it.
+    compiled = openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+
+    def run(images: Tensor) -> tuple[Tensor, ...]:
+        found = compiled.create_infer_request().infer([images.numpy()])  # threads cannot share a request
+        return tuple(torch.from_numpy(found[output].copy()) for output in compiled.outputs)
+
+    return run
+
+
+RUNS: dict[str, Callable[[Path], Run]] = {".onnx": run_onnx, ".pt2": run_torch, ".xml": run_openvino}
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """The metadata of a file of ours; empty for others'."""
+    if path.suffix == ".onnx":
+        import onnx
+
+        return {entry.key: entry.value for entry in onnx.load(path, load_external_data=False).metadata_props}
+    if path.suffix == ".xml":
+        import openvino
+
+        model = openvino.Core().read_model(path)
+        known = model.get_rt_info(RT_INFO).value if model.has_rt_info(RT_INFO) else {}
+        return {key: getattr(one, "value", one) for key, one in known.items()}
+    extra = {METADATA_FILE: ""}
+    with quiet(), path.open("rb") as file:
+        torch.export.load(file, extra_files=extra)
+    return dict(json.loads(extra[METADATA_FILE] or "{}"))
+
+
+def add_metadata(path: Path, more: Mapping[str, str]) -> None:
+    """Add metadata to a file of ours, in place."""
+    known = {**read_metadata(path), **more}
+    if path.suffix == ".onnx":
+        import onnx
+
+        proto = onnx.load(path)
+        onnx.helper.set_model_props(proto, known)
+        onnx.save(proto, path)
+    elif path.suffix == ".xml":
+        import openvino
+
+        weights = path.with_suffix(".bin").read_bytes()
+        model = openvino.Core().read_model(path.read_bytes(), weights)  # from memory: the files are written anew
+        for key, text in known.items():
+            model.set_rt_info(text, [RT_INFO, key])
+        openvino.save_model(model, path, compress_to_fp16=False)
+    else:
+        with quiet():
+            with path.open("rb") as file:
+                exported = torch.export.load(file)
+            with path.open("wb") as file:
+                torch.export.save(exported, file, extra_files={METADATA_FILE: json.dumps(known)})
+
+
 @torch.no_grad()
-def check_file(path: Path, model: Darknet, graph: DetectorGraph, batches: Iterable[Tensor]) -> tuple[float, float]:
+def check_file(
+    path: Path, model: Darknet, graph: DetectorGraph, batches: Iterable[Tensor], tolerance: float = TOLERANCE
+) -> tuple[float, float]:
     """Run a file of ``graph`` on batches of images and compare it with the unfused ``model``.
 
     Returns the largest difference of a corner, relative to the longest side of image and box, and
     of a score. Scores that differ in the last digit may swap two boxes, and then suppression may
     change everything. So the boxes and scores that enter it are compared with the model's, and the
     file's detections with a suppression of its own boxes. Raises ModelError if a difference exceeds
-    TOLERANCE, or if detections differ.
+    the tolerance, or if detections differ.
     """
-    is_onnx = path.suffix == ".onnx"
-    run = run_onnx(path, CANDIDATES if graph.show_candidates else ()) if is_onnx else run_torch(path)
+    run = run_onnx(path, CANDIDATES) if graph.show_candidates else RUNS[path.suffix](path)
     largest = torch.zeros(2)
     for images in batches:
         outputs = run(images)
         if graph.suppression is not None and not graph.show_candidates:
             # An archive runs the same operators as the graph, so these are its boxes to the bit.
-            outputs = (*outputs, *decode(graph.network(images), model.heads))
+            outputs = (*outputs, *graph.all_boxes(images))
         *detections, boxes, scores = outputs
         side = max(images.shape[2:])
         expected_boxes, expected_scores = decode(model(images), model.heads)
@@ -255,9 +334,9 @@ def check_file(path: Path, model: Darknet, graph: DetectorGraph, batches: Iterab
             for ours, expected in zip(detections, graph.suppression(boxes, scores, side), strict=True):
                 if ours.shape != expected.shape or not torch.allclose(ours, expected, rtol=1e-6, atol=1e-6):
                     raise ModelError("the file's non-maximum suppression differs from the network's. fix: nms=false")
-    if not (largest <= TOLERANCE).all():  # not "any above": NaN must not pass
+    if not (largest <= tolerance).all():  # not "any above": NaN must not pass
         raise ModelError(
             f"the file differs from the network: boxes by {largest[0]:.2g} of the image size, scores by"
-            f" {largest[1]:.2g}, more than {TOLERANCE:g}. fix: another format"
+            f" {largest[1]:.2g}, more than {tolerance:g}. fix: another format"
         )
     return float(largest[0]), float(largest[1])

@@ -22,8 +22,10 @@ from PIL import Image, ImageShow
 from torch.distributed.run import get_args_parser
 
 from conf.compose import compose, defaults, keys_of
-from conf.run import PROGRAMS, prepare_arguments
+from conf.run import PROGRAMS, override, prepare_arguments
 from data.errors import word_of
+from export import export
+from predict import Detector
 from tests.test_house import tracked
 from tests.test_predict import folder
 
@@ -173,6 +175,20 @@ def test_the_code_of_the_page_on_python_runs(home: list[Any], monkeypatch: pytes
     assert cv2.imread("sliced.jpg").shape == (64, 80, 3)
     tracked = cv2.VideoCapture("tracked.mp4")
     assert tracked.get(cv2.CAP_PROP_FRAME_COUNT) == 5 and names["tracks"].tracker_id.min() >= 0
+
+
+def test_the_client_of_the_page_on_export_draws_what_the_network_finds(home: list[Any]) -> None:
+    run = "runs/quickstart/<date_time>"
+    export([override("ckpt", run), "nms=true", "out=best.onnx"])
+    page = (REPOSITORY / "docs" / "use" / "export.md").read_text()
+    names: dict[str, Any] = {}
+    (block,) = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+    exec(block, names)
+    expected = Detector(run, rect=False, device="cpu")("street.jpg")
+    found = names["boxes"].clip(0, [80, 64, 80, 64])
+    found = found[(found[:, 2:] > found[:, :2]).all(axis=1)]  # others lie in the padding
+    assert len(expected) > 0 and np.allclose(found, expected.boxes_xyxy, atol=0.01)
+    assert (cv2.imread("found.png") != cv2.imread("street.jpg")).any()
 
 
 def test_the_notebook_runs_and_is_kept_without_outputs(

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
@@ -15,10 +16,14 @@ import torch
 from conf import ConfigError
 from conf.compose import compose
 from conf.schema import TrainConfig
+from data import ShapesConfig, ensure_shapes
 from data.shapes import CLASSES
+from eval import evaluate
 from export import export
-from models import Darknet, ModelError, save_darknet_weights, zoo_cfg
-from models.export import METADATA_FILE, DetectorGraph, write_torch
+from models import Darknet, ModelError, parse_cfg, save_darknet_weights, zoo_cfg
+from models.export import METADATA_FILE, DetectorGraph, read_metadata, run_onnx, write_onnx, write_torch
+from models.quantise import equalise, neighbours, quantise
+from predict import Detector
 from tests.random_network import save_random_network
 
 MODEL = ["model=yolov3-tiny", "model.width=0.125"]
@@ -101,3 +106,136 @@ def test_an_onnx_file_lies_beside_its_checkpoint(checkpoint: Path, tmp_path: Pat
     boxes, scores, classes, counts = session.run(None, {"images": images})
     assert boxes.shape == (2, 50, 4) and classes.max() <= 4 and counts.min() > 0
     assert (counts == (scores > 0).sum(axis=1)).all()
+
+
+@pytest.fixture(scope="module")
+def data_options(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Drawn pictures, as large as the exported files of the checkpoint and smaller."""
+    root = tmp_path_factory.mktemp("shapes")
+    ensure_shapes(root, ShapesConfig(train_images=4, val_images=5, image_size=64))
+    shapes = "{train_images: 4, val_images: 5, image_size: 64}"
+    return [
+        "data=shapes",
+        f"data.root={root}",
+        f"data.index_dir={root / 'index'}",
+        f"data.shapes={shapes}",
+        "data.workers=0",
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["onnx", "torch", "openvino"])
+def test_a_file_finds_what_its_network_finds(
+    checkpoint: Path, data_options: list[str], form: str, tmp_path: Path
+) -> None:
+    """In an evaluation, whose last batch is not full, and as a Detector."""
+    if form == "openvino":
+        pytest.importorskip("openvino")
+    suffix = {"onnx": "onnx", "torch": "pt2", "openvino": "xml"}[form]
+    file = export([f"ckpt={checkpoint}", f"format={form}", "batch_size=2", f"out={tmp_path}/a.{suffix}"])
+    scored = ["device=cpu", "evaluate.confidence=0.5", *data_options]
+    evaluate([f"ckpt={checkpoint}", *scored, "evaluate.rect=false", f"out={tmp_path}/network"])
+    evaluate([f"model_file={file}", *scored, f"out={tmp_path}/file"])
+    expected, found = (json.loads((tmp_path / name / "detections.json").read_text()) for name in ("network", "file"))
+    assert len(expected) > 50
+    rows = [
+        np.array(sorted((one["image_id"], one["category_id"], one["score"]) for one in some))
+        for some in (found, expected)
+    ]
+    assert np.abs(rows[0] - rows[1]).max() < 1e-4  # boxes of equal scores come in any order
+    picture = np.random.default_rng(0).integers(0, 255, (50, 80, 3), dtype=np.uint8)
+    by_network, by_file = (Detector(ckpt, rect=False, device="cpu")(picture) for ckpt in (checkpoint, file))
+    assert len(by_network) > 0 and by_file.class_names == by_network.class_names
+    assert np.allclose(by_file.boxes_xyxy, by_network.boxes_xyxy, atol=2e-3)
+    with pytest.raises(ConfigError, match=r"image_size=64 is not the size of the exported file\. fix: image_size=96"):
+        Detector(file, image_size=64)
+    with pytest.raises(ConfigError, match=r"runs on the CPU as it was exported\. fix: leave out device"):
+        Detector(file, device="cuda")
+    with pytest.raises(ConfigError, match=r"names no data\. fix: add data="):
+        evaluate([f"model_file={file}"])
+
+
+@pytest.mark.slow
+def test_int8_says_its_ap_and_is_refused_if_it_loses_too_much(
+    checkpoint: Path, data_options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = [f"ckpt={checkpoint}", "precision=int8", "check=ap", "licence=CC0", "calibration=3", *data_options]
+    known = {key: text for key, text in read_metadata(export([*options, f"out={tmp_path}/a.onnx"])).items()}
+    assert json.loads(known["precision"]) == "int8" and json.loads(known["licence"]) == "CC0"
+    scored, metrics = json.loads(known["scored"]), evaluate([f"model_file={tmp_path}/a.onnx", *data_options])
+    assert scored["AP"] == metrics["AP"] and scored["images"] == 5 and len(scored["interval_of_difference"]) == 2
+    kinds = [node.op_type for node in onnx.load(tmp_path / "a.onnx").graph.node]
+    assert kinds.count("QuantizeLinear") > 10
+    monkeypatch.setitem(sys.modules["export"].MAX_DROP, "int8", -1.0)
+    with pytest.raises(ModelError, match=r"the file has 0\.\d+ AP, the network 0\.\d+, and max_drop=-1 .* fix: "):
+        export([*options, f"out={tmp_path}/b.onnx"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.onnx"]
+    for wrong, fix in (("format=torch", "fix: format=onnx"), ("format=openvino nms=true", "fix: nms=false")):
+        with pytest.raises(ConfigError, match=fix):
+            export([*options, *wrong.split()])
+
+
+CHAIN = """[net]
+width=64
+height=64
+channels=3
+[convolutional]
+filters=8
+size=3
+stride=2
+pad=1
+activation=leaky
+[convolutional]
+filters=8
+groups=8
+size=3
+stride=2
+pad=1
+activation=relu
+[convolutional]
+filters=16
+size=1
+stride=2
+activation=linear
+[convolutional]
+filters=14
+size=1
+stride=1
+activation=linear
+[yolo]
+mask=0,1
+anchors=8,8, 20,20
+classes=2
+num=2
+"""
+
+
+def test_scaled_channels_change_no_result_and_share_a_range(tmp_path: Path) -> None:
+    """And the last convolution, with what follows it, is not quantised."""
+    model = Darknet(parse_cfg(CHAIN, "chain.cfg")).eval()
+    with torch.no_grad():
+        model.layers[0].conv.weight.mul_(torch.logspace(-2, 2, 8)[:, None, None, None])
+    path, images = tmp_path / "a.onnx", [torch.rand(1, 3, 64, 64) for _ in range(3)]
+    write_onnx(DetectorGraph(model, None), images[0], {}, {}, path)
+    expected, proto = run_onnx(path)(images[0]), onnx.load(path)
+    assert len(neighbours(proto.graph)) == 3
+    equalise(proto, [image.numpy() for image in images])
+    first = onnx.numpy_helper.to_array(
+        next(w for w in proto.graph.initializer if w.name.endswith("layers.0.conv.weight"))
+    )
+    ranges = np.abs(first).max((1, 2, 3))
+    assert ranges.max() / ranges.min() < 100 < 10**4  # the last is what it was
+    onnx.save(proto, tmp_path / "scaled.onnx")
+    for ours, theirs in zip(run_onnx(tmp_path / "scaled.onnx")(images[0]), expected, strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+    for symmetric in (False, True):
+        quantised = tmp_path / f"{symmetric}.onnx"
+        shutil.copy(path, quantised)
+        quantise(quantised, images, symmetric)
+        graph = onnx.load(quantised).graph
+        stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+        assert sum(values.dtype == np.int8 and values.ndim == 4 for values in stored.values()) == 3
+        assert [name for name, values in stored.items() if name.endswith("layers.3.conv.weight")]
+        zeros = [stored[node.input[2]] for node in graph.node if node.op_type == "QuantizeLinear"]
+        assert {str(zero.dtype) for zero in zeros} == {"int8" if symmetric else "uint8"}
+        assert not symmetric or not any(map(np.any, zeros))

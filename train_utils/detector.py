@@ -145,12 +145,17 @@ class Predictor:
         self.network = open_checkpoint.open_detector(config.ckpt, config.model, config.names, config.image_size)
         self.dtype = numerics.evaluation_dtype(config.precision, device, "precision")
         self.model = self.for_one = for_detection(self.network.model.to(device), device)
-        self.fit = InputFit(self.network.image_size, self.network.model.max_stride, config.resize, config.rect)
+        self.fit = InputFit(
+            self.network.image_size,
+            self.network.model.max_stride,
+            config.resize,
+            config.rect and self.model.takes_any_size,
+        )
         self.postprocess = self._suppression()
         # Load torchvision and the device's kernels now, not with the first picture.
         import torchvision  # noqa: F401 - NMS imports it lazily, but not for the few boxes of a blank image
 
-        blank = FrameBatch([], torch.zeros(1, 3, *[self.network.model.max_stride] * 2, dtype=torch.uint8), [])
+        blank = FrameBatch([], torch.zeros(1, 3, *self.model.nearest_size(1, 1), dtype=torch.uint8), [])
         every_box = replace(self.postprocess, confidence=0.0, classes=None)
         list(detect.detect_batches(self.model, [blank], every_box, device, dtype=self.dtype))
 

@@ -7,9 +7,11 @@ import data
 import models
 from conf import ConfigError
 from conf.from_checkpoint import trained_size
+from conf.run_files import EXPORTED
 from data.errors import printable
 from models.published import COCO_NAMES
 from train_utils import build, checkpoint
+from train_utils.exported_network import ExportedNetwork
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class TrainedNetwork:
 def open_detector(
     ckpt: str | None, config: models.ModelConfig | None, names: str | None, image_size: int | list[int] | None
 ) -> TrainedNetwork:
-    """The network of ``ckpt`` (open_checkpoint), or that of ``config`` with its weights.
+    """The network of ``ckpt`` (open_checkpoint, open_exported), or of ``config`` with its weights.
 
     ``names`` is for Darknet weights, which hold none: a text file with one class name a line, or a
     COCO json, whose categories count in the order of their ids; None means those of default_names.
@@ -36,7 +38,7 @@ def open_detector(
     size does not suit the network.
     """
     if ckpt is not None:
-        opened = open_checkpoint(ckpt)
+        opened = open_exported(ckpt) if Path(ckpt).suffix in EXPORTED else open_checkpoint(ckpt)
         opened = replace(opened, image_size=image_size or opened.image_size)
     elif config is None or config.weights is None:
         raise ConfigError("no weights are given. fix: ckpt=<run folder or .pt file>, or model= and model.weights=")
@@ -63,6 +65,7 @@ def check_size(model: models.Darknet, image_size: int | list[int], key: str) -> 
     if (fits := model.nearest_size(height, width)) != (height, width):
         nearest, stride = (fits[0] if height == width else [*fits]), model.max_stride
         said = f"{key}={image_size} is not a multiple of the network's largest stride {stride}"
+        said = said if model.takes_any_size else f"{key}={image_size} is not the size of the exported file"
         raise ConfigError(f"{said}. fix: {key}={nearest}".replace(", ", ","))
 
 
@@ -70,6 +73,14 @@ def default_names(count: int) -> list[str]:
     """Class names for weights that come without: COCO's own for 80 classes, else numbers."""
     of_coco, _ = data.read_names(COCO_NAMES)
     return of_coco if count == len(of_coco) else [str(index) for index in range(count)]
+
+
+def open_exported(file: str) -> TrainedNetwork:
+    """A file of export.py in the place of a network. Raises ModelError if it is none."""
+    model = ExportedNetwork(Path(file))
+    size = model.image_size[0] if model.image_size[0] == model.image_size[1] else model.image_size
+    note = f"{file}: an exported file, {len(model.names)} classes"
+    return TrainedNetwork(model, model.names, model.category_ids, size, note, Path(file).name)
 
 
 def open_checkpoint(ckpt: str) -> TrainedNetwork:

@@ -1,0 +1,105 @@
+"""Quantise an ONNX file of models/export.py to int8."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from models.export import quiet
+
+LINEAR = ("LeakyRelu", "Relu")  # f(scale * x) = scale * f(x) for scales above 0
+SMALLEST = 1e-3  # of the largest channel: dead ones would be scaled without limit
+
+
+def quantise(path: Path, batches: Iterable[Tensor], symmetric: bool) -> None:
+    """Quantise an ONNX file in place, all but the last convolutions and what follows them.
+
+    Weights get a scale for each channel and 7 bits, because sums of two products of 8 bits overflow
+    on processors without VNNI. Other values are uint8, or int8 around zero if ``symmetric``, with
+    the ranges that they have on ``batches`` of images, float32 (batch, 3, height, width). What
+    stays in float32 makes pixels, distributions and scores, which 8 bits do not resolve.
+    """
+    import onnx
+    from onnxruntime import quantization
+
+    proto, images = onnx.load(path), [batch.numpy() for batch in batches]
+    equalise(proto, images)
+
+    class Reader(quantization.CalibrationDataReader):  # type: ignore[misc]
+        feeds = iter([{"images": batch} for batch in images])
+
+        def get_next(self) -> dict[str, np.ndarray] | None:
+            return next(self.feeds, None)
+
+    makers = {name: node for node in proto.graph.node for name in node.output}
+    in_float, waiting = set[str](), [output.name for output in proto.graph.output]
+    while waiting:  # from the outputs back to the first convolutions
+        node = makers.get(waiting.pop())
+        if node is not None and node.name not in in_float:
+            in_float.add(node.name)
+            waiting += node.input if node.op_type != "Conv" else ()
+    with quiet():
+        quantization.quantize_static(
+            proto, path, Reader(), per_channel=True, reduce_range=True, nodes_to_exclude=sorted(in_float),
+            activation_type=quantization.QuantType.QInt8 if symmetric else quantization.QuantType.QUInt8,
+            weight_type=quantization.QuantType.QInt8, extra_options={"ActivationSymmetric": symmetric},
+        )  # fmt: skip
+
+
+def equalise(proto: Any, images: Iterable[np.ndarray]) -> None:
+    """Scale channels between two convolutions, so that one range for all of them loses less.
+
+    The first convolution divides its channels and the second multiplies them again, which changes
+    no result. The factor is the geometric mean of a channel's range on ``images`` and of the
+    inverse range of the weights that read it; with one filter for each channel, the former alone.
+    Compare Nagel et al. 2019, Data-Free Quantization, who use weights on both sides.
+    """
+    import onnx
+    import onnxruntime
+    from onnx import numpy_helper
+
+    pairs, stored = neighbours(proto.graph), {tensor.name: tensor for tensor in proto.graph.initializer}
+    if not pairs:  # as in networks of SiLU
+        return
+    shown, names = onnx.ModelProto(), [first.output[0] for first, _ in pairs]
+    shown.CopyFrom(proto)
+    shown.graph.output.extend(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in names)
+    session = onnxruntime.InferenceSession(shown.SerializeToString(), providers=["CPUExecutionProvider"])
+    ranges = [np.zeros(1)] * len(pairs)
+    for batch in images:
+        largest = (np.abs(values).max((0, 2, 3)) for values in session.run(names, {"images": batch}))
+        ranges = list(map(np.maximum, ranges, largest))
+    for (first, second), range_of_each in zip(pairs, ranges, strict=True):
+        names = [*first.input[1:3], second.input[1]]
+        weights, bias, reading = (numpy_helper.to_array(stored[name]) for name in names)
+        factors, by_filter = range_of_each.clip(range_of_each.max() * SMALLEST), reading.shape[1] == 1
+        if not by_filter:
+            others = np.abs(reading).max((0, 2, 3))
+            factors = np.sqrt(factors / others.clip(others.max() * SMALLEST))
+        factors = (factors / np.exp(np.log(factors).mean())).astype(np.float32)[:, None, None, None]
+        moved = reading * (factors if by_filter else factors.swapaxes(0, 1))
+        for name, values in zip(names, (weights / factors, bias / factors.ravel(), moved), strict=True):
+            stored[name].CopyFrom(numpy_helper.from_array(values, name))
+
+
+def neighbours(graph: Any) -> list[tuple[Any, Any]]:
+    """Pairs of convolutions of which the second alone reads the first, through LINEAR at most."""
+    readers, shapes = dict[str, list[Any]](), {tensor.name: tensor.dims for tensor in graph.initializer}
+    for node in graph.node:
+        for name in node.input:
+            readers.setdefault(name, []).append(node)
+    pairs = []
+    for first in (node for node in graph.node if node.op_type == "Conv"):
+        then = readers.get(first.output[0], [])
+        if len(then) == 1 and then[0].op_type in LINEAR:
+            then = readers.get(then[0].output[0], [])
+        if len(then) != 1 or then[0].op_type != "Conv":
+            continue
+        values = [*first.input[1:], then[0].input[1]]
+        if len(values) == 3 and all(name in shapes and len(readers[name]) == 1 for name in values):  # none is shared
+            filters, (rows, columns, *_) = shapes[values[0]][0], shapes[values[2]]
+            if columns == filters or (rows, columns) == (filters, 1):  # else a group reads several channels
+                pairs.append((first, then[0]))
+    return pairs
