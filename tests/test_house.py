@@ -32,7 +32,7 @@ LIMITS = {  # if you raise one, say why in the commit
     "options of train.py": 99,  # as the page of options counts
     "lines of tests": 17_340,
     "pages of docs": 24,
-    "words of docs": 15_850,  # without results and the page of options
+    "words of docs": 15_860,  # without results and the page of options
     "words of the notebook": 5_000,
 }
 
