@@ -80,7 +80,7 @@ def test_a_run_is_resumed_and_scored(run: Path, files: Path, tmp_path: Path, mon
         assert all(torch.equal(tensor, cut[part][name]) for name, tensor in whole[part].items())
     assert "AP" in evaluate([f"ckpt={run}", "device=cpu", listed("squeeze_layer")])
     groups = [json.loads(line)["group"] for line in (run / "lines.jsonl").read_text().splitlines()]
-    assert {"epoch", "val", "speed"} <= set(groups)
+    assert {"train_epoch", "val", "train_speed"} <= set(groups)
 
 
 def test_what_was_trained_with_plugins_asks_for_them(run: Path) -> None:
