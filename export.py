@@ -161,11 +161,11 @@ def score(config: schema.ExportConfig, detector: open_checkpoint.TrainedNetwork,
         )  # fmt: skip
         evaluation = evaluator(model, print)
         assert evaluation is not None  # on rank 0
-        best = coco_eval.best_f1(coco_eval.find_matches(evaluation.truth, evaluation.detections)) or {}
         groups.append(compare.Group(name, {}, [path], [evaluation]))
-        thresholds.append(best.get("threshold", coco_eval.ABSENT))
+        thresholds.append(evaluation.at_best_f1["threshold"])
         row = f"AP {evaluation.metrics['AP']:.4f}, AP50 {evaluation.metrics['AP50']:.4f}"
-        print(f"{name}: {row}, best F1 {best.get('f1', 0):.3f} at threshold {thresholds[-1]:.3f}", flush=True)
+        best, threshold = map(coco_eval.format_metric, (evaluation.at_best_f1["f1"], thresholds[-1]))
+        print(f"{name}: {row}, best F1 {best} at threshold {threshold}", flush=True)
     gain = compare.gain(groups[0], groups[1], RESAMPLES, seed=0)
     print(f"file against network: {gain.sentence()}", flush=True)
     before, after = (group.mean() for group in groups)
