@@ -143,10 +143,11 @@ def class_numbers(opened: TrainedNetwork, val_set: data.Annotations, world: Worl
     if opened.names in (val_set.names, open_checkpoint.default_names(len(val_set.names))):  # converted without names
         return None
     if not set(val_set.names) <= set(opened.names):
+        known, given = (", ".join(names[:5]) + ", ..." * (len(names) > 5) for names in (opened.names, val_set.names))
         raise ConfigError(
-            f"{opened.note}: it knows {len(opened.names)} classes ({', '.join(opened.names[:4])}), the data"
-            f" {len(val_set.names)} ({', '.join(val_set.names[:4])}). fix: data.classes=[...] "
-            "with classes that both have, other data, or weights converted anew with names=<the data's .json>"
+            f"the network knows {len(opened.names)} classes ({known}), the data has {len(val_set.names)} ({given}): "
+            f"{opened.note}. fix: data.classes=[...] with classes that both have, other data, or weights converted "
+            "anew with names=<the data's .json>"
         )
     if world.is_main:
         print(f"scored on {len(val_set.names)} of its {len(opened.names)} classes")
