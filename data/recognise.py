@@ -112,8 +112,7 @@ def _of_folder_of_jsons(folder: Path, folders: Folders) -> dict[str, Any] | None
     by_split: dict[str | None, list[Path]] = {}
     called = [path for path in paths if "instances" in path.name]
     for path in called or filter(_is_coco, paths):
-        if path.is_file():
-            by_split.setdefault(_split_in(str(path.relative_to(folder))), []).append(path)
+        by_split.setdefault(_split_in(str(path.relative_to(folder))), []).append(path)
     if not by_split:
         return None
     chosen = next(by_split[split] for split in ("train", None, "val", "test") if split in by_split)
@@ -290,5 +289,5 @@ def _stems_of(place: Path) -> set[str]:
             }
         if place.suffix.lower() == ".json":
             return {Path(name).stem for name in _file_names_in(place, None)}
-        return {Path(line.strip()).stem for line in read_lines(place)}
+        return {Path(line.strip().replace("\\", "/")).stem for line in read_lines(place)}
     return set()

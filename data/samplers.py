@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 TABLE_IMAGES = 1_000_000  # a set of more has an order that is computed, not listed
 LISTED_ORDER = 10_000_000  # images that rect and repeat factors sort within seconds
-ROUNDS = 8  # of the Feistel network; six are enough for its uniformity
+ROUNDS = 8  # of the Feistel network
 DECIMALS = 6  # of a sum of factors: more would depend on the order of the terms
 
 
