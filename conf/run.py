@@ -25,6 +25,7 @@ from conf import CONF_DIR, REPOSITORY, ConfigError, compose, errors, from_checkp
 from conf.compose import Config
 from conf.options import quoted
 from data.errors import DataError, as_started, printable, without_login, word_of
+from models.cfg import ZOO, load_cfg
 from models.errors import ModelError
 
 Result = TypeVar("Result")
@@ -163,16 +164,18 @@ def run_by_hydra(name: str, program: Program, arguments: list[str]) -> None:
 
 
 def find_files(config: Any, splits: Sequence[str]) -> None:
-    """Raise DataError or ConfigError for missing data or weights before torch is imported.
+    """Raise an error for a missing or wrong .cfg, weights or data before torch is imported.
 
     Ranks of a launcher look later, when they can tell the others that they fail.
     """
     if launch.read_launch().launcher == "none":
         network = getattr(config, "model", None)
         goes_on = any(getattr(config, key, None) for key in ("ckpt", "resume"))  # with weights of its own
-        weights = None if network is None or goes_on or network.published() else network.weights
-        if weights is not None and not os.path.exists(weights):
-            raise ConfigError(f"model.weights: there is no {weights}. fix: a file that is there")
+        if network is not None and network.cfg and not goes_on:
+            if network.cfg not in ZOO:  # a mistake in it comes first
+                load_cfg(network.cfg)
+            elif network.weights and not network.published() and not os.path.exists(network.weights):
+                raise ConfigError(f"model.weights: there is no {network.weights}. fix: a file that is there")
         splits = [config.split] if isinstance(config, schema.EvalConfig) else splits
         for split in splits if splits and config.data.format != "shapes" else ():  # shapes are drawn on first use
             config.data.places(split, Path(config.data.root).absolute())

@@ -223,11 +223,9 @@ def _lists_of(folder: Path, folders: Folders) -> list[tuple[str, dict[str, str]]
 
 
 def _first_stem(path: Path) -> str:
-    """The name of the first image in a list, without folder and suffix; "" if there is none."""
+    """The stem of the first image in a list; "" if there is none."""
     with suppress(DataError, OSError):
-        first = next(filter(None, map(str.strip, read_lines(path))), "").replace("\\", "/").rpartition("/")[2]
-        stem, suffix = os.path.splitext(first)
-        return stem if suffix.lower() in IMAGE_SUFFIXES else first
+        return _stem(next(filter(None, map(str.strip, read_lines(path))), ""))
     return ""
 
 
@@ -267,7 +265,7 @@ def files_beside(root: Path, images: Sequence[str], places: Sequence[Path]) -> d
 
     ``places`` are the jsons, lists and folders of xml files of all splits, which name images.
     """
-    named = {Path(image).stem for image in images} | {stem for place in places for stem in _stems_of(place)}
+    named = {stem for place in {*places} for stem in _stems_of(place)} | {*map(_stem, images)}
     unnamed, unknown = [], []
     for folder in sorted({os.path.dirname(os.path.join(root, image)) for image in images}):
         for name in sorted(names_in(folder)):
@@ -284,10 +282,16 @@ def _stems_of(place: Path) -> set[str]:
     """The stems of the images that a json, list or folder of xml files names."""
     with suppress(OSError, ValueError, DataError):  # reading that split says more
         if place.is_dir():
-            return {
-                Path(name).stem for names in _folders_with(place, {".xml"}).get(".xml", {}).values() for name in names
-            }
+            xmls = _folders_with(place, {".xml"}).get(".xml", {})
+            return {_stem(name) for names in xmls.values() for name in names}
         if place.suffix.lower() == ".json":
-            return {Path(name).stem for name in _file_names_in(place, None)}
-        return {Path(line.strip().replace("\\", "/")).stem for line in read_lines(place)}
+            return {*map(_stem, _file_names_in(place, None))}
+        return {_stem(line.strip()) for line in read_lines(place)}
     return set()
+
+
+def _stem(path: str) -> str:
+    """The name of an image or xml file without folder and suffix, which a list may leave out."""
+    name = os.path.basename(path.replace("\\", "/"))
+    stem, suffix = os.path.splitext(name)
+    return stem if suffix.lower() in IMAGE_SUFFIXES or suffix.lower() == ".xml" else name

@@ -205,7 +205,7 @@ def _parse(line: str, num_classes: int) -> list[float]:
         raise ValueError("a number that is not finite")
     if len(box) > 4:  # a polygon
         if max(map(abs, box)) > MAX_OF_POLYGON:
-            raise ValueError(f"{max(map(abs, box)):g} in a polygon of fractions of the image's width and height")
+            raise ValueError(f"{max(map(abs, box)):g} in a polygon of fractions, or a tracker's row or key points")
         left, right, top, bottom = min(box[::2]), max(box[::2]), min(box[1::2]), max(box[1::2])
         box = [(left + right) / 2, (top + bottom) / 2, right - left, bottom - top]
     if (largest := max(map(abs, box))) > MAX_FRACTION:
