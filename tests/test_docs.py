@@ -116,6 +116,21 @@ def check_options(program: str, options: list[str], own_files: Path) -> None:
         compose(NAMES[program], entry.schema, options, entry.complete)
 
 
+def test_the_commands_of_the_cluster_examples_are_taken(own_files: Path) -> None:
+    """Variables of the cluster stand for numbers."""
+    job, task = (
+        yaml.safe_load((REPOSITORY / "docs" / "examples" / name).read_text())
+        for name in ("pytorchjob.yaml", "skypilot.yaml")
+    )
+    (container,) = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
+    check(shlex.join(container["command"]), own_files)
+    lines = re.sub(r"\$\(.*?\)|\$\w+", "1", f"{task['setup']}\n{task['run']}".replace("\\\n", " ")).splitlines()
+    commands = [line.removeprefix(".venv/bin/") for part in lines for line in part.split(" && ") if line != "uv sync"]
+    assert len(commands) == 2
+    for command in commands:
+        check(command, own_files)
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_each_command_is_taken(command: str, own_files: Path) -> None:
     check(command, own_files)
