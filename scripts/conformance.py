@@ -211,7 +211,7 @@ def main(*arguments: str) -> None:
     """Run all checks; exit with 1 if one failed."""
     outs = [Path(word.removeprefix("out=")) for word in arguments if word.startswith("out=")]
     if unknown := [word for word in arguments if word != "kill" and not word.startswith("out=")]:
-        raise ConfigError(f"{unknown[0]} is no word of scripts.conformance. fix: out=<a new file>, or kill")
+        raise ConfigError(f"{unknown[0]} is not a word of scripts.conformance. fix: out=<a new file>, or kill")
     world = distributed.init_distributed_mode("auto", SECONDS)
     run_folder.on_main(world, lambda: any(map(refuse_foreign, outs)))
     folder = Path(distributed.broadcast_text(f"runs/conformance/{time.strftime('%Y-%m-%d_%H-%M-%S')}")).resolve()

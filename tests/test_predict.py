@@ -147,7 +147,7 @@ def test_what_does_not_fit_is_refused(folder: Path, tmp_path: Path, monkeypatch:
     for given, message in (
         (["model.weights=a.weights"], "model.weights does not say which network. fix: model.cfg="),
         (["ckpt=random.pt", "names=two.names"], "ckpt and names exclude one another"),
-        (["ckpt=random.pt", "source=nowhere"], "source=nowhere is no file or folder"),
+        (["ckpt=random.pt", "source=nowhere"], "source=nowhere is not a file or folder"),
         (["ckpt=random.pt", "out=pictures"], "pictures/a.png is there already and would be overwritten. fix: out="),
         (["ckpt=random.pt", "out=/proc/nothing"], "/proc/nothing cannot be written"),
         (["ckpt=random.pt", "out=found"], "broken.png is not an image of a known type"),

@@ -30,7 +30,7 @@ def rerun(name: str) -> bool:
     """
     rows = read_rows()
     if name not in rows:
-        raise ConfigError(f"{name} is no row of {TABLE.name}. fix: one of {', '.join(rows)}")
+        raise ConfigError(f"{name} is not a row of {TABLE.name}. fix: one of {', '.join(rows)}")
     row = rows[name]
     program, *options = shlex.split(row["command"])[1:]
     assert program == "train.py", "rows are trainings"

@@ -56,7 +56,7 @@ def test_what_breaks_is_in_the_certificate_and_no_other_file_is_overwritten(
     for out, said in (("config.yaml", "is there already"), ("nothing/a.json", "cannot be written")):
         with pytest.raises(TrainError, match=said):
             main(f"out={out}")
-    with pytest.raises(ConfigError, match="kil is no word"):
+    with pytest.raises(ConfigError, match="kil is not a word"):
         main("kil")
     assert (tmp_path / "config.yaml").read_text() == "name: mine\n"
 
