@@ -99,10 +99,10 @@ def check_options(program: str, options: list[str], own_files: Path) -> None:
     """Compose ``options`` as ``program`` does, up to the values of a run, which is not here."""
     assert program in NAMES, f"no program {program}"
     entry = PROGRAMS[NAMES[program]]
-    options = prepare_arguments(options, entry)
+    at = [number for number, word in enumerate(options) if word == "--config-dir"]
+    options = prepare_arguments([str(own_files) if i - 1 in at else word for i, word in enumerate(options)], entry)
     swept = {"-m", "--multirun"} & set(options)
-    options = [word for word in options if word not in ("-m", "--multirun", "--help")]
-    options = [re.sub("^hydra.searchpath=.*", f"hydra.searchpath=[file://{own_files}]", word) for word in options]
+    options = [word for word in options if word not in ("-m", "--multirun", "--help", "--version", "--cfg", "job")]
     for group, choice in (("data", "yolo"), ("experiment", "finetune")):  # in place of paths, which are on no machine
         options = [re.sub(rf"^{group}=[^,]*[/.].*", f"{group}={choice}", word) for word in options]
     if swept:  # the first of its settings
