@@ -18,6 +18,7 @@ import numpy as np
 from data.annotations_read import Findings, Source, relative_name
 from data.errors import DataError, shown
 from data.layouts import COMPARED_NAMES, choose_classes, find_files, read_file
+from data.remote import Place, Shards, folder_of
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 MAX_INT = 2**63 - 1
@@ -51,10 +52,8 @@ class _Instances(msgspec.Struct):
     annotations: list[_Annotation] | None = None  # a test set has none
 
 
-def read_coco(
-    path: Path, image_root: Path, names: list[str] | None, content: Mapping[str, Any] | None = None
-) -> Source:
-    """Read the json file ``path`` whose ``file_name`` entries are relative to ``image_root``.
+def read_coco(path: Path, images: Place, names: list[str] | None, content: Mapping[str, Any] | None = None) -> Source:
+    """Read the json file ``path`` whose ``file_name`` entries are relative to, or in, ``images``.
 
     ``names`` selects and orders the classes; ``None`` takes all categories, sorted by id. ``area``
     defaults to width times height and ``iscrowd`` to 0. Annotation ids appear only in messages. A
@@ -85,8 +84,8 @@ def read_coco(
     areas = np.array([np.nan if entry.area is None else entry.area for entry in entries], dtype=np.float64)
     return Source(
         path=path,
-        image_root=image_root,
-        file_names=_file_names(instances.images, image_root, notes),
+        image_root=folder_of(images),
+        file_names=_file_names(instances.images, images, notes),
         image_ids=np.array([image.id for image in instances.images], dtype=np.int64),
         sizes=np.array([(image.height, image.width) for image in instances.images], dtype=np.int64).reshape(-1, 2),
         box_image_ids=np.array([entry.image_id for entry in entries], dtype=np.int64),
@@ -117,12 +116,14 @@ def _name(number: int, entry: _Annotation) -> str:
     return f"annotation {shown(number if entry.id is None else entry.id)}"
 
 
-def _file_names(images: list[_Image], root: Path, notes: Findings) -> list[str]:
+def _file_names(images: list[_Image], root: Place, notes: Findings) -> list[str]:
     """The names relative to ``root``; with / for the backslash of Windows, unless a file has it.
 
     If there is none of the first ones, the names may begin with folders that are not here.
     """
     names = (image.file_name for image in images)
+    if isinstance(root, str):
+        return Shards(root).located(names) if root.endswith(".tar") else [name.replace("\\", "/") for name in names]
     given = [name.replace("\\", "/") if "\\" in name and not (root / name).is_file() else name for name in names]
     if any(os.path.isfile(root / name) for name in given[:COMPARED_NAMES]):
         return given
