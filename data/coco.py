@@ -18,7 +18,7 @@ import numpy as np
 from data.annotations_read import Findings, Source, relative_name
 from data.errors import DataError, shown
 from data.layouts import COMPARED_NAMES, choose_classes, find_files, read_file
-from data.remote import Place, Shards, folder_of
+from data.remote import Place, folder_of, in_shards
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 MAX_INT = 2**63 - 1
@@ -123,7 +123,7 @@ def _file_names(images: list[_Image], root: Place, notes: Findings) -> list[str]
     """
     names = (image.file_name for image in images)
     if isinstance(root, str):
-        return Shards(root).located(names) if root.endswith(".tar") else [name.replace("\\", "/") for name in names]
+        return in_shards(names, root) if root.endswith(".tar") else [name.replace("\\", "/") for name in names]
     given = [name.replace("\\", "/") if "\\" in name and not (root / name).is_file() else name for name in names]
     if any(os.path.isfile(root / name) for name in given[:COMPARED_NAMES]):
         return given

@@ -330,10 +330,10 @@ def locate(config: DataConfig, split: str) -> LocatedSplit:
     if read is not None:  # a plugin's, which reads the file or everything in the folder
         below = sorted(str(file) for file in path.rglob("*") if file.is_file()) if path.is_dir() else []
         stamped = [inspect.getfile(read), *stamped, *below]
-    is_tar = isinstance(image_root, str) and image_root.endswith(".tar")
-    shards = [remote.Shards(str(image_root)).digest()] if is_tar else []
+    folder = remote.folder_of(image_root)
+    shards = [str(image_root), *remote.shards(str(image_root)).items()] if folder != image_root else []
     return LocatedSplit(
-        stamps=[stamp_files(stamped).digest, *shards, str(image_root)],
-        image_root=remote.folder_of(image_root),
+        stamps=[stamp_files(stamped).digest, *map(str, shards)],
+        image_root=folder,
         read=lambda: coco.read_coco(path, image_root, config.names, read and read(path, Path(image_root))),
     )

@@ -253,8 +253,8 @@ def read_file(path: str | os.PathLike[str], limit: int = sys.maxsize) -> bytes:
     The path may be an address, or lead into a tar (data/remote.py).
     Python's file objects make twice as many system calls, which takes as long as parsing a header.
     """
-    if isinstance(path, str) and remote.reads(path):
-        return remote.read(path, None if limit == sys.maxsize else limit)
+    if isinstance(path, str) and ("://" in path or ".tar@" in path):
+        return remote.read(path, limit)
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # do not wait for a pipe
     try:
         if not stat.S_ISREG((status := os.fstat(descriptor)).st_mode):  # a device may never end

@@ -8,10 +8,12 @@ that reading it takes.
 import errno
 import fnmatch
 import hashlib
+import importlib.util
 import io
 import os
 import posixpath
 import re
+import sys
 import tarfile
 import uuid
 import zlib
@@ -50,19 +52,9 @@ class FetchError(DataError):
     """An answer did not come, which says nothing about the file."""
 
 
-def is_place(text: str) -> bool:
-    """Whether a text is an address, or a pattern of tar files."""
-    return "://" in text or text.endswith(".tar")
-
-
 def is_remote(path: Place) -> bool:
     """Whether what is there has to be fetched."""
     return isinstance(path, str) and "://" in path
-
-
-def reads(path: str) -> bool:
-    """Whether ``read`` reads a path: an address, or a picture in a tar."""
-    return "://" in path or (".tar@" in path and _MEMBER.match(path) is not None)
 
 
 def place(root: Path, name: str) -> Place:
@@ -79,18 +71,17 @@ def folder_of(images: Place) -> Place:
 
 def check_address(text: str, key: str) -> None:
     """Raise ``ValueError``, which names ``key``, for an address that cannot be used."""
-    base, separator, _ = text.partition("://")
-    if separator and (base not in SCHEMES or not _ADDRESS.fullmatch(text)):
-        usable = ", ".join(f"{scheme}://" for scheme in SCHEMES)
-        raise ValueError(f"{key} is of an unknown kind. fix: one of {usable}, a bucket or host, and a folder")
-    if separator and ("@" in text.split("/")[2] or "?" in text):
-        why = "which logs and checkpoints would show. fix: set the variables of docs/develop/security.md"
-        raise ValueError(f"{key} is an address with a password or a token, {why}")
-    if separator:
-        try:
-            import obstore  # noqa: F401
-        except ImportError as error:
-            raise ValueError(f"{key} is an address, which needs obstore. fix: uv pip install obstore") from error
+    if "://" not in text:
+        return
+    why = ""
+    if text.partition("://")[0] not in SCHEMES or not _ADDRESS.fullmatch(text):
+        why = f"of another kind. fix: one of {', '.join(SCHEMES)}, as in s3://bucket/folder"
+    elif "@" in text.split("/")[2] or "?" in text:
+        why = "with a secret, which logs would show. fix: the variables of docs/develop/security.md"
+    elif importlib.util.find_spec("obstore") is None:
+        why = "that needs obstore. fix: uv pip install obstore"
+    if why:
+        raise ValueError(f"{key} is an address {why}")
 
 
 @cache
@@ -128,28 +119,22 @@ def _asked(address: str, ask: Callable[[Any, Any, str], T]) -> T:
         raise FetchError(f"{address} cannot be fetched ({tried}). {FIX}") from None
 
 
-def read(path: str, limit: int | None = None) -> bytes:
-    """The content of an address or a picture in a tar, or its first ``limit`` bytes.
+def read(path: str, limit: int = sys.maxsize) -> bytes:
+    """At most ``limit`` bytes of an address or of a picture in a tar.
 
     Raises ``OSError`` if it cannot be what is looked for, ``FetchError`` if it does not come.
     """
     member = _MEMBER.match(path)
-    whole, start, length = (member[1], int(member[2]), int(member[3])) if member else (path, 0, None)
-    size = min((number for number in (limit, length) if number is not None), default=None)
+    whole, start, length = (member[1], int(member[2]), int(member[3])) if member else (path, 0, sys.maxsize)
+    size = min(limit, length)
     data = _bytes(whole, start, size)
-    if length is not None and len(data) != size:
+    if member and len(data) != size:
         raise OSError(errno.EIO, f"its tar ends after {len(data):,} of {size:,} bytes", path)
     return data
 
 
-def _bytes(path: str, start: int, size: int | None) -> bytes:
-    """``size`` bytes from ``start`` on, fewer at the end; None: all."""
-    if (size or 0) > MAX_FETCHED:
-        raise OSError(errno.EFBIG, f"it has more than {MAX_FETCHED:,} bytes", path)
-    if "://" not in path:
-        with open(path, "rb") as file:
-            return os.pread(file.fileno(), size or 0, start)
-    options = {} if size is None else {"range": (start, start + size)}
+def _bytes(path: str, start: int, size: int) -> bytes:
+    """``size`` bytes from ``start`` on, fewer at the end."""
 
     def ask(obstore: Any, store: Any, key: str) -> bytes:
         answer = obstore.get(store, key, options=options)
@@ -161,29 +146,34 @@ def _bytes(path: str, start: int, size: int | None) -> bytes:
             raise FetchError(f"{path} cannot be fetched ({len(data):,} of {length:,} bytes came). {FIX}")
         return data
 
+    if "://" not in path:
+        with open(path, "rb") as file:
+            file.seek(start)
+            return file.read(min(size, MAX_FETCHED))
+    options = {} if size == sys.maxsize else {"range": (start, start + min(size, MAX_FETCHED))}
     try:
         return _asked(path, ask)
     except EOFError:
         return b""
 
 
-def _head(path: str) -> tuple[int, str] | None:
-    """Bytes of a file, and a text that changes with its content; None if it is not there."""
-    with suppress(FileNotFoundError):
-        if "://" in path:
-            return _stamp(_asked(path, lambda obstore, store, key: obstore.head(store, key)))
-        status = os.stat(path)
-        return status.st_size, f"{status.st_mtime_ns} {status.st_ctime_ns}"
-    return None
+def _heads(paths: Sequence[str]) -> list[tuple[int, str] | None]:
+    """Bytes of files, and a text that changes with the content; None for those that are missing."""
+
+    def head(path: str) -> tuple[int, str] | None:
+        with suppress(FileNotFoundError):
+            if "://" in path:
+                return _stamp(_asked(path, lambda obstore, store, key: obstore.head(store, key)))
+            status = os.stat(path)
+            return status.st_size, f"{status.st_mtime_ns} {status.st_ctime_ns}"
+        return None
+
+    with ThreadPoolExecutor(FETCHES) as pool:
+        return list(tracked(pool.map(head, paths), len(paths), "looking for files", unit="file"))
 
 
 def _stamp(meta: Any) -> tuple[int, str]:
     return meta["size"], f"{meta['e_tag']} {meta['last_modified']}"
-
-
-def _heads(paths: Sequence[str]) -> list[tuple[int, str] | None]:
-    with ThreadPoolExecutor(FETCHES) as pool:
-        return list(tracked(pool.map(_head, paths), len(paths), "looking for files", unit="file"))
 
 
 def _below(folder: str) -> Iterator[tuple[str, tuple[int, str]]]:
@@ -211,72 +201,68 @@ def sizes_of(paths: Sequence[str]) -> NDArray[np.int64]:
     return sizes
 
 
-class Shards:
-    """The tar files that a pattern names, such as ``s3://bucket/train-*.tar``.
+def shards(pattern: str) -> dict[str, tuple[int, str]]:
+    """The tar files of a pattern, such as ``s3://bucket/train-*.tar``, with what ``_heads`` says.
 
-    With braces, as in ``train-{0000..0099}.tar``, it works without a list of the bucket.
+    Braces, as in ``train-{0000..0099}.tar``, need no list of the bucket. Raises ``DataError`` if
+    there are none, or one of the braces is missing.
     """
+    found: dict[str, tuple[int, str] | None]
+    folder = pattern.partition("*")[0].rpartition("/")[0]
+    if "*" in pattern and "://" in pattern:
+        found = {path: stamp for path, stamp in _below(folder) if fnmatch.fnmatchcase(path, pattern)}
+    else:
+        paths = sorted(map(str, Path(folder).glob(pattern[len(folder) + 1 :]))) if "*" in pattern else [pattern]
+        while paths and (span := _BRACES.search(paths[0])):
+            numbers = [f"{n:0{len(span[1])}d}" for n in range(int(span[1]), int(span[2]) + 1)]
+            paths = [_BRACES.sub(number, path, count=1) for path in paths for number in numbers]
+        found = dict(zip(paths, _heads(paths), strict=True))
+    there = {path: stamp for path, stamp in found.items() if stamp is not None}
+    if len(there) < len(found) or not there:
+        missing = next((path for path in found if path not in there), pattern)
+        raise DataError(f"there is no {missing}. fix: name tar files that are there")
+    return there
 
-    def __init__(self, pattern: str) -> None:
-        """Find the tar files. Raises ``DataError`` if there are none, or one of braces is not."""
-        self.pattern = pattern
-        self.stamps: dict[str, tuple[int, str] | None] = {}
-        if "*" in pattern and "://" in pattern:
-            found = _below(pattern[: pattern.index("*")].rpartition("/")[0])
-            self.stamps = {path: stamp for path, stamp in found if fnmatch.fnmatchcase(path, pattern)}
-        else:
-            folder, _, name = pattern.rpartition("/")
-            paths = sorted(map(str, Path(folder).glob(name))) if "*" in pattern else [pattern]
-            while paths and (span := _BRACES.search(paths[0])):
-                numbers = [f"{n:0{len(span[1])}d}" for n in range(int(span[1]), int(span[2]) + 1)]
-                paths = [_BRACES.sub(number, path, count=1) for path in paths for number in numbers]
-            self.stamps = dict(zip(paths, _heads(paths), strict=True))
-        missing = next((path for path, stamp in self.stamps.items() if stamp is None), None)
-        if missing or not self.stamps:
-            raise DataError(f"there is no {missing or pattern}. fix: name tar files that are there")
 
-    def digest(self) -> str:
-        """Another text if one of the files is another."""
-        return hashlib.sha256(repr(sorted(self.stamps.items())).encode("utf-8", "surrogateescape")).hexdigest()
+def in_shards(names: Iterable[str], pattern: str) -> list[str]:
+    """The names as ``<tar>@<start>+<length>/<name>``; unchanged those that no tar has.
 
-    def located(self, names: Iterable[str]) -> list[str]:
-        """The names as ``<tar>@<start>+<length>/<name>``; unchanged those that no tar has.
-
-        Where the folders differ, a name is found by its last part. Raises ``DataError``.
-        """
-        members: dict[str, str] = {}
-        by_end: dict[str, str] = {}
-        with ThreadPoolExecutor(FETCHES) as pool:
-            tars = tracked(pool.map(_members, self.stamps.items()), len(self.stamps), "reading tars", unit="file")
-            for name, where in (member for tar in tars for member in tar):
-                if name in members:
-                    raise DataError(f"{self.pattern} holds {name} twice. fix: give each picture its own name")
-                members[name] = where
-                end = name.rpartition("/")[2]
-                by_end[end] = "" if end in by_end else where
-        plain = [(name, posixpath.normpath(name.replace("\\", "/"))) for name in names]
-        return [members.get(path) or by_end.get(path.rpartition("/")[2]) or name for name, path in plain]
+    Where the folders differ, a name is found by its last part. Raises ``DataError``.
+    """
+    members: dict[str, str] = {}
+    by_end: dict[str, str] = {}
+    files = shards(pattern)
+    with ThreadPoolExecutor(FETCHES) as pool:
+        tars = tracked(pool.map(_members, files.items()), len(files), "reading tars", unit="file")
+        for name, where in (member for tar in tars for member in tar):
+            if name in members:
+                raise DataError(f"{pattern} holds {name} twice. fix: give each picture its own name")
+            members[name] = where
+            end = name.rpartition("/")[2]
+            by_end[end] = "" if end in by_end else where
+    plain = [(name, posixpath.normpath(name.replace("\\", "/"))) for name in names]
+    return [members.get(path) or by_end.get(path.rpartition("/")[2]) or name for name, path in plain]
 
 
 def _members(tar_file: tuple[str, tuple[int, str]]) -> list[tuple[str, str]]:
     """The names of the files in a tar, and their places from its folder on."""
     path, (size, _) = tar_file
-    shard, found = path.rpartition("/")[2], []
+    found = []
     try:
-        with tarfile.open(fileobj=io.BufferedReader(_Ranges(path, size), BLOCK), mode="r:") as tar:
+        with tarfile.open(fileobj=io.BufferedReader(_Parts(path, size), BLOCK), mode="r:") as tar:
             for member in tar:
                 if member.type in (tarfile.REGTYPE, tarfile.AREGTYPE):  # the bytes of a sparse file are elsewhere
                     name = posixpath.normpath(member.name)
-                    end = name.rpartition("/")[2]
-                    found.append((name, f"{shard}@{member.offset_data}+{member.size}/{end}"))
+                    place = f"{os.path.basename(path)}@{member.offset_data}+{member.size}"
+                    found.append((name, f"{place}/{os.path.basename(name)}"))
                 tar.members = []  # type: ignore[attr-defined]  # which it would keep
     except (OSError, tarfile.TarError) as error:
         raise DataError(f"{path} is not a whole, uncompressed tar ({error}). fix: write it again") from error
     return found
 
 
-class _Ranges(io.RawIOBase):
-    """A file of ``size`` bytes, fetched in parts as they are read."""
+class _Parts(io.RawIOBase):
+    """A file of ``size`` bytes that is fetched in parts."""
 
     def __init__(self, path: str, size: int) -> None:
         self.path, self.size, self.at = path, size, 0
@@ -291,8 +277,7 @@ class _Ranges(io.RawIOBase):
         return self.at
 
     def readinto(self, buffer: Any) -> int:
-        wanted = max(0, min(len(buffer), self.size - self.at))
-        data = _bytes(self.path, self.at, wanted) if wanted else b""
+        data = _bytes(self.path, self.at, len(buffer)) if self.at < self.size else b""
         buffer[: len(data)] = data
         self.at += len(data)
         return len(data)
