@@ -39,6 +39,7 @@ LISTED = ("s3", "gs", "az")  # a web server does not tell what it has
 TIMEOUT_SECONDS = 30.0  # of one try
 PATIENCE_SECONDS = 60.0  # of tries without a whole answer
 FETCHES = 32  # side by side in a process
+ASKED = 128  # side by side while an index is built: small answers
 FEW = 1000  # files that are asked for one by one, not found in a list of all
 BLOCK = 2**15  # bytes of a tar that are read at once: a header, and what lies behind it
 MAX_FETCHED = 256 * 2**20  # bytes of a picture
@@ -168,7 +169,7 @@ def _heads(paths: Sequence[str]) -> list[tuple[int, str] | None]:
             return status.st_size, f"{status.st_mtime_ns} {status.st_ctime_ns}"
         return None
 
-    with ThreadPoolExecutor(FETCHES) as pool:
+    with ThreadPoolExecutor(ASKED) as pool:
         return list(tracked(pool.map(head, paths), len(paths), "looking for files", unit="file"))
 
 
@@ -232,7 +233,7 @@ def in_shards(names: Iterable[str], pattern: str) -> list[str]:
     members: dict[str, str] = {}
     by_end: dict[str, str] = {}
     files = shards(pattern)
-    with ThreadPoolExecutor(FETCHES) as pool:
+    with ThreadPoolExecutor(ASKED) as pool:
         tars = tracked(pool.map(_members, files.items()), len(files), "reading tars", unit="file")
         for name, where in (member for tar in tars for member in tar):
             if name in members:
