@@ -169,7 +169,8 @@ def _check_boxes(
         source.notes.add(TINY_BOXES, [describe(row, "is tiny") for row in np.flatnonzero(usable).tolist()])
     if not scored:
         source.boxes_xywh = source.boxes_xywh.copy()
-        source.boxes_xywh[rows] = np.stack([left, top, right - left, bottom - top], axis=1)[rows]
+        left, top, right, bottom = (side[rows] for side in (left, top, right, bottom))
+        source.boxes_xywh[rows] = np.stack([left, top, right - left, bottom - top], axis=1)
     return positions, usable
 
 
