@@ -8,8 +8,8 @@ from typing import Any, get_args
 WORDS_OF_TYPES = {str: "text", int: "integer", float: "number", bool: "true or false", Any: "any", type(None): "null"}
 # Options, or sections, of the machine: a requeued job with others still finds its run.
 OF_THE_MACHINE = (
-    "debug", "devices", "data.root", "data.index_dir", "data.workers", "data.cache", "logger", "train.device",
-    "train.timeout_seconds",
+    "debug", "devices", "data.root", "data.index_dir", "data.workers", "data.cache", "data.cache_gb", "logger",
+    "train.device", "train.timeout_seconds",
 )  # fmt: skip
 # Options, or sections, in which a resumed run may differ from its checkpoint.
 MAY_CHANGE = (

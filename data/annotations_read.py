@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from data.errors import DataError, printable
 from data.layouts import class_numbers
+from data.remote import Place
 
 REPORTED_FINDINGS = 20
 COPY = re.compile(r"\.rf\.[0-9A-Za-z]+$")  # Roboflow names its augmented copies x_jpg.rf.<hash>.jpg
@@ -56,7 +57,7 @@ class Source:
     """N images and M boxes in the order of their files. Boxes refer to images by id."""
 
     path: Path  # the annotation file, list or folder, for messages
-    image_root: Path
+    image_root: Place
     file_names: list[str]  # relative to image_root, absolute outside of it
     image_ids: NDArray[np.int64]  # (N,)
     sizes: NDArray[np.int64]  # (N, 2) height, width
@@ -69,6 +70,7 @@ class Source:
     box_name: Callable[[int], str]  # the box at a position in messages, such as "annotation 17"
     findings: Findings  # entries the reader could not use
     notes: Findings = field(default_factory=Findings)  # entries that were used but changed
+    num_bytes: int = 0  # of all images at an address or in tar files
     missing_files: list[str] = field(default_factory=list)  # images that are not there now, and may be later
 
 
@@ -77,11 +79,11 @@ class LocatedSplit:
     """The files of a split, not read yet. If one changes, a new index is built."""
 
     stamps: list[str]  # digests of names, sizes and times
-    image_root: Path
+    image_root: Place
     read: Callable[[], Source]
 
 
-def relative_name(path: str, root: Path) -> str:
+def relative_name(path: str, root: Place) -> str:
     """An absolute path relative to ``root``; unchanged if it lies elsewhere."""
     return path.removeprefix(f"{str(root).rstrip('/')}/")
 

@@ -6,20 +6,26 @@ skips what is not needed, such as polygons.
 """
 
 import json
+import mmap
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from data.annotations_read import Findings, Source, relative_name
 from data.errors import DataError, shown
-from data.layouts import COMPARED_NAMES, choose_classes, find_files, read_file
+from data.layouts import COMPARED_NAMES, choose_classes, find_files
+from data.progress import tracked
+from data.remote import Place, folder_of, in_shards
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+CHUNK = 2**16  # annotations that are objects at a time: all those of a large file would be gigabytes
 MAX_INT = 2**63 - 1
 Integer = Annotated[int, msgspec.Meta(ge=-MAX_INT, le=MAX_INT)]
 
@@ -48,13 +54,15 @@ class _Category(msgspec.Struct, gc=False):
 class _Instances(msgspec.Struct):
     images: list[_Image]
     categories: list[_Category]
-    annotations: list[_Annotation] | None = None  # a test set has none
+    annotations: list[msgspec.Raw] | None = None  # a test set has none
 
 
-def read_coco(
-    path: Path, image_root: Path, names: list[str] | None, content: Mapping[str, Any] | None = None
-) -> Source:
-    """Read the json file ``path`` whose ``file_name`` entries are relative to ``image_root``.
+class _Whole(_Instances):
+    annotations: list[_Annotation] | None = None  # type: ignore[assignment]
+
+
+def read_coco(path: Path, images: Place, names: list[str] | None, content: Mapping[str, Any] | None = None) -> Source:
+    """Read the json file ``path`` whose ``file_name`` entries are relative to, or in, ``images``.
 
     ``names`` selects and orders the classes; ``None`` takes all categories, sorted by id. ``area``
     defaults to width times height and ``iscrowd`` to 0. Annotation ids appear only in messages. A
@@ -63,45 +71,86 @@ def read_coco(
     """
     try:
         if content is None:
-            instances = _decoded(read_file(path).removeprefix(BYTE_ORDER_MARK))
+            with path.open("rb") as file:  # mapped: copies of it would be gigabytes, too
+                text = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if path.stat().st_size else b"")
+            instances = _decoded(text[3:] if text[:3] == BYTE_ORDER_MARK else text)
         else:
-            instances = msgspec.convert(content, type=_Instances, strict=False)
+            instances = msgspec.convert(content, type=_Whole, strict=False)
+        findings, notes, other_ids = Findings(), Findings(), dict[int, Any]()
+        count = -(-len(instances.annotations or ()) // CHUNK)
+        columns = [
+            _columns(
+                start, entries, other_ids, lambda text: findings.add("incomplete annotations", [f"{path}: {text}"])
+            )
+            for start, entries in tracked(_chunks(instances), count, "reading annotations", "part")
+        ]
     except msgspec.ValidationError as error:
         raise DataError(
             f"{path} is not a COCO instances file: {error}. fix: check data.<split>.annotations, or correct the file"
         ) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DataError(f"{path} is not valid JSON ({error}). fix: get the file again, or correct it") from error
-    findings, notes, usable = Findings(), Findings(), list[tuple[int, _Annotation]]()
     if instances.annotations is None:
         notes.add("files without annotations, so that nothing is scored", [str(path)])
-    for number, entry in enumerate(instances.annotations or []):
-        if problem := _problem(entry):
-            findings.add("incomplete annotations", [f"{path}: {_name(number, entry)} {problem}"])
-        else:
-            usable.append((number, entry))
-    entries = [entry for _, entry in usable]
-    boxes_xywh = np.array([entry.bbox for entry in entries], dtype=np.float64).reshape(-1, 4)
-    areas = np.array([np.nan if entry.area is None else entry.area for entry in entries], dtype=np.float64)
+    integers = np.concatenate([np.zeros((0, 5), np.int64), *(some for some, _ in columns)])
+    numbers = np.concatenate([np.zeros((0, 5)), *(some for _, some in columns)])
+    boxes_xywh, areas = numbers[:, :4], numbers[:, 4]
+    del columns
+    instances.annotations = None  # gigabytes of a large file
     return Source(
         path=path,
-        image_root=image_root,
-        file_names=_file_names(instances.images, image_root, notes),
+        image_root=folder_of(images),
+        file_names=_file_names(instances.images, images, notes),
         image_ids=np.array([image.id for image in instances.images], dtype=np.int64),
         sizes=np.array([(image.height, image.width) for image in instances.images], dtype=np.int64).reshape(-1, 2),
-        box_image_ids=np.array([entry.image_id for entry in entries], dtype=np.int64),
+        box_image_ids=integers[:, 1],
         boxes_xywh=boxes_xywh,
-        box_category_ids=np.array([entry.category_id for entry in entries], dtype=np.int64),
+        box_category_ids=integers[:, 2],
         areas=np.where(np.isnan(areas), boxes_xywh[:, 2] * boxes_xywh[:, 3], areas),
-        crowd=np.array([bool(entry.iscrowd) for entry in entries], dtype=bool),
+        crowd=integers[:, 3] > 0,
         categories=choose_classes(_category_names(instances.categories, path), names, path),
-        box_name=lambda row: _name(*usable[row]),
+        box_name=lambda row: f"annotation {shown(other_ids.get(int(integers[row, 0]), int(integers[row, 4])))}",
         findings=findings,
         notes=notes,
     )
 
 
-def _decoded(text: bytes) -> _Instances:
+def _chunks(instances: _Instances) -> Iterator[tuple[int, list[_Annotation]]]:
+    """The annotations, and the number of the first of each part. Raises msgspec's errors."""
+    given: list[Any] = instances.annotations or []
+    for start in range(0, len(given), CHUNK):
+        some = given[start : start + CHUNK]
+        if isinstance(some[0], msgspec.Raw):
+            try:
+                some = msgspec.json.decode(b"[" + b",".join(some) + b"]", type=list[_Annotation], strict=False)
+            except msgspec.ValidationError as error:
+                at = re.search(r"\$\[(\d+)", str(error))
+                where = str(error).replace(at[0], f"$.annotations[{start + int(at[1])}") if at else str(error)
+                raise msgspec.ValidationError(where) from None
+        yield start, some
+
+
+def _columns(
+    start: int, entries: list[_Annotation], other_ids: dict[int, Any], report: Callable[[str], None]
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Number, image, category, crowd, id (n, 5); box and area or NaN (n, 5) of the usable ones.
+
+    ``other_ids`` get those that are not integers, by number.
+    """
+    integers, numbers = [], []
+    for number, entry in enumerate(entries, start):
+        if problem := _problem(entry):
+            report(f"annotation {shown(number if entry.id is None else entry.id)} {problem}")
+            continue
+        plain = isinstance(entry.id, int) and abs(entry.id) <= MAX_INT
+        if not plain:
+            other_ids[number] = number if entry.id is None else entry.id
+        integers.append((number, entry.image_id, entry.category_id, bool(entry.iscrowd), entry.id if plain else 0))
+        numbers.append((*(entry.bbox or ()), np.nan if entry.area is None else entry.area))
+    return np.array(integers, np.int64).reshape(-1, 5), np.array(numbers, np.float64).reshape(-1, 5)
+
+
+def _decoded(text: memoryview) -> _Instances:
     """The content of a json; 12 may be written as "12" or 12.0. Raises msgspec's errors."""
     try:
         return msgspec.json.decode(text, type=_Instances, strict=False)
@@ -109,20 +158,18 @@ def _decoded(text: bytes) -> _Instances:
         raise
     except msgspec.DecodeError as error:
         with suppress(ValueError):  # Python's reader is slower, and takes NaN where nobody needs a number
-            return msgspec.convert(json.loads(text), type=_Instances, strict=False)
+            return msgspec.convert(json.loads(bytes(text)), type=_Whole, strict=False)
         raise error
 
 
-def _name(number: int, entry: _Annotation) -> str:
-    return f"annotation {shown(number if entry.id is None else entry.id)}"
-
-
-def _file_names(images: list[_Image], root: Path, notes: Findings) -> list[str]:
+def _file_names(images: list[_Image], root: Place, notes: Findings) -> list[str]:
     """The names relative to ``root``; with / for the backslash of Windows, unless a file has it.
 
     If there is none of the first ones, the names may begin with folders that are not here.
     """
     names = (image.file_name for image in images)
+    if isinstance(root, str):
+        return in_shards(names, root) if root.endswith(".tar") else [name.replace("\\", "/") for name in names]
     given = [name.replace("\\", "/") if "\\" in name and not (root / name).is_file() else name for name in names]
     if any(os.path.isfile(root / name) for name in given[:COMPARED_NAMES]):
         return given

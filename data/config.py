@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+from data import remote
 from data.errors import DataError, as_started
 from data.layouts import class_names, find_set_file, read_names
 
@@ -47,9 +48,10 @@ class SplitConfig:
     annotations: Any  # coco: the instances json; voc: a file of image names, such as
     # ImageSets/Main/train.txt, or a folder of xml files; yolo: a file of image paths, a folder of
     # images, or null for the split that data.root lists
-    images: Any  # coco: the folder that file_name is relative to; voc: the folder that holds
+    images: Any  # coco: the folder that file_name is relative to, an address (s3://bucket/folder) or
+    # tar files ("shards/*.tar", s3://bucket/train-*.tar); voc: the folder that holds
     # JPEGImages and Annotations, or the folder of the images; yolo: the folder that listed paths
-    # are relative to
+    # are relative to, or an address for a file of image paths
 
     def pairs(self, key: str) -> list[tuple[str, str]]:
         """Annotations and the folders of their images. Raises ``ValueError`` with ``key``."""
@@ -60,6 +62,8 @@ class SplitConfig:
             if set(map(type, lists[name])) != {str}:
                 raise ValueError(f"{key}.{name} must be a path or a list of paths, got {value!r}")
         annotations, images = lists.values()
+        for place in images:
+            remote.check_address(place, f"{key}.images")
         if len(images) not in (1, len(annotations)):
             count = f"{len(images)} folders for {len(annotations)} annotations"
             raise ValueError(f"{key}.images holds {count}. fix: one, or as many")
@@ -101,6 +105,8 @@ class DataConfig:
     # cores of the rank
     cache: ImageCache  # cache decoded images, one copy per node: in memory (ram) or in a file in
     # data.index_dir that later runs reuse (disk)
+    cache_gb: Annotated[float, "> 0"]  # of images at an address data.cache=disk keeps the files as they are, up to
+    # this many gigabytes of each split
     index_dir: str  # folder of the indices built from annotations, and of data.cache=disk
 
     def __post_init__(self) -> None:
@@ -138,7 +144,7 @@ class DataConfig:
         if self.names is not None:
             self.names = class_names(self.names, "data.names")
 
-    def places(self, split: str, root: Path) -> tuple[str, list[tuple[Path, Path]]]:
+    def places(self, split: str, root: Path) -> tuple[str, list[tuple[Path, remote.Place]]]:
         """Find annotations and the folders of their images below ``root``.
 
         ``split`` is ``train``, ``val`` or ``test``. Returned with it is the split to read, since
@@ -157,22 +163,24 @@ class DataConfig:
                 )
             return split, [(set_file, folder)]
         root = root.parent if root.is_file() else root
-        pairs = [(root / annotations, root / images) for annotations, images in paths.pairs(f"data.{split}")]
+        listed = paths.pairs(f"data.{split}")
+        pairs = [(root / annotations, remote.place(root, images)) for annotations, images in listed]
         for path, images in pairs:
             for place, key in ((path, f"data.{split}.annotations"), (images, f"data.{split}.images")):
-                if not place.exists():
+                if isinstance(place, Path) and not place.exists():
                     raise DataError(f"{key}: there is no {place}. fix: {self._fix_missing(split, key, root)}")
             if self.format in (DataFormat.coco, DataFormat.shapes) and not path.is_file():
                 raise DataError(f"data.{split}.annotations: {path} is not a file. fix: name the annotation file itself")
         return split, pairs
 
-    def _places_of_tests(self, root: Path) -> list[tuple[Path, Path]]:
+    def _places_of_tests(self, root: Path) -> list[tuple[Path, remote.Place]]:
         """What is called test where ``data.val``, or ``data.train``, has a name of val or train."""
         swap = partial(_TRAIN_OR_VAL.sub, "test")
         for part, key in ((self.val, "data.val"), (self.train, "data.train")):
             pairs = [
-                (root / swap(names), root / (swap(images) if (root / swap(images)).exists() else images))
+                (root / swap(names), swapped if isinstance(swapped, str) or swapped.exists() else root / images)
                 for names, images in part.pairs(key)
+                for swapped in [remote.place(root, swap(images))]
                 if (root / swap(names)).exists() and (swap(names) != names or Path(names).stem == "test")
             ]
             if pairs:

@@ -84,6 +84,10 @@ class TrainDataset(torch.utils.data.Dataset[Batch]):
         plans = [self.plan(request) for request in requests]
         pictures = [_visible_tiles(plan) for plan in plans]
         visible = [tile for sample in pictures for tiles in sample for tile in tiles]
+        if self.images.is_remote:
+            ahead = [_visible_tiles(self.plan(request)) for request in getattr(requests, "ahead", ())]
+            later = [tile for sample in ahead for tiles in sample for tile in tiles]
+            self.images.begin(tile.position for tile in (*visible, *later))
         images = _BatchImages(self.images, visible)
         drawn = [
             self._draw(canvas, plan, sample, images)
@@ -236,6 +240,7 @@ class EvalDataset(torch.utils.data.Dataset[Batch]):
     def __getitems__(self, requests: Sequence[Request]) -> Batch:
         """Return the batch of requests of one size; torch's loader calls this once per batch."""
         buffer = empty_images(requests)
+        self.images.begin(request.index for request in (*requests, *getattr(requests, "ahead", ())))
         targets, letterboxes, num_readable = [], [], 0
         for number, (canvas, request) in enumerate(zip(buffer.numpy(), requests, strict=True)):
             index = request.index

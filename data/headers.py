@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from data.annotations_read import Source
 from data.config import Exif
 from data.geometry import Image, Size
-from data.io import in_chunks
+from data.io import chunk_size, in_chunks
 from data.layouts import read_file
+from data.remote import FEW, is_remote
 
 PILLOW_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "JPEG2000", "AVIF")
 KNOWN_TYPES = ", ".join(PILLOW_FORMATS)  # for messages
@@ -147,18 +148,26 @@ def turn_decoded(image: Image, orientation: int) -> Image:
 
 
 def rule_of(source: Source, exif: Exif) -> TurnRule:
-    """Derive the rule of a set from image headers and annotated sizes; fills ``source.notes``."""
+    """Derive the rule of a set from image headers and annotated sizes; fills ``source.notes``.
+
+    Of images at an address FEW are read.
+    """
     if exif == Exif.ignore:
         return TurnRule(exif, unclear=False)
-    paths = [os.path.join(source.image_root, name) for name in source.file_names]
-    headers = np.concatenate([np.zeros((0, 3), dtype=np.int64), *in_chunks(_read_rows, paths, "reading EXIF tags")])
+    count = len(source.file_names)
+    rows = np.arange(0, count, max(1, count // FEW) if is_remote(source.image_root) else 1)
+    names, sizes = [source.file_names[row] for row in rows.tolist()], source.sizes[rows]
+    paths = [os.path.join(source.image_root, name) for name in names]
+    chunks = in_chunks(_read_rows, paths, "reading EXIF tags", chunk_size(source.image_root))
+    headers = np.concatenate([np.zeros((0, 3), dtype=np.int64), *chunks])
     stored, tagged = headers[:, :2], headers[:, 2] > 1
     turned = np.where(headers[:, 2:] > 4, stored[:, ::-1], stored)
-    fits_stored, fits_turned = (tagged & (sizes == source.sizes).all(axis=1) for sizes in (stored, turned))
+    fits_stored, fits_turned = (tagged & (each == sizes).all(axis=1) for each in (stored, turned))
     rule = TurnRule(exif, unclear=bool((fits_turned & ~fits_stored).sum() >= (fits_stored & ~fits_turned).sum()))
     are_turned = fits_turned & (rule.unclear | ~fits_stored)
     for kind, which in ((TURNED, are_turned), (STORED, fits_stored & ~are_turned)):
-        source.notes.add(kind, [source.file_names[row] for row in np.flatnonzero(which).tolist()])
+        of_some = f", of {len(names):,} that were read" * (len(names) < count)
+        source.notes.add(kind + of_some, [names[row] for row in np.flatnonzero(which).tolist()])
     return rule
 
 

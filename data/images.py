@@ -8,7 +8,7 @@ import shutil
 import struct
 import uuid
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -27,6 +27,7 @@ from data.index import Annotations
 from data.io import stamp_files, usable_cores
 from data.layouts import read_file
 from data.progress import tracked
+from data.remote import FETCHES, Fetcher, FetchError, is_remote
 
 try:
     import simplejpeg
@@ -82,13 +83,13 @@ def jpeg_damage(data: bytes) -> str | None:
     return None
 
 
-def open_image(path: str | Path, fix: str, data: bytes | None = None) -> tuple[bytes, Header]:
+def open_image(path: str, fix: str, read: Callable[[str], bytes] = read_file) -> tuple[bytes, Header]:
     """Read a complete image file of a known type and a size that is safe to decode.
 
-    ``data`` is its content if ``path`` is an address. Raises ``DataError``, ending with ``fix``.
+    ``read`` returns its content. Raises ``DataError``, ending with ``fix``.
     """
     try:
-        data = read_file(path) if data is None else data
+        data = read(path)
         header = read_header(data)
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}). {fix}") from error
@@ -128,11 +129,14 @@ def _without_alpha(data: bytes) -> Image | None:
 class ImageSource:
     """The decoded images of a data set by position, from their files or a complete ``cache`` file.
 
-    The cache may be unlinked once every process has mapped it.
+    The cache may be unlinked once every process has mapped it. Images at an address come through
+    ``fetcher``.
     """
 
     def __init__(self, annotations: Annotations, on_error: OnError, cache: Path | None = None) -> None:
         self.annotations, self.on_error, self.cache = annotations, on_error, cache
+        self.fetcher = Fetcher()
+        self.is_remote = is_remote(annotations.image_root)
         # Shared with loader processes: 1 for an image left out since take_left_out(), 2 for others.
         self._left_out = torch.zeros(len(annotations), dtype=torch.uint8).share_memory_()
         self._in_a_row = 0
@@ -150,7 +154,11 @@ class ImageSource:
 
     def __reduce__(self) -> tuple[object, ...]:
         made_of = self.annotations, self.on_error, self.cache
-        return type(self), made_of, {"_left_out": self._left_out}  # a spawned worker maps the cache itself
+        return (
+            type(self),
+            made_of,
+            {"_left_out": self._left_out, "fetcher": self.fetcher},
+        )  # a spawned worker maps the cache itself
 
     def read(self, index: int, rows: int | None = None) -> NDArray[np.uint8] | None:
         """Return the image (h, w, 3) in RGB, in its annotated size; read-only from a cache.
@@ -169,9 +177,21 @@ class ImageSource:
         self._in_a_row = 0
         return image
 
+    @property
+    def readers(self) -> int:
+        """The number of threads that read fastest: OpenCV decodes without the GIL."""
+        return FETCHES if self.is_remote else len(usable_cores())
+
+    def begin(self, positions: Iterable[int]) -> None:
+        """Begin to fetch images that will be read, in this order; nothing for files on a disk."""
+        if self.is_remote and self.cache is None:
+            self.fetcher.begin(map(self.annotations.path, positions))
+
     def read_sample(self) -> None:
         """Read a few images, since files may vanish after indexing. Raises what ``read`` does."""
-        for index in np.unique(np.linspace(0, len(self.annotations) - 1, CHECKED_IMAGES, dtype=np.int64)).tolist():
+        indices = np.unique(np.linspace(0, len(self.annotations) - 1, CHECKED_IMAGES, dtype=np.int64)).tolist()
+        self.begin(indices)
+        for index in indices:
             self.read(index, 1)
 
     def take_left_out(self) -> NDArray[np.int64]:
@@ -201,8 +221,10 @@ class ImageSource:
 
     def _leave_out(self, index: int, error: DataError) -> None:
         """Count an unreadable image. Raises ``DataError`` if it may not be left out."""
+        if isinstance(error, FetchError):
+            raise error
         folder = os.path.dirname(self.annotations.path(index))
-        if self.cache is None and _is_empty(folder):
+        if self.cache is None and isinstance(self.annotations.image_root, Path) and _is_empty(folder):
             raise DataError(f"{folder}, a folder of images, is gone, empty or unreadable. fix: restore it") from error
         if self.on_error != OnError.skip:
             raise error
@@ -231,7 +253,7 @@ class ImageSource:
 
     def _decode(self, index: int, rows: int | None) -> NDArray[np.uint8]:
         path, size = self.annotations.path(index), tuple(self.annotations.sizes[index].tolist())
-        data, header = open_image(path, self._fix)
+        data, header = open_image(path, self._fix, self.fetcher.read if self.is_remote else read_file)
         orientation = self.annotations.turn.orientation(header, size)
         if header.kind == "JPEG" and header.size(orientation) == size:
             quickly = decode_rows(data, header.height, header.height if rows is None or orientation != 1 else rows)
@@ -293,7 +315,7 @@ def build_image_cache(images: ImageSource, path: Path, kind: ImageCache) -> None
     try:
         with temporary.open("wb") as file:
             file.truncate(starts[-1])
-        with ThreadPoolExecutor(len(usable_cores())) as pool:  # OpenCV decodes without the GIL
+        with ThreadPoolExecutor(images.readers) as pool:
             count = len(images.annotations)
             for _ in tracked(pool.map(fill, range(count)), count, "decoding images"):
                 pass

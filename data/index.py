@@ -6,7 +6,6 @@ CRC-32. It never changes: other sources get another folder.
 """
 
 import errno
-import filecmp
 import hashlib
 import inspect
 import json
@@ -25,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data import coco, headers, layouts, recognise, shapes, validate, voc, yolo
+from data import coco, headers, layouts, recognise, remote, shapes, validate, voc, yolo
 from data.annotations_read import (
     Findings,
     LocatedSplit,
@@ -41,7 +40,7 @@ from data.progress import counted
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 11  # raise it when the columns or the checks change
+FORMAT_VERSION = 12  # raise it when the columns or the checks change
 # A lost file, something else in its place, a bad sector. Other errors say nothing about the files.
 DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO)
 UNREADABLE_FIX = "free memory or file handles (ulimit -n), or allow reading it"
@@ -71,10 +70,21 @@ class Annotations:
     areas: NDArray[np.float64]  # (M,) square pixels of the object, if the source has them, else of its box
     category_ids: NDArray[np.int64]  # (C,) class ids of the source
     names: list[str]  # (C,)
-    image_root: Path
+    image_root: remote.Place
     turn: headers.TurnRule  # which images are turned upright; sizes and boxes are those after turning
     skipped: list[str]  # sentences about entries that were left out
     notes: list[str]  # sentences about entries that were changed
+    num_bytes: int = 0  # of all images at an address or in tar files
+    folder: Path | None = None  # of the index; None: it is only in memory
+
+    def __getstate__(self) -> dict[str, Any]:
+        columns = () if self.folder is None else (name for name, v in vars(self).items() if isinstance(v, np.ndarray))
+        return vars(self) | dict.fromkeys(columns)  # a worker maps them itself
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name in [name for name, value in state.items() if value is None and name != "folder"]:
+            state[name] = _column(state["folder"], name)
+        vars(self).update(state)
 
     def __len__(self) -> int:
         return len(self.image_ids)
@@ -127,7 +137,10 @@ def open_annotations(config: DataConfig, split: str) -> Annotations:
             columns, about, _ = _read(config, split, located)
             build_index(folder, columns, about)
         if (loaded := load_index(folder)) is not None:
-            arrived = sum(map(os.path.isfile, loaded[1].pop("missing_files")))
+            missing = loaded[1].pop("missing_files")[: remote.FEW]
+            arrived = sum(map(os.path.isfile, missing))
+            if remote.is_remote(located.image_root):
+                arrived = int((remote.sizes_of(missing) >= 0).sum())
             if not arrived:
                 break
         reason = "is damaged" if loaded is None else f"lacks {counted(arrived, 'image')} that arrived since"
@@ -138,7 +151,8 @@ def open_annotations(config: DataConfig, split: str) -> Annotations:
         raise DataError(f"the index {folder} is damaged each time it is built. fix: set data.index_dir to another disk")
     arrays, about = loaded
     exif, unclear = about.pop("turn")
-    return Annotations(**arrays, **about, turn=headers.TurnRule(Exif(exif), unclear), image_root=located.image_root)
+    turn = headers.TurnRule(Exif(exif), unclear)
+    return Annotations(**arrays, **about, turn=turn, image_root=located.image_root, folder=folder)
 
 
 def build_index(folder: Path, columns: Mapping[str, NDArray[np.generic]], about: Mapping[str, Any]) -> None:
@@ -168,18 +182,19 @@ def load_index(folder: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
         if layouts.read_file(folder / "crc32") != _checksum(folder):
             return None
         about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
-        # Plain ndarrays over the mapped pages: slicing np.memmap calls Python code each time.
-        arrays = {
-            name: np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False).view(np.ndarray)
-            for name in about.pop("columns")
-        }
-        return arrays, about
+        return {name: _column(folder, name) for name in about.pop("columns")}, about
     except OSError as error:
         if error.errno in DAMAGE:
             return None
         raise DataError(
             f"the index {folder} cannot be read ({error.strerror}). fix: {UNREADABLE_FIX}, or set data.index_dir"
         ) from error
+
+
+def _column(folder: Path, name: str) -> NDArray[Any]:
+    # A plain ndarray over the mapped pages: slicing np.memmap calls Python code each time.
+    column: NDArray[Any] = np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False).view(np.ndarray)
+    return column
 
 
 def _checksum(folder: Path) -> bytes:
@@ -205,7 +220,7 @@ def read_annotations(config: DataConfig, split: str) -> tuple[Annotations, Findi
 def _read(config: DataConfig, split: str, located: LocatedSplit) -> tuple[dict[str, Any], dict[str, Any], Source]:
     """The columns of the index, its other values as plain data, and the checked source."""
     source = located.read()
-    if config.format in (DataFormat.coco, DataFormat.voc):
+    if config.format in (DataFormat.coco, DataFormat.voc) and isinstance(source.image_root, Path):
         places = [place for each in ("train", "val") for place, _ in _places(config, each)]
         for kind, files in recognise.files_beside(source.image_root, source.file_names, places).items():
             source.notes.add(kind, files)
@@ -232,7 +247,7 @@ def _read(config: DataConfig, split: str, located: LocatedSplit) -> tuple[dict[s
     left_out, notes = source.findings, source.notes
     skipped = [f"left out: {left_out.summary()}", *left_out.first()] if left_out.counts else []
     changed = [f"{kind} ({count}), first: {notes.examples[kind][0]}" for kind, count in notes.counts.items()]
-    about = {"names": names, "turn": turn, "skipped": skipped, "notes": changed}
+    about = {"names": names, "turn": turn, "skipped": skipped, "notes": changed, "num_bytes": source.num_bytes}
     return columns, {**about, "missing_files": source.missing_files}, source
 
 
@@ -275,8 +290,9 @@ def warn_of_shared_images(train: Annotations, val: Annotations) -> str | None:
         position = by_box.get(val.boxes_xywh[val.offsets[index]].tobytes())
         pair = val.path(index), train.path(position) if position is not None else ""
         is_intended = pair[0] == pair[1] and len(train) == len(val)
-        if not is_intended and all(map(os.path.isfile, pair)) and filecmp.cmp(*pair, shallow=False):
-            pairs.append(pair)
+        with suppress(OSError):
+            if not is_intended and all(pair) and layouts.read_file(pair[0]) == layouts.read_file(pair[1]):
+                pairs.append(pair)
     if not pairs:
         return None
     return (
@@ -285,7 +301,7 @@ def warn_of_shared_images(train: Annotations, val: Annotations) -> str | None:
     )
 
 
-def _places(config: DataConfig, split: str) -> list[tuple[Path, Path]]:
+def _places(config: DataConfig, split: str) -> list[tuple[Path, remote.Place]]:
     """Annotations of a split and the folders of their images; none if they are missing."""
     with suppress(DataError):  # reading that split says more
         return config.places(split, Path(config.root).absolute())[1]
@@ -306,16 +322,23 @@ def locate(config: DataConfig, split: str) -> LocatedSplit:
     _, folders = zip(*pairs, strict=True)
     image_root = folders[0] if len(set(folders)) == 1 else root
     if config.format == DataFormat.voc:
-        return voc.locate_voc(pairs, image_root, config.names)
+        places = [(path, folder) for path, folder in pairs if isinstance(folder, Path)]
+        if len(places) < len(pairs):
+            raise DataError(
+                f"data.{split}.images: format=voc reads folders on a disk. fix: make a COCO json of the set"
+            )
+        return voc.locate_voc(places, Path(image_root), config.names)
     if config.format == DataFormat.yolo:
-        return yolo.locate_yolo(pairs, image_root, split, names, config.exif)
+        return yolo.locate_yolo(pairs, root, split, names, config.exif)
     path, read = pairs[0][0], FORMATS.get(config.format)
     stamped = [str(path)]
     if read is not None:  # a plugin's, which reads the file or everything in the folder
         below = sorted(str(file) for file in path.rglob("*") if file.is_file()) if path.is_dir() else []
         stamped = [inspect.getfile(read), *stamped, *below]
+    folder = remote.folder_of(image_root)
+    shards = [str(image_root), *remote.shards(str(image_root)).items()] if folder != image_root else []
     return LocatedSplit(
-        stamps=[stamp_files(stamped).digest],
-        image_root=image_root,
-        read=lambda: coco.read_coco(path, image_root, config.names, read and read(path, image_root)),
+        stamps=[stamp_files(stamped).digest, *map(str, shards)],
+        image_root=folder,
+        read=lambda: coco.read_coco(path, image_root, config.names, read and read(path, Path(image_root))),
     )

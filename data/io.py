@@ -19,11 +19,13 @@ from numpy.typing import NDArray
 
 from data.errors import DataError
 from data.progress import Progress, is_live
+from data.remote import MAX_FETCHED, Place, is_remote
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 FILES_PER_TASK = 256  # one by one, handing them to a thread would cost more than reading most files
+FETCHES_PER_TASK = 4  # each takes longer than handing it over
 MAX_THREADS = 32
 THREADS_PER_CORE = 4  # they mostly wait
 WAITING_RATIO = 3.0  # a task waited if it took this multiple of its CPU time,
@@ -31,7 +33,6 @@ MIN_WAIT = 0.005  # plus these seconds, for the clocks' resolution and the sched
 RETRIES = 3  # of a download
 TIMEOUT_SECONDS = 60.0  # of a download, without a byte
 MEGABYTE = 1_000_000  # bytes
-MAX_FETCHED = 256 * 2**20  # bytes of a picture: an address may never end
 
 
 def usable_cores() -> set[int]:
@@ -55,15 +56,21 @@ def files_below(folder: Path, suffixes: Collection[str]) -> list[str]:
     return sorted(file for file in files if not os.path.basename(file).startswith("."))
 
 
-def in_chunks(function: Callable[[Sequence[T]], R], items: Sequence[T], title: str) -> Iterator[R]:
+def chunk_size(root: Place) -> int:
+    """How many files below ``root`` a thread should read at a time."""
+    return FETCHES_PER_TASK if is_remote(root) else FILES_PER_TASK
+
+
+def in_chunks(
+    function: Callable[[Sequence[T]], R], items: Sequence[T], title: str, size: int = FILES_PER_TASK
+) -> Iterator[R]:
     """Yield ``function`` of each chunk of the items, in order, with a live line on a terminal.
 
     Threads take over after the first chunk that mostly waited. With files in memory they would
     only compete for the interpreter's lock and halve the speed.
     """
-    starts = range(0, len(items), FILES_PER_TASK)
-    chunks = iter([items[start : start + FILES_PER_TASK] for start in starts])
-    threads = min(MAX_THREADS, THREADS_PER_CORE * len(usable_cores()))
+    chunks = iter([items[start : start + size] for start in range(0, len(items), size)])
+    threads = MAX_THREADS if size < FILES_PER_TASK else min(MAX_THREADS, THREADS_PER_CORE * len(usable_cores()))
     with Progress(len(items), title, enabled=is_live(), unit="file") as progress, ThreadPoolExecutor(threads) as pool:
         for chunk in chunks:
             wall, busy = time.perf_counter(), time.thread_time()

@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from data import remote
 from data.errors import DataError, shown
 
 IMAGE_SUFFIXES = frozenset(
@@ -249,8 +250,11 @@ def read_lines(path: Path) -> list[str]:
 def read_file(path: str | os.PathLike[str], limit: int = sys.maxsize) -> bytes:
     """Read at most ``limit`` bytes of a regular file; for any other, raise ``OSError``.
 
+    The path may be an address, or lead into a tar (data/remote.py).
     Python's file objects make twice as many system calls, which takes as long as parsing a header.
     """
+    if isinstance(path, str) and ("://" in path or ".tar@" in path):
+        return remote.read(path, limit)
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # do not wait for a pipe
     try:
         if not stat.S_ISREG((status := os.fstat(descriptor)).st_mode):  # a device may never end

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
@@ -89,6 +90,31 @@ def empty_images(requests: Sequence[Request]) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8).set_(storage).view(shape)
 
 
+class Requests(list[Request]):
+    """A batch's requests, and those that the same worker gets next: it fetches their images."""
+
+    ahead: Sequence[Request] = ()
+
+
+class _WithNext:
+    """Batches that know the batch ``distance`` later."""
+
+    def __init__(self, batches: Iterable[list[Request]], distance: int) -> None:
+        self.batches, self.distance = batches, distance
+
+    def __len__(self) -> int:
+        return len(self.batches)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[Requests]:
+        waiting = deque[Requests]()
+        for batch in self.batches:
+            waiting.append(Requests(batch))
+            if len(waiting) > self.distance:
+                waiting[0].ahead = list(waiting[-1])
+                yield waiting.popleft()
+        yield from waiting
+
+
 class BatchLoader(torch.utils.data.DataLoader[Batch]):
     """A torch loader that copies batches to a GPU ahead, and raises DataError if workers hang."""
 
@@ -143,16 +169,21 @@ def make_loader(
     batch comes for PATIENCE times ``timeout_seconds`` (0: no limit). The largest batch has
     ``batch_bytes``: up to PINNED_BYTES wait for a GPU, but at least one batch for each worker.
     """
+    is_remote = getattr(getattr(dataset, "images", None), "is_remote", False)
+    context = torch.multiprocessing.get_context(START_METHOD)
+    if is_remote:  # the client of a bucket gives no answer in a fork of a process that used it
+        context = torch.multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["torch", "data.dataset"])  # else each worker would import them
     pinned = device.type == "cuda"
     fitting = int(PINNED_BYTES / max(1, workers * batch_bytes)) if pinned else PREFETCHED_BATCHES
     loader = BatchLoader(
         dataset,
-        batch_sampler=batch_sampler,
+        batch_sampler=_WithNext(batch_sampler, max(1, workers)) if is_remote else batch_sampler,
         num_workers=workers,
         collate_fn=torch.utils.data.default_convert,  # changes nothing: __getitems__ returns whole batches
         pin_memory=pinned,
         worker_init_fn=_start_worker,
-        multiprocessing_context=START_METHOD if workers else None,
+        multiprocessing_context=context if workers else None,
         generator=torch.Generator(),  # of the workers' seeds; the global one stays untouched
         persistent_workers=workers > 0,
         prefetch_factor=min(max(1, fitting), PREFETCHED_BATCHES) if workers else None,

@@ -16,7 +16,7 @@ import numpy as np
 import PIL.Image
 import torch
 
-from data import headers, images, io, layouts, samplers
+from data import headers, images, io, layouts, remote, samplers
 from data.colour import network_input
 from data.config import Exif, OnBadFile, Resize
 from data.errors import DataError, printable, without_login
@@ -54,11 +54,11 @@ class Medium:
     def is_video(self) -> bool:
         """Whether it has frames: a camera, a stream, or a file with the suffix of a video.
 
-        An http(s) address with the suffix of a picture is a picture.
+        An address of the web or a bucket with the suffix of a picture is a picture.
         """
         suffix = os.path.splitext(self.shown)[1].lower()
         if self.address:
-            return not (suffix in layouts.IMAGE_SUFFIXES and self.address.startswith(("http://", "https://")))
+            return not (suffix in layouts.IMAGE_SUFFIXES and self.address.partition("://")[0] in remote.SCHEMES)
         return self.image is None and suffix in VIDEO_SUFFIXES
 
 
@@ -125,8 +125,9 @@ def read_picture(medium: Medium, exif: Exif) -> Frame:
     """Read a picture; ``exif=apply`` turns a file by its tag. Raises DataError if unreadable."""
     if medium.image is not None:
         return Frame(medium, 1, medium.image)
-    fetched = io.fetch(medium.address, medium.shown) if medium.address else None
-    data, header = images.open_image(medium.shown, _FIX, fetched)
+    is_web = medium.address.startswith("http")
+    read = (lambda shown: io.fetch(medium.address, shown)) if is_web else layouts.read_file
+    data, header = images.open_image(medium.shown, _FIX, read)
     image = images.decode_stored(medium.shown, data, header, _FIX)
     return Frame(medium, 1, headers.turn_decoded(image, header.orientation if exif == Exif.apply else 1))
 

@@ -7,7 +7,7 @@ from itertools import compress
 import numpy as np
 from numpy.typing import NDArray
 
-from data import headers, io
+from data import headers, io, remote
 from data.annotations_read import Source
 from data.config import OnError
 from data.errors import DataError
@@ -68,7 +68,11 @@ def _check_images(source: Source, split: str) -> NDArray[np.bool_]:
     """Which images (N,) are usable."""
     count, root = len(source.file_names), source.image_root
     paths = [os.path.join(root, name) for name in source.file_names]
-    exists = io.stamp_files(paths).is_file
+    if isinstance(root, str):
+        sizes = remote.sizes_of(paths)
+        exists, source.num_bytes = sizes >= 0, int(sizes[sizes > 0].sum())
+    else:
+        exists = io.stamp_files(paths).is_file
     source.missing_files = list(compress(paths, ~exists))
     if not exists.any():  # a wrong folder, which skipping would hide
         raise DataError(
@@ -165,7 +169,8 @@ def _check_boxes(
         source.notes.add(TINY_BOXES, [describe(row, "is tiny") for row in np.flatnonzero(usable).tolist()])
     if not scored:
         source.boxes_xywh = source.boxes_xywh.copy()
-        source.boxes_xywh[rows] = np.stack([left, top, right - left, bottom - top], axis=1)[rows]
+        left, top, right, bottom = (side[rows] for side in (left, top, right, bottom))
+        source.boxes_xywh[rows] = np.stack([left, top, right - left, bottom - top], axis=1)
     return positions, usable
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data import headers, io, layouts
+from data import headers, io, layouts, remote
 from data.annotations_read import Findings, LocatedSplit, Source, relative_name
 from data.config import Exif
 from data.errors import DataError, shown
@@ -43,20 +43,27 @@ class _Read(NamedTuple):
 
 
 def locate_yolo(
-    pairs: Sequence[tuple[Path, Path]], image_root: Path, split: str, names: list[str] | None, exif: Exif
+    pairs: Sequence[tuple[Path, remote.Place]], root: Path, split: str, names: list[str] | None, exif: Exif
 ) -> LocatedSplit:
     """Find the images and label files of each list, folder, data.yaml or obj.data, with its base.
 
     A data.yaml has a folder, a list, or several of these for each split; ``download`` is neither
-    fetched nor run. ``names`` are those of classes 0, 1, ..., or select and order the names of a
-    data.yaml. Raises ``DataError`` if there are no images, labels or names.
+    fetched nor run. Images at an address come from a list; their label files lie where they would
+    if the images were below ``root``. ``names`` are those of classes 0, 1, ..., or select and order
+    the names of a data.yaml. Raises ``DataError`` if there are no images, labels or names.
     """
     groups: list[list[str]] = []
     read = [place for place, _ in pairs if place.is_file()]
     named: list[list[str]] = []
+    bases = {base for _, base in pairs}
+    image_root = bases.pop() if len(bases) == 1 else root
     for place, base in pairs:
-        if not place.is_file() or not layouts.is_set_file(place):
-            groups.append(find_images(place, [base]))
+        is_list = place.is_file() and not layouts.is_set_file(place)
+        if isinstance(base, str) and (base.endswith(".tar") or base != image_root or not is_list):
+            why = "with label files, an address goes with lists of the pictures there, and tar files with none"
+            raise DataError(f"data.{split}.images: {why}. fix: data.{split}.annotations=<a list>, or a COCO json")
+        if is_list or not place.is_file():
+            groups.append(find_images(place, [base if isinstance(base, Path) else root]))
             continue
         content = layouts.read_set_file(place)
         named += [content["names"]] if content.get("names") else []
@@ -65,7 +72,7 @@ def locate_yolo(
             images = layouts.find_place(entry, place, starts)
             read += [images] if images.is_file() else []
             groups.append(find_images(images, starts))
-    path = pairs[0][0] if len(pairs) == 1 else image_root
+    path = pairs[0][0] if len(pairs) == 1 else root
     if any(other != named[0] for other in named):
         raise DataError(f"data.{split}.annotations: the data.yaml files differ in their names. fix: make them agree")
     classes = named[0] if named else names
@@ -79,11 +86,14 @@ def locate_yolo(
     digests, others = list[str](), dict[str, list[str]]()
     for group in groups:
         image_stamps = io.stamp_files(group)
+        addresses, are_files = group, image_stamps.is_file.tolist()
+        if isinstance(image_root, str):  # which are there, building the index finds out
+            addresses, are_files = [f"{image_root}/{relative_name(path, root)}" for path in group], [True] * len(group)
         labels, beside = find_labels(group)
         label_stamps = io.stamp_files(labels)
         for kind, files in beside.items():
             others.setdefault(kind, []).extend(files)
-        listed += map(_Listed, group, labels, image_stamps.is_file.tolist(), label_stamps.is_file.tolist())
+        listed += map(_Listed, addresses, labels, are_files, label_stamps.is_file.tolist())
         digests += [image_stamps.digest, label_stamps.digest]
     if not any(item.image_is_file for item in listed):
         raise DataError(
@@ -105,8 +115,8 @@ def locate_yolo(
 
 
 def read_yolo(
-    listed: list[_Listed], path: Path, image_root: Path, *, num_classes: int, categories: dict[int, str], exif: Exif,
-    others: dict[str, list[str]],
+    listed: list[_Listed], path: Path, image_root: remote.Place, *, num_classes: int, categories: dict[int, str],
+    exif: Exif, others: dict[str, list[str]],
 ) -> Source:  # fmt: skip
     """Read sizes and boxes of the listed images, turned upright with ``exif=apply``.
 
@@ -115,7 +125,8 @@ def read_yolo(
     of its box. Unreadable entries become findings.
     """
     findings, notes = Findings(), Findings()
-    chunks = io.in_chunks(lambda items: _read_chunk(items, num_classes, exif), listed, "reading labels")
+    size = io.chunk_size(image_root)
+    chunks = io.in_chunks(lambda items: _read_chunk(items, num_classes, exif), listed, "reading labels", size)
     images = [image for chunk in chunks for image in chunk]
     for image in images:
         for kind, sentence in image.problems:
@@ -268,6 +279,7 @@ def find_labels(images: list[str]) -> tuple[list[str], dict[str, list[str]]]:
                     files = [name for name in layouts.names_in(place) if name[-4:].lower() == ".txt"]
                     labels_of[place] = {file[:-4]: file for file in files if file not in layouts.CLASS_FILES}
         stem = name.rpartition(".")[0] or name
+        stems_in[parent].add(stem)  # it may be at an address
         place = next((place for place in places[parent] if stem in labels_of[place]), places[parent][0])
         used.setdefault(place, set()).add(parent)
         labels.append(f"{place}/{labels_of[place].get(stem, stem + '.txt')}")

@@ -33,7 +33,6 @@ from data import (
     OnError,
     check_same_classes,
     images,
-    io,
     layouts,
     validate,
 )
@@ -149,7 +148,7 @@ def _check_images(splits: dict[str, Annotations], problems: dict[str, Findings])
     for split, annotations in splits.items():
         readable[split] = []
         source, count = ImageSource(annotations, OnError.stop), len(annotations)
-        with ThreadPoolExecutor(len(io.usable_cores())) as pool:  # OpenCV decodes without the GIL
+        with ThreadPoolExecutor(source.readers) as pool:
             hashes = pool.map(_pixel_hash, [source] * count, range(count))
             for index, (result, damage) in enumerate(tracked(hashes, count, f"decoding {split}")):
                 if isinstance(result, str):

@@ -25,6 +25,7 @@ from data import Annotations, ImageSource
 from data.dataset import AUGMENTATIONS
 from data.io import usable_cores
 from data.loader import BatchLoader
+from data.remote import Fetcher
 from models.config import MIN_DECOUPLED_SCALE, AutoLoss
 from models.layers import Convolution, SharedConvolution
 from train_utils import checkpoint, distributed, numerics
@@ -227,14 +228,19 @@ def open_images(annotations: Annotations, config: data.DataConfig, world: World)
     """Open the images of a split: files or, with ``data.cache``, images decoded once for all ranks.
 
     A cache in memory is a file that only this run knows. It is unlinked once all ranks of the node
-    have it open, so nothing is left however the run ends. A cache on a disk stays for the next run.
+    have it open, so nothing is left however the run ends. A cache on a disk stays for the next run;
+    of images at an address it has the files, up to ``data.cache_gb``.
     """
     images = ImageSource(annotations, config.on_error)
+    on_disk = config.cache == data.ImageCache.disk
+    if images.is_remote and on_disk:
+        folder = Path(config.index_dir).absolute() / "fetched"
+        folder.mkdir(parents=True, exist_ok=True)
+        images.fetcher = Fetcher(folder, config.cache_gb * 1e9 / max(1, annotations.num_bytes))
     with torch_distributed_zero_first(world):
         images.read_sample()
-    if config.cache == data.ImageCache.none:
+    if config.cache == data.ImageCache.none or (images.is_remote and on_disk):
         return images
-    on_disk = config.cache == data.ImageCache.disk
     if on_disk:
         path = Path(config.index_dir).absolute() / data.image_cache_name(annotations, config.on_error)
     elif MEMORY_FILES.is_dir():

@@ -63,6 +63,7 @@ def config_of(
         on_error=OnError.stop,
         workers=0,
         cache=ImageCache.none,
+        cache_gb=200,
         index_dir=str(root.parent / "index"),
     )
 

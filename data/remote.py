@@ -1,0 +1,329 @@
+"""Pictures in buckets, on web servers and in tar files: their addresses, and how they are read.
+
+An address is ``s3://bucket/folder/a.jpg`` (also ``gs://``, ``az://``, ``https://``). A picture in a
+tar, on the disk or at an address, is ``<tar>@<start>+<length>/<name>``: a name in the index is all
+that reading it takes.
+"""
+
+import errno
+import fnmatch
+import hashlib
+import importlib.util
+import io
+import os
+import posixpath
+import re
+import sys
+import tarfile
+import uuid
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from datetime import timedelta
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data.errors import DataError
+from data.progress import tracked
+
+T = TypeVar("T")
+Place = Path | str  # of pictures: a folder, or as text an address or a pattern of tar files
+
+SCHEMES = ("s3", "gs", "az", "https", "http")
+LISTED = ("s3", "gs", "az")  # a web server does not tell what it has
+TIMEOUT_SECONDS = 30.0  # of one try
+PATIENCE_SECONDS = 60.0  # of tries without a whole answer
+FETCHES = 32  # side by side in a process
+ASKED = 128  # side by side while an index is built: small answers
+FEW = 1000  # files that are asked for one by one, not found in a list of all
+BLOCK = 2**15  # bytes of a tar that are read at once: a header, and what lies behind it
+MAX_FETCHED = 256 * 2**20  # bytes of a picture
+FIX = "fix: check the address, the network and the credentials; a stopped training goes on with resume="
+_ADDRESS = re.compile(r"(\w+://[^/]+)/?(.*)", re.DOTALL)
+_MEMBER = re.compile(r"(.+?\.tar)@(\d+)\+(\d+)/", re.DOTALL)
+_BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
+
+
+class FetchError(DataError):
+    """An answer did not come, which says nothing about the file."""
+
+
+def is_remote(path: Place) -> bool:
+    """Whether what is there has to be fetched."""
+    return isinstance(path, str) and "://" in path
+
+
+def place(root: Path, name: str) -> Place:
+    """The place that a data set calls ``name``; relative paths start at ``root``."""
+    if "://" in name:
+        return name.rstrip("/")
+    return str(root / name) if name.endswith(".tar") else root / name
+
+
+def folder_of(images: Place) -> Place:
+    """The folder of tar files; any other place itself."""
+    return images.rpartition("/")[0] if isinstance(images, str) and images.endswith(".tar") else images
+
+
+def check_address(text: str, key: str) -> None:
+    """Raise ``ValueError``, which names ``key``, for an address that cannot be used."""
+    if "://" not in text:
+        return
+    why = ""
+    if text.partition("://")[0] not in SCHEMES or not _ADDRESS.fullmatch(text):
+        why = f"of another kind. fix: one of {', '.join(SCHEMES)}, as in s3://bucket/folder"
+    elif "@" in text.split("/")[2] or "?" in text:
+        why = "with a secret, which logs would show. fix: the variables of docs/develop/security.md"
+    elif importlib.util.find_spec("obstore") is None:
+        why = "that needs obstore. fix: uv pip install obstore"
+    if why:
+        raise ValueError(f"{key} is an address {why}")
+
+
+@cache
+def _store(base: str, _: int) -> Any:
+    """The client of a bucket in this process; its credentials are in the environment."""
+    from obstore import store
+
+    options: Any = {"timeout": timedelta(seconds=TIMEOUT_SECONDS), "allow_http": True}  # where an address says so
+    retries: Any = {"max_retries": 100, "retry_timeout": timedelta(seconds=PATIENCE_SECONDS)}
+    return store.from_url(base, client_options=options, retry_config=retries)
+
+
+def _asked(address: str, ask: Callable[[Any, Any, str], T]) -> T:
+    """What ``ask`` returns for obstore, the store and the key of an address.
+
+    Raises ``FileNotFoundError``, ``EOFError`` for a range beyond the end, or else ``FetchError``,
+    without obstore's text: that has tokens.
+    """
+    import obstore
+    from obstore import exceptions
+
+    base, key = _ADDRESS.fullmatch(address).groups()  # type: ignore[union-attr]  # by check_address
+    try:
+        return ask(obstore, _store(base, os.getpid()), posixpath.normpath(key) if key else "")
+    except (FileNotFoundError, exceptions.NotFoundError):
+        raise FileNotFoundError(errno.ENOENT, "there is no such object", address) from None
+    except (exceptions.BaseError, PermissionError, TimeoutError) as error:
+        status = re.search(r"status code: (\d{3})", str(error))
+        if status and status[1] == "416":
+            raise EOFError from None
+        kinds = ", ".join(dict.fromkeys(re.findall(r"(?:kind|source): (\w+),$", str(error), re.MULTILINE)))
+        denied = isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError)
+        why = "access denied" if denied else f"HTTP status {status[1]}" if status else kinds or type(error).__name__
+        tried = f"{why}; a try may take {TIMEOUT_SECONDS:g} s, all of them {PATIENCE_SECONDS:g} s"
+        raise FetchError(f"{address} cannot be fetched ({tried}). {FIX}") from None
+
+
+def read(path: str, limit: int = sys.maxsize) -> bytes:
+    """At most ``limit`` bytes of an address or of a picture in a tar.
+
+    Raises ``OSError`` if it cannot be what is looked for, ``FetchError`` if it does not come.
+    """
+    member = _MEMBER.match(path)
+    whole, start, length = (member[1], int(member[2]), int(member[3])) if member else (path, 0, sys.maxsize)
+    size = min(limit, length)
+    data = _bytes(whole, start, size)
+    if member and len(data) != size:
+        raise OSError(errno.EIO, f"its tar ends after {len(data):,} of {size:,} bytes", path)
+    return data
+
+
+def _bytes(path: str, start: int, size: int) -> bytes:
+    """``size`` bytes from ``start`` on, fewer at the end."""
+
+    def ask(obstore: Any, store: Any, key: str) -> bytes:
+        answer = obstore.get(store, key, options=options)
+        length = answer.range[1] - answer.range[0]
+        if length > MAX_FETCHED:
+            raise OSError(errno.EFBIG, f"it has more than {MAX_FETCHED:,} bytes", path)
+        data = bytes(answer.bytes())
+        if len(data) != length:
+            raise FetchError(f"{path} cannot be fetched ({len(data):,} of {length:,} bytes came). {FIX}")
+        return data
+
+    if "://" not in path:
+        with open(path, "rb") as file:
+            file.seek(start)
+            return file.read(min(size, MAX_FETCHED))
+    options = {} if size == sys.maxsize else {"range": (start, start + min(size, MAX_FETCHED))}
+    try:
+        return _asked(path, ask)
+    except EOFError:
+        return b""
+
+
+def _heads(paths: Sequence[str]) -> list[tuple[int, str] | None]:
+    """Bytes of files, and a text that changes with the content; None for those that are missing."""
+
+    def head(path: str) -> tuple[int, str] | None:
+        with suppress(FileNotFoundError):
+            if "://" in path:
+                return _stamp(_asked(path, lambda obstore, store, key: obstore.head(store, key)))
+            status = os.stat(path)
+            return status.st_size, f"{status.st_mtime_ns} {status.st_ctime_ns}"
+        return None
+
+    with ThreadPoolExecutor(ASKED) as pool:
+        return list(tracked(pool.map(head, paths), len(paths), "looking for files", unit="file"))
+
+
+def _stamp(meta: Any) -> tuple[int, str]:
+    return meta["size"], f"{meta['e_tag']} {meta['last_modified']}"
+
+
+def _below(folder: str) -> Iterator[tuple[str, tuple[int, str]]]:
+    """The addresses below a folder of a bucket."""
+    base = _ADDRESS.fullmatch(folder)[1]  # type: ignore[index]
+    pages = _asked(folder, lambda obstore, store, key: obstore.list(store, key or None, chunk_size=FEW))
+    while page := _asked(folder, lambda *_: list(next(pages, []))):
+        yield from ((f"{base}/{meta['path']}", _stamp(meta)) for meta in page)
+
+
+def sizes_of(paths: Sequence[str]) -> NDArray[np.int64]:
+    """Bytes of files (N,) at addresses and in tar files; -1: not there. Raises ``FetchError``."""
+    members = map(_MEMBER.match, paths)
+    sizes = np.array([int(member[3]) if member else -1 for member in members], dtype=np.int64)
+    asked = [row for row in np.flatnonzero(sizes < 0).tolist() if "://" in paths[row]]
+    if len(asked) <= FEW or paths[asked[0]].partition("://")[0] not in LISTED:
+        for row, head in zip(asked, _heads([paths[row] for row in asked]), strict=True):
+            sizes[row] = -1 if head is None else head[0]
+        return sizes
+    rows = {paths[row]: row for row in asked}
+    folder = os.path.commonpath([*map(os.path.dirname, rows)]).replace(":/", "://", 1)
+    for address, (size, _) in tracked(_below(folder), 0, f"listing {folder}", unit="file"):
+        if address in rows:
+            sizes[rows[address]] = size
+    return sizes
+
+
+def shards(pattern: str) -> dict[str, tuple[int, str]]:
+    """The tar files of a pattern, such as ``s3://bucket/train-*.tar``, with what ``_heads`` says.
+
+    Braces, as in ``train-{0000..0099}.tar``, need no list of the bucket. Raises ``DataError`` if
+    there are none, or one of the braces is missing.
+    """
+    found: dict[str, tuple[int, str] | None]
+    folder = pattern.partition("*")[0].rpartition("/")[0]
+    if "*" in pattern and "://" in pattern:
+        found = {path: stamp for path, stamp in _below(folder) if fnmatch.fnmatchcase(path, pattern)}
+    else:
+        paths = sorted(map(str, Path(folder).glob(pattern[len(folder) + 1 :]))) if "*" in pattern else [pattern]
+        while paths and (span := _BRACES.search(paths[0])):
+            numbers = [f"{n:0{len(span[1])}d}" for n in range(int(span[1]), int(span[2]) + 1)]
+            paths = [_BRACES.sub(number, path, count=1) for path in paths for number in numbers]
+        found = dict(zip(paths, _heads(paths), strict=True))
+    there = {path: stamp for path, stamp in found.items() if stamp is not None}
+    if len(there) < len(found) or not there:
+        missing = next((path for path in found if path not in there), pattern)
+        raise DataError(f"there is no {missing}. fix: name tar files that are there")
+    return there
+
+
+def in_shards(names: Iterable[str], pattern: str) -> list[str]:
+    """The names as ``<tar>@<start>+<length>/<name>``; unchanged those that no tar has.
+
+    Where the folders differ, a name is found by its last part. Raises ``DataError``.
+    """
+    members: dict[str, str] = {}
+    by_end: dict[str, str] = {}
+    files = shards(pattern)
+    with ThreadPoolExecutor(ASKED) as pool:
+        tars = tracked(pool.map(_members, files.items()), len(files), "reading tars", unit="file")
+        for name, where in (member for tar in tars for member in tar):
+            if name in members:
+                raise DataError(f"{pattern} holds {name} twice. fix: give each picture its own name")
+            members[name] = where
+            end = name.rpartition("/")[2]
+            by_end[end] = "" if end in by_end else where
+    plain = [(name, posixpath.normpath(name.replace("\\", "/"))) for name in names]
+    return [members.get(path) or by_end.get(path.rpartition("/")[2]) or name for name, path in plain]
+
+
+def _members(tar_file: tuple[str, tuple[int, str]]) -> list[tuple[str, str]]:
+    """The names of the files in a tar, and their places from its folder on."""
+    path, (size, _) = tar_file
+    found = []
+    try:
+        with tarfile.open(fileobj=io.BufferedReader(_Parts(path, size), BLOCK), mode="r:") as tar:
+            for member in tar:
+                if member.type in (tarfile.REGTYPE, tarfile.AREGTYPE):  # the bytes of a sparse file are elsewhere
+                    name = posixpath.normpath(member.name)
+                    place = f"{os.path.basename(path)}@{member.offset_data}+{member.size}"
+                    found.append((name, f"{place}/{os.path.basename(name)}"))
+                tar.members = []  # type: ignore[attr-defined]  # which it would keep
+    except (OSError, tarfile.TarError) as error:
+        raise DataError(f"{path} is not a whole, uncompressed tar ({error}). fix: write it again") from error
+    return found
+
+
+class _Parts(io.RawIOBase):
+    """A file of ``size`` bytes that is fetched in parts."""
+
+    def __init__(self, path: str, size: int) -> None:
+        self.path, self.size, self.at = path, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    seekable = readable
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self.at = offset + (0, self.at, self.size)[whence]
+        return self.at
+
+    def readinto(self, buffer: Any) -> int:
+        data = _bytes(self.path, self.at, len(buffer)) if self.at < self.size else b""
+        buffer[: len(data)] = data
+        self.at += len(data)
+        return len(data)
+
+
+class Fetcher:
+    """Fetches files ahead of need, side by side, and keeps a ``share`` of them in a ``folder``.
+
+    Their names decide which, as every file is read once in each epoch.
+    """
+
+    def __init__(self, folder: Path | None = None, share: float = 0.0) -> None:
+        self.folder, self.share = folder, share
+        self._pool: ThreadPoolExecutor | None = None
+        self._begun: dict[str, Future[bytes]] = {}
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.folder, self.share)
+
+    def begin(self, paths: Iterable[str]) -> None:
+        """Begin to fetch files that will be read, the first ones first; forget all others."""
+        pool = self._pool = self._pool or ThreadPoolExecutor(FETCHES)
+        begun, self._begun = self._begun, {}
+        for path in dict.fromkeys(paths):
+            self._begun[path] = begun.pop(path) if path in begun else pool.submit(self._read, path)
+        for future in begun.values():
+            future.cancel()
+
+    def read(self, path: str) -> bytes:
+        """The content of a file. Raises ``OSError`` and ``FetchError``."""
+        begun = self._begun.pop(path, None)
+        return self._read(path) if begun is None else begun.result()
+
+    def _read(self, path: str) -> bytes:
+        name = path.encode("utf-8", "surrogateescape")
+        if self.folder is None or zlib.crc32(name) >= self.share * 2**32:
+            return read(path)
+        kept = self.folder / hashlib.sha256(name).hexdigest()[:32]
+        with suppress(OSError):
+            content = kept.read_bytes()
+            if len(content) > 4 and zlib.crc32(content[4:]) == int.from_bytes(content[:4]):
+                return content[4:]
+        data = read(path)
+        temporary = kept.with_name(f".{kept.name}.{uuid.uuid4().hex}.tmp")
+        with suppress(OSError):  # on a full disk
+            temporary.write_bytes(zlib.crc32(data).to_bytes(4) + data)
+            temporary.rename(kept)
+        return data
