@@ -126,10 +126,7 @@ def load_model(config: EvalConfig, val_set: data.Annotations, world: World) -> t
         if world.is_main:
             print(note)
         return built, None
-    if config.model_file is not None:
-        opened = open_checkpoint.open_exported(config.model_file)
-    else:
-        opened = open_checkpoint.open_checkpoint(str(config.ckpt))
+    opened = open_checkpoint.open_checkpoint(str(config.model_file or config.ckpt))
     if world.is_main:
         print(opened.note)
     return opened.model, class_numbers(opened, val_set, world)
@@ -204,10 +201,8 @@ class Evaluator:
             workers=build.loader_workers(data_options.workers, world), device=world.device,
             timeout_seconds=timeout_seconds, batch_bytes=3 * config.batch_size * math.prod(data.both_sides(image_size)),
         )  # fmt: skip
-        self.classes, self.postprocess = (
-            classes,
-            build.build_postprocess(config, model.heads, classes, in_training=loss is not None),
-        )
+        self.classes = classes
+        self.postprocess = build.build_postprocess(config, model.heads, classes, in_training=loss is not None)
         # A separate instance: tensors it caches under inference_mode cannot be used in training.
         self.loss = build.build_loss(model.heads, loss) if loss is not None else None
 

@@ -145,7 +145,7 @@ def score(config: schema.ExportConfig, detector: open_checkpoint.TrainedNetwork,
         options = replace(options, **limits)
         options.multi_label = False
     groups, thresholds = [], []
-    for name, model in (("network", detector.model), ("file", open_checkpoint.open_exported(str(path)).model)):
+    for name, model in (("network", detector.model), ("file", open_checkpoint.open_checkpoint(str(path)).model)):
         evaluator = Evaluator(
             val_set, options, image_size=detector.image_size, model=model, data_options=config.data, world=world,
             classes=class_numbers(detector, val_set, world),

@@ -7,6 +7,7 @@ skips what is not needed, such as polygons.
 
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -76,10 +77,14 @@ def read_coco(
     if instances.annotations is None:
         notes.add("files without annotations, so that nothing is scored", [str(path)])
     for number, entry in enumerate(instances.annotations or []):
-        if problem := _problem(entry):
-            findings.add("incomplete annotations", [f"{path}: {_name(number, entry)} {problem}"])
+        if entry.bbox is None or len(entry.bbox) != 4:
+            problem = f"has the bbox {shown(entry.bbox)} instead of four numbers"
+        elif entry.iscrowd not in (0, 1):
+            problem = f"has iscrowd={entry.iscrowd} instead of 0 or 1"
         else:
             usable.append((number, entry))
+            continue
+        findings.add("incomplete annotations", [f"{path}: {_name(number, entry)} {problem}"])
     entries = [entry for _, entry in usable]
     boxes_xywh = np.array([entry.bbox for entry in entries], dtype=np.float64).reshape(-1, 4)
     areas = np.array([np.nan if entry.area is None else entry.area for entry in entries], dtype=np.float64)
@@ -133,25 +138,12 @@ def _file_names(images: list[_Image], root: Path, notes: Findings) -> list[str]:
     return [relative_name(path, root) for path in found]
 
 
-def _problem(entry: _Annotation) -> str | None:
-    """What is wrong with an annotation, as the rest of a sentence."""
-    if entry.bbox is None or len(entry.bbox) != 4:
-        return f"has the bbox {shown(entry.bbox)} instead of four numbers"
-    if entry.iscrowd not in (0, 1):
-        return f"has iscrowd={entry.iscrowd} instead of 0 or 1"
-    return None
-
-
 def _category_names(categories: list[_Category], path: Path) -> dict[int, str]:
     """The name of each category id, in the order of the ids."""
-    names: dict[int, str] = {}
-    taken: set[str] = set()
-    for category in categories:
-        for key, value, used in (("id", category.id, names), ("name", category.name, taken)):
-            if value in used:
-                raise DataError(f"{path} has two categories with the {key} {value!r}. fix: give each its own {key}")
-        names[category.id] = category.name
-        taken.add(category.name)
-    if not names:
+    if not categories:
         raise DataError(f"{path} defines no categories. fix: check data.<split>.annotations")
-    return dict(sorted(names.items()))
+    for key in ("id", "name"):
+        ((value, times),) = Counter(getattr(category, key) for category in categories).most_common(1)
+        if times > 1:
+            raise DataError(f"{path} has two categories with the {key} {value!r}. fix: give each its own {key}")
+    return dict(sorted((category.id, category.name) for category in categories))

@@ -238,7 +238,7 @@ def load_weights_of_checkpoint(
         note = f"; the class rows of its heads follow the names, from {_listed(of_file)} to {_listed(names)}"
     left_out = of_heads if leave_out else []
     wanted, loads = ({name: state[name] for name in state if name not in left_out} for state in (own, weights))
-    _check_shapes(path, wanted, loads, SAME_NETWORK)
+    check_shapes(path, wanted, loads, SAME_NETWORK)
     if not leave_out:
         their_heads = network_of_checkpoint(network, path).heads
         for key in ("anchors", "scale_x_y", "new_coords"):
@@ -280,14 +280,15 @@ def network_of_checkpoint(
         shell = Darknet(parse_cfg(text, f"{path}, {network['source']}"), *shape)
     if weights is None:
         return shell
-    _check_shapes(path, shell.state_dict(), weights, "fix: use another checkpoint")
+    check_shapes(path, shell.state_dict(), weights, "fix: use another checkpoint")
     check_values(path, weights.items())
     model = Darknet(parse_cfg(text, network["source"]), *shape)
     model.load_state_dict(weights)
     return model
 
 
-def _check_shapes(path: object, own: Mapping[str, Tensor], weights: Mapping[str, Tensor], fix: str) -> None:
+def check_shapes(path: object, own: Mapping[str, Tensor], weights: Mapping[str, Tensor], fix: str) -> None:
+    """Raise ModelError at the first name with tensors of two shapes, or with one tensor only."""
     for name in dict.fromkeys([*own, *weights]):
         tensors = own.get(name), weights.get(name)
         ours, theirs = (f"shape {tuple(one.shape)}" if isinstance(one, Tensor) else "no tensor" for one in tensors)

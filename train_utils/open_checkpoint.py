@@ -29,7 +29,7 @@ class TrainedNetwork:
 def open_detector(
     ckpt: str | None, config: models.ModelConfig | None, names: str | None, image_size: int | list[int] | None
 ) -> TrainedNetwork:
-    """The network of ``ckpt`` (open_checkpoint, open_exported), or of ``config`` with its weights.
+    """The network of ``ckpt`` (open_checkpoint), or of ``config`` with its weights.
 
     ``names`` is for Darknet weights, which hold none: a text file with one class name a line, or a
     COCO json, whose categories count in the order of their ids; None means those of default_names.
@@ -38,7 +38,7 @@ def open_detector(
     size does not suit the network.
     """
     if ckpt is not None:
-        opened = open_exported(ckpt) if Path(ckpt).suffix in EXPORTED else open_checkpoint(ckpt)
+        opened = open_checkpoint(ckpt)
         opened = replace(opened, image_size=image_size or opened.image_size)
     elif config is None or config.weights is None:
         raise ConfigError("no weights are given. fix: ckpt=<run folder or .pt file>, or model= and model.weights=")
@@ -75,20 +75,17 @@ def default_names(count: int) -> list[str]:
     return of_coco if count == len(of_coco) else [str(index) for index in range(count)]
 
 
-def open_exported(file: str) -> TrainedNetwork:
-    """A file of export.py in the place of a network. Raises ModelError if it is none."""
-    model = ExportedNetwork(Path(file))
-    size = model.image_size[0] if model.image_size[0] == model.image_size[1] else model.image_size
-    note = f"{file}: an exported file, {len(model.names)} classes"
-    return TrainedNetwork(model, model.names, model.category_ids, size, note, Path(file).name)
-
-
 def open_checkpoint(ckpt: str) -> TrainedNetwork:
-    """The averaged network of a checkpoint, with the image size of its evaluation.
+    """The averaged network of a checkpoint, or a file of export.py, with its image size.
 
-    It can be saved as .weights. Raises CheckpointError or ModelError if the content of the file is
-    not what training wrote.
+    That of a checkpoint, the size of its evaluation, can be saved as .weights. Raises
+    CheckpointError or ModelError if the content is not what training or export.py wrote.
     """
+    if Path(ckpt).suffix in EXPORTED:
+        file = ExportedNetwork(Path(ckpt))
+        size = file.image_size[0] if file.image_size[0] == file.image_size[1] else file.image_size
+        note = f"{ckpt}: an exported file, {len(file.names)} classes"
+        return TrainedNetwork(file, file.names, file.category_ids, size, note, Path(ckpt).name)
     state = checkpoint.check_entries(checkpoint.load_checkpoint(Path(ckpt)), ckpt)
     model = models.network_of_checkpoint(state["network"], ckpt, state["ema"])
     major, minor, revision = state["weights_version"]
