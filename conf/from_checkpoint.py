@@ -95,7 +95,9 @@ def of_exported(options: dict[str, Any], file: str, detection: Mapping[str, Any]
     ``detection`` has ``precision``. Raises ConfigError for options that a file cannot follow, and
     CheckpointError if there is no such file.
     """
-    run_files.find_exported(Path(file))
+    if Path(file).suffix not in run_files.EXPORTED or not Path(file).is_file():
+        known = ", ".join(run_files.EXPORTED)
+        raise CheckpointError(f"{file} is not a file of export.py. fix: a path that ends in {known}")
     if options["model"] is not None:
         raise ConfigError(f"{file} and model exclude one another: the file holds its network. fix: leave model out")
     if options["device"] == "cuda" or detection["precision"] not in ("auto", "float32"):

@@ -32,12 +32,14 @@ def recognise(place: Path) -> dict[str, Any]:
     if ``place`` is not one of layouts.SET_KINDS.
     """
     place = Path(os.path.abspath(place))
-    if place.is_dir():
-        result = _of_folder(place)
+    result, set_file = None, layouts.find_set_file(place) if place.is_dir() else place
+    if set_file is not None and layouts.is_set_file(set_file):
+        result = {"format": "yolo", "root": str(set_file)}
+    elif place.is_dir():
+        folders = _folders_with(place, {".json", ".xml", ".txt", *layouts.IMAGE_SUFFIXES})
+        result = _of_folder_of_jsons(place, folders) or _of_xmls(place, folders) or _of_label_files(place, folders)
     elif place.suffix.lower() == ".json":
         result = _of_jsons(place, _twin_of(place), ())
-    else:
-        result = {"format": "yolo", "root": str(place)} if layouts.is_set_file(place) else None
     if result is None:
         around = place.parents[:2] if "images" in place.parts[-2:] else ()  # images/train, train/images
         above = next((folder for folder in around if layouts.find_set_file(folder)), None)
@@ -46,14 +48,6 @@ def recognise(place: Path) -> dict[str, Any]:
     root = Path(result["root"])
     folder = root if root.is_dir() else root.parent
     return {"name": folder.name if root.is_dir() or root.name in layouts.USUAL_NAMES else root.stem, **result}
-
-
-def _of_folder(folder: Path) -> dict[str, Any] | None:
-    """The options for a folder in the layout of YOLO, COCO or VOC, or of images and label files."""
-    if set_file := layouts.find_set_file(folder):
-        return {"format": "yolo", "root": str(set_file)}
-    folders = _folders_with(folder, {".json", ".xml", ".txt", *layouts.IMAGE_SUFFIXES})
-    return _of_folder_of_jsons(folder, folders) or _of_xmls(folder, folders) or _of_label_files(folder, folders)
 
 
 def _folders_with(top: Path, suffixes: Set[str]) -> Folders:

@@ -200,7 +200,8 @@ def test_more_epochs_are_the_same_wherever_they_are_cut_and_follow_the_schedule_
         assert differences(found[part], expected[part], part) == []
     assert (run / "metrics.csv").read_bytes() == (whole / "metrics.csv").read_bytes()
     optim = compose_training(f"resume={whole}").optim
-    rates = [optim.lr * Schedule(optim, 2, steps).weight_lr_factor(last) for steps, last in ((2, 1), (6, 3), (6, 5))]
+    schedules = ((Schedule(optim, 2, steps), last) for steps, last in ((2, 1), (6, 3), (6, 5)))
+    rates = [optim.lr * (schedule.warmup(last) * schedule.lr_factor(last)) for schedule, last in schedules]
     assert [float(row["lr"]) for row in rows(whole)] == rates
     log = (whole / "train.log").read_text()
     assert "changed: train.epochs: 1 -> 3" in log and log.count("follow the schedule of the new train.epochs") == 1
