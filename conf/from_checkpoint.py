@@ -18,7 +18,7 @@ from conf.errors import CheckpointError
 from conf.options import MAY_CHANGE, OF_THE_MACHINE, changed_values, is_covered
 from conf.schema import TrainConfig
 from conf.suggestions import NOT_COMPOSED, darknet_options, explain
-from conf.train_options import MAX_SIDE
+from conf.train_options import is_image_size
 from data import DataError, layouts
 from models.published import ALIASES, Published
 
@@ -122,8 +122,7 @@ def trained_size(saved: dict[str, Any], source: str) -> int | list[int]:
     """The image size at which a checkpoint is scored, as ``image_size``. Raises CheckpointError."""
     saved = checked_config(saved, source)
     size = saved.get("evaluate", {}).get("image_size") or saved.get("train", {}).get("image_size")
-    sides = size if isinstance(size, list) and len(size) == 2 else [size]
-    if not all(type(side) is int and 0 < side < MAX_SIDE for side in sides):
+    if not is_image_size(size):
         raise CheckpointError(f"{source} is damaged: its config names no image size. fix: use another one")
     pixels: int | list[int] = size
     return pixels

@@ -23,16 +23,9 @@ from train_utils.log import EPOCH_COLUMNS, GrowingFile, MetricsCsv, epoch_row, o
 from train_utils.loggers import LoggedRun, LoggerThread, run_id_of, start_services
 from train_utils.train_state import LOSS_NAMES, TrainState
 
+OF_EVALUATION = *coco_eval.METRICS, *coco_eval.OPERATING_POINT, *(f"val_{name}" for name in LOSS_NAMES)
 TABLES = {  # metrics.csv is equal in every repetition of a run
-    "metrics": (
-        "epoch",
-        "step",
-        "lr",
-        *LOSS_NAMES,
-        *coco_eval.METRICS,
-        *coco_eval.OPERATING_POINT,
-        *(f"val_{name}" for name in LOSS_NAMES),
-    ),
+    "metrics": ("epoch", "step", "lr", *LOSS_NAMES, *OF_EVALUATION),
     "times": ("epoch", "seconds", "images_per_second", "waiting"),
     "steps": ("step", "lr", *LOSS_NAMES),
 }
