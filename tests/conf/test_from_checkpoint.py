@@ -21,7 +21,7 @@ from conf.errors import TrainError
 from conf.from_checkpoint import complete_training, continue_run, fetch_weights, weights_folder
 from conf.run import options_of, run
 from conf.schema import GetWeightsConfig, TrainConfig
-from data import DataError, ShapesConfig, ensure_shapes
+from data import DataError, ShapesConfig
 from models import Darknet, published, save_darknet_weights, zoo_cfg
 from models.published import PUBLISHED, Published
 from scripts.get_weights import get_weights
@@ -184,7 +184,6 @@ def test_more_epochs_are_the_same_wherever_they_are_cut_and_follow_the_schedule_
 ) -> None:
     """After a finished run of one epoch; cut in the middle of the second."""
     shapes = ShapesConfig(train_images=18, val_images=5, image_size=64)  # 2 steps in an epoch
-    ensure_shapes(tmp_path / "shapes", shapes)
     whole = tmp_path / "whole"
     more = "train.batch_size=8", "train.epochs=1", "evaluate.every=1", "train.save_every_steps=1", "loss=darknet"
     train(small_run(tmp_path / "shapes", shapes, whole, *more))

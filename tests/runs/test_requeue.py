@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from conf.schema import TrainConfig
-from data import ShapesConfig, ensure_shapes
+from data import ShapesConfig
 from tests.small_run import small_run
 from train import train
 from train_utils.checkpoint import CheckpointWriter, load_last
@@ -29,7 +29,6 @@ def marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def config(tmp_path: Path) -> TrainConfig:
-    ensure_shapes(tmp_path / "shapes", SHAPES)
     return small_run(tmp_path / "shapes", SHAPES, tmp_path / "run", "train.batch_size=4", "train.epochs=2")
 
 

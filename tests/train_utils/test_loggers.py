@@ -17,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from conf.errors import TrainError
 from conf.schema import TrainConfig
-from data import ShapesConfig, ensure_shapes
+from data import ShapesConfig
 from tests.small_run import rows as table_of
 from tests.small_run import small_run
 from train import train
@@ -33,9 +33,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("loggers") / "shapes"
-    ensure_shapes(path, SHAPES)
-    return path
+    return tmp_path_factory.mktemp("loggers") / "shapes"
 
 
 def options(shapes: Path, run_dir: Path, *more: str) -> TrainConfig:
@@ -118,11 +116,8 @@ def failing(*_: object) -> None:
 def test_a_logger_that_fails_warns_once_and_the_others_go_on(
     shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config, warnings, points = (
-        options(shapes, tmp_path, "logger=[tensorboard,wandb]"),
-        list[str](),
-        Counter[str](),
-    )
+    config, warnings = options(shapes, tmp_path, "logger=[tensorboard,wandb]"), list[str]()
+    points = Counter[str]()
     monkeypatch.setitem(module.SERVICES, "tensorboard", type("Failing", (Service,), {"scalars": failing}))
     good = type("Good", (Service,), {"scalars": lambda self, step, group, metrics: points.update([group])})
     monkeypatch.setitem(module.SERVICES, "wandb", good)
