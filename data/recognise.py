@@ -170,20 +170,17 @@ def _of_xmls(folder: Path, folders: Folders) -> dict[str, Any] | None:
     images = os.path.commonpath(folders.get("image", {"."}))
     if lists := _lists_of(folder, folders):
         # Without a list for validation both are the first: data.split takes some of these images.
-        roots = [root for root, _ in lists]
-        return options | {
-            split: _split([names.get(split) or next(iter(names.values())) for _, names in lists], roots)
-            for split in ("train", "val")
-        }
-    if splits := _splits_of(xmls):
-        in_images = _splits_of(folders.get("image", ()))
-        pairs = zip(splits, in_images or splits, strict=True)
-        return options | {
-            split: _split(places, found if len(found) == len(places) else images)
-            for split, (places, found) in zip(("train", "val"), pairs, strict=True)
-        }
-    both = _split(os.path.commonpath(xmls), images)
-    return options | {"train": both, "val": both}
+        splits = [[names.get(split) or next(iter(names.values())) for _, names in lists] for split in ("train", "val")]
+        found = [[root for root, _ in lists]] * 2
+    elif named := _splits_of(xmls):
+        splits, found = [*named], [*(_splits_of(folders.get("image", ())) or named)]
+    else:
+        splits, found = [[os.path.commonpath(xmls)]] * 2, [[images]] * 2
+    train, val = (
+        _split(places, where if len(where) == len(places) else images)
+        for places, where in zip(splits, found, strict=True)
+    )
+    return options | {"train": train, "val": val}
 
 
 def _lists_of(folder: Path, folders: Folders) -> list[tuple[str, dict[str, str]]]:

@@ -55,21 +55,15 @@ class RunReport:
         for service in self._services:
             service.close(self._is_complete)
 
-    def line(self, text: str | None, on_terminal: bool = True) -> None:
-        """Write ``text`` to train.log, with the time, and to the terminal; skip None and ""."""
-        if not self._world.is_main or not text:
-            return
-        lines = list(map(printable, text.split("\n")))
-        if on_terminal:
-            progress.print_lines("\n".join(lines))
-        stamp = time.strftime("%Y-%m-%d %H:%M:%S")
-        for line in lines:
-            self._log.add(f"{stamp} {line}".rstrip() + "\n")
-
-    def lines(self, *texts: str | None) -> None:
-        """Write each of ``texts`` as ``line`` does."""
-        for text in texts:
-            self.line(text)
+    def line(self, *texts: str | None, on_terminal: bool = True) -> None:
+        """Write ``texts`` to train.log, with the time, and to the terminal; skip None and ""."""
+        for text in filter(None, texts if self._world.is_main else ()):
+            lines = list(map(printable, text.split("\n")))
+            if on_terminal:
+                progress.print_lines("\n".join(lines))
+            stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+            for line in lines:
+                self._log.add(f"{stamp} {line}".rstrip() + "\n")
 
     def announce(
         self,
@@ -86,7 +80,7 @@ class RunReport:
             about, warning = data.describe_set(annotations, size, anchors, auto.min_iou_of(config))
             self.line(f"{split}: {about}")
             self.line(warning if split == "train" else None)
-            self.lines(*(f"{split}: {note}" for note in (*annotations.skipped, *annotations.notes)))
+            self.line(*(f"{split}: {note}" for note in (*annotations.skipped, *annotations.notes)))
         if config.data.split is not None:
             total = len(train_set) + len(val_set)
             self.line(f"data.split={config.data.split:g} holds out {len(val_set)} of {total} images, by name")
@@ -95,7 +89,7 @@ class RunReport:
             f"{model.cfg.source}: {parameters:,} parameters, {flops / 1e9:.2f} GFLOPs for {size[0]}x{size[1]} pixels, "
             "a multiply-add counting as two"
         )
-        self.lines(*model.notes)
+        self.line(*model.notes)
         if world.is_main:
             self.line(data.warn_of_shared_images(train_set, val_set))
             self.line(", ".join(help.version_page().splitlines()))

@@ -103,7 +103,7 @@ def log_some(config: TrainConfig, folder: Path, steps: range, warnings: list[str
     world = World(0, 0, 1, 1, 1, torch.device("cpu"), "none")
     state, batches = SimpleNamespace(step=steps[0] - 1, epoch=0), SimpleNamespace(steps_per_epoch=9)
     with RunReport(folder, config, world) as report:
-        report.line = lambda text, on_terminal=True: on_terminal and warnings.append(text)
+        report.line = lambda *texts, on_terminal=True: warnings.extend(map(str, texts) if on_terminal else ())
         report.start(config, cast(Any, state), cast(Any, None), cast(Any, batches))
         for state.step in steps:
             report.step(state.step, {"lr": 0.1, **dict.fromkeys(LOSS_NAMES, state.step / 2)})
