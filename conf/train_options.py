@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any
 
+from conf import ConfigError
 from conf.errors import TrainError, install_command
 from data.config import Below1, Count, Share, Whole
 from models.config import NotNegative
@@ -129,6 +130,12 @@ class LoggerConfig:
     def services(self) -> list[str]:
         """The chosen loggers besides CSV, by the names of their modules and extras."""
         return [name for name in ("tensorboard", "wandb") if getattr(self, name)]
+
+
+def require(module: str, what: str) -> None:
+    """Raise ConfigError, with the command that installs it, unless ``module`` is there."""
+    if not is_installed(module):
+        raise ConfigError(f"{what} needs {module}, which is not installed. fix: {install_command(module)}")
 
 
 def is_installed(module: str) -> bool:
