@@ -22,7 +22,7 @@ LIMIT = 1e-9  # of relative differences in float64; in float32 the network multi
 
 def train_here(folder: Path, shapes: ShapesConfig, run_dir: Path, more: list[str]) -> None:
     """Run this rank's part of a training."""
-    train(small_run(folder / "shapes", shapes, run_dir, "evaluate.every=1", "evaluate.confidence=0.5", *more))
+    train(small_run(folder / "shapes", run_dir, "evaluate.every=1", "evaluate.confidence=0.5", *more, shapes=shapes))
 
 
 @pytest.mark.slow

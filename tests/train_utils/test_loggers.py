@@ -17,7 +17,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from conf.errors import TrainError
 from conf.schema import TrainConfig
-from data import ShapesConfig
 from tests.small_run import rows as table_of
 from tests.small_run import small_run
 from train import train
@@ -27,7 +26,6 @@ from train_utils.distributed import World
 from train_utils.run_report import RunReport
 from train_utils.train_state import LOSS_NAMES
 
-SHAPES = ShapesConfig(train_images=18, val_images=5, image_size=64)
 pytestmark = pytest.mark.slow
 
 
@@ -38,7 +36,7 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def options(shapes: Path, run_dir: Path, *more: str) -> TrainConfig:
     own = ("train.batch_size=6", "train.epochs=2", "evaluate.every=1", "logger.every_steps=1")
-    return small_run(shapes, SHAPES, run_dir, *own, *more)
+    return small_run(shapes, run_dir, *own, *more)
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
