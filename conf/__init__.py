@@ -20,5 +20,5 @@ if sys.platform == "win32":
     _is_ours = _main.parent in (REPOSITORY, REPOSITORY / "scripts") or _main.parent.name == "hydra_yolov3_spp"
     if not _is_ours and "hydra_yolov3_spp.__main__" not in sys.modules:
         raise ImportError(_sentence)
-    print(f"error: {_sentence}", file=sys.stderr)  # a program of ours: no traceback
+    print(f"error: {_sentence}".replace(" fix: ", "\nfix: "), file=sys.stderr)  # a program of ours: no traceback
     sys.exit(2)

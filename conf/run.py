@@ -231,9 +231,15 @@ def prepare_arguments(arguments: list[str], program: Program) -> list[str]:
     if "--" in arguments:
         at = arguments.index("--")
         arguments = [*arguments[:at], override("options", arguments[at + 1 :])]
-    if "--config-dir" in arguments[:-1]:
+    if "--config-dir" in arguments:
         at = arguments.index("--config-dir")
-        folder = Path(arguments[at + 1]).expanduser().absolute()
+        given = arguments[at + 1 : at + 2]
+        folder = Path(*given).expanduser().absolute()
+        if not given or not folder.is_dir():
+            said = f"there is no folder {folder}" if given else "a folder is missing"
+            raise ConfigError(
+                f"--config-dir: {said}. fix: --config-dir <the folder above data/, model/ or experiment/>"
+            )
         arguments = [*arguments[:at], override("hydra.searchpath", [f"file://{folder}"]), *arguments[at + 2 :]]
     if {"-m", "--multirun"} & set(arguments) and launch.read_launch().world_size > 1:
         raise ConfigError("-m cannot run under a launcher of several processes. fix: start each setting by itself")
@@ -269,7 +275,8 @@ def print_error(error: BaseException, schema: type) -> int:
         if code != BUG_EXIT_CODE:
             if len(sentence) > LONGEST_SENTENCE:
                 sentence = f"{sentence[: LONGEST_SENTENCE // 2]} ... {sentence[-LONGEST_SENTENCE // 2 :]}"
-            print(without_login(sentence), file=sys.stderr, flush=True)
+            sentence, fix, way_out = without_login(sentence).rpartition(" fix: ")
+            print(sentence + fix.replace(" ", "\n", 1) + way_out, file=sys.stderr, flush=True)
     return code
 
 

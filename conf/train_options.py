@@ -65,7 +65,7 @@ class TrainSection:
     # CUDA graphs, for small networks on one GPU; max-autotune-no-cudagraphs tries more kernels
     sync_bn: bool  # batch-norm statistics over all ranks
     fused_norm: Any  # auto, true or false: batch norm and activation in one pass by kernels in Triton, on GPUs, with
-    # train.compile off; auto: false, since no GPU has shown yet that it is faster
+    # train.compile off; auto: on one GPU, in half precision, for batches large enough to gain by it
     deterministic: bool  # same bits in every run on the same number of ranks, by torch's deterministic algorithms
     save_every_steps: Whole  # also write last.pt within an epoch, after this many steps; 0: not by steps
     save_every_minutes: NotNegative  # also write last.pt within an epoch, after this many minutes; 0: not by time

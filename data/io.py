@@ -3,6 +3,7 @@
 import hashlib
 import io
 import os
+import shlex
 import shutil
 import stat
 import time
@@ -171,11 +172,14 @@ def fetch(address: str, shown: str) -> bytes:
     try:
         pooch.HTTPDownloader(timeout=TIMEOUT_SECONDS, progressbar=_DownloadProgress(check))(address, content, None)
     except OSError as error:
-        answer = getattr(error, "response", None)  # None: the server gave none
-        why = type(error).__name__ if answer is None else f"HTTP status {answer.status_code}"
         # Without the error itself, which may show the password.
-        raise DataError(f"{shown} cannot be fetched ({why}). fix: check the address and the network") from None
+        raise DataError(f"{shown} cannot be fetched ({_reason(error)}). fix: check address and network") from None
     return content.getvalue()
+
+
+def _reason(error: OSError) -> str:
+    answer = getattr(error, "response", None)  # None: the server gave none
+    return type(error).__name__ if answer is None else f"HTTP status {answer.status_code}"
 
 
 def download(url: str, path: Path, known_hash: str | None = None, size: int | None = None) -> None:
@@ -205,7 +209,9 @@ def download(url: str, path: Path, known_hash: str | None = None, size: int | No
             path.unlink()
             raise ValueError(f"expected {size:,} bytes")
     except OSError as error:
-        fix = "fix: check address, network and folder, or fetch the file by other means"
-        raise DataError(f"{url} cannot be fetched into {path} ({error}). {fix}") from error
+        if error.errno is not None:  # of the folder, not of the network
+            raise DataError(f"{url} cannot be written to {path} ({error.strerror}). fix: free space there") from error
+        fix = shlex.join(["curl", "--create-dirs", "-fLo", str(path), url])
+        raise DataError(f"{url} cannot be fetched ({_reason(error)}); by hand, with a network, fix: {fix}") from error
     except ValueError as error:
         raise DataError(f"{url} is damaged, or another file. fix: run the command again") from error

@@ -98,7 +98,9 @@ def find_media(source: str) -> list[Medium]:
         matches = io.files_below(Path(source), suffixes) if is_folder else glob.glob(source, recursive=True)
         paths = [Path(path) for path in matches if os.path.isfile(path) and Path(path).suffix.lower() in suffixes]
     if not paths:
-        raise DataError(f"source={source} holds no picture or video. fix: a file, a folder or a pattern in quotes")
+        is_there = os.path.exists(source) or glob.has_magic(source)
+        what = "holds no picture or video" if is_there else "is not a file or folder"
+        raise DataError(f"source={source} {what}. fix: a file, a folder or a pattern in quotes")
     whole = sorted({Path(os.path.abspath(path)) for path in paths})
     base = source if os.path.isdir(source) else os.path.commonpath([path.parent for path in whole])
     return [Medium(path, path.relative_to(os.path.abspath(base)).as_posix()) for path in whole]

@@ -8,7 +8,11 @@ import colorsys
 import hashlib
 import json
 import math
+import multiprocessing
+import sys
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +22,7 @@ from numpy.typing import NDArray
 
 from data.config import ShapesConfig
 from data.errors import DataError
-from data.io import new_folder
+from data.io import new_folder, usable_cores
 from data.progress import tracked
 
 Mask = NDArray[np.bool_]  # (h, w)
@@ -32,6 +36,7 @@ MIN_OBJECT = 16.0  # pixels across
 MAX_OBJECT = 0.5  # of the image's shorter side
 MAX_OBJECTS = 7
 MIN_VISIBLE_SHARE = 0.45  # of each object
+CHUNK = 16  # images that a process draws at a time
 PLACEMENTS = 20  # attempts to place an object before it is left out
 ASPECTS = (0.6, 1.6)  # height over width
 AREAS = (0.7, 1.3)  # of an image, relative to image_size ** 2
@@ -73,20 +78,33 @@ def _draw_split(folder: Path, count: int, image_size: int, seed: list[int]) -> d
     folder.mkdir()
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
-    for number in tracked(range(count), count, f"drawing {folder.name} shapes"):
-        generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([*seed, number])))
-        drawing = draw_image(image_size, generator)
-        height, width = drawing.image.shape[:2]
-        name = f"{number + 1:06d}.jpg"
-        bgr = cv2.cvtColor(drawing.image, cv2.COLOR_RGB2BGR)
-        encoded = cv2.imencode(".jpg", bgr, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])[1]
-        (folder / name).write_bytes(encoded.tobytes())
-        images.append({"id": number + 1, "file_name": name, "width": width, "height": height})
-        for number_of_class, mask in zip(drawing.classes, drawing.masks, strict=True):
-            ids = {"id": len(annotations) + 1, "image_id": number + 1, "category_id": number_of_class + 1}
-            annotations.append({**ids, "bbox": list(visible_box(mask)), "area": int(mask.sum()), "iscrowd": 0})
+    # Threads would wait for each other. Spawned processes import torch, but macOS needs them.
+    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    with ProcessPoolExecutor(len(usable_cores()), context, cv2.setNumThreads, (0,)) as pool:
+        drawn = pool.map(partial(_write_image, folder, image_size, seed), range(count), chunksize=CHUNK)
+        for number, (image, objects) in enumerate(tracked(drawn, count, f"drawing {folder.name} shapes")):
+            images.append({"id": number + 1} | image)
+            for an_object in objects:
+                ids = {"id": len(annotations) + 1, "image_id": number + 1}
+                annotations.append({**ids, **an_object, "iscrowd": 0})
     categories = [{"id": number + 1, "name": name} for number, name in enumerate(CLASSES)]
     return {"images": images, "annotations": annotations, "categories": categories}
+
+
+def _write_image(
+    folder: Path, image_size: int, seed: list[int], number: int
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Draw and write an image; return its COCO entry and those of its objects, without ids."""
+    drawing = draw_image(image_size, np.random.Generator(np.random.PCG64(np.random.SeedSequence([*seed, number]))))
+    height, width = drawing.image.shape[:2]
+    name = f"{number + 1:06d}.jpg"
+    bgr = cv2.cvtColor(drawing.image, cv2.COLOR_RGB2BGR)
+    (folder / name).write_bytes(cv2.imencode(".jpg", bgr, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])[1].tobytes())
+    objects = [
+        {"category_id": number_of_class + 1, "bbox": list(visible_box(mask)), "area": int(mask.sum())}
+        for number_of_class, mask in zip(drawing.classes, drawing.masks, strict=True)
+    ]
+    return {"file_name": name, "width": width, "height": height}, objects
 
 
 class Drawing(NamedTuple):

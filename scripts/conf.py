@@ -5,5 +5,5 @@ import sys
 from pathlib import Path
 
 _command = shlex.join(["python", "-m", f"scripts.{Path(sys.argv[0]).stem}", *sys.argv[1:]])
-print(f"error: {sys.argv[0]} is started as a module, in the folder above. fix: {_command}", file=sys.stderr)
+print(f"error: {sys.argv[0]} is started as a module, in the folder above.\nfix: {_command}", file=sys.stderr)
 raise SystemExit(2)

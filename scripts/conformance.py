@@ -3,11 +3,13 @@
     torchrun --nproc-per-node=2 -m scripts.conformance
     srun python -m scripts.conformance
     torchrun --nproc-per-node=2 -m scripts.conformance kill
+    python -m scripts.conformance out=report.json
 
 It trains a small network on drawn shapes, on all ranks and in one process, prints a table, and
 exits with 1 if a check failed. With ``kill`` the last rank kills itself after the table: the
 launcher must end all others soon, with an exit code other than 0. The runs stay in
-runs/conformance/<date_time>, which all nodes must see.
+runs/conformance/<date_time>, which all nodes must see. ``out`` is a certificate for a bug report:
+versions, ranks, nodes, backend, and the outcome and time of each check, also of the one that broke.
 """
 
 import contextlib
@@ -24,26 +26,29 @@ from pathlib import Path
 
 import torch
 
-from conf import REPOSITORY, launch
-from conf.run import options_of
+from conf import REPOSITORY, ConfigError, errors, help, launch, run_files
+from conf.run import options_of, print_error
+from conf.schema import TrainConfig
 from data import Batch
 from eval import evaluate
 from models import Darknet, zoo_cfg
 from train import train
-from train_utils import build, checkpoint, distributed, engine, sync_batchnorm
+from train_utils import build, checkpoint, distributed, engine, run_folder, sync_batchnorm
 
 PRECISIONS = ("float64", "auto")
 EXACT = 1e-9  # largest relative difference in float64: the network multiplies rounding errors
 CLOSE = 0.05  # largest relative difference of the losses in the training's precision
 BYTES = 2**26  # size of the timed exchange: the gradient of 16 million weights
 SECONDS = 120  # a rank waits this long for the others
+CERTIFICATE = "ranks train and evaluate exactly"  # by this title the program knows its own file
 
 
 class Conformance:
     """The checks of one process group; all ranks call each check together."""
 
     def __init__(self, world: distributed.World, folder: Path) -> None:
-        self.world, self.folder, self.checks = world, folder, list[tuple[str, bool, str]]()
+        self.world, self.folder, self.checks = world, folder, list[tuple[str, bool, str, float]]()
+        self.last = time.perf_counter()
         ranks = world.world_size
         # An epoch has three steps and one image left over; an evaluation ends with a batch of one.
         drawn = f"{{train_images: {12 * ranks + 1}, val_images: {4 * ranks + 1}, image_size: 64}}"
@@ -60,8 +65,37 @@ class Conformance:
         self.scored = [ckpt, *self.data, "evaluate.batch_size=2", f"device={world.device.type}"]
 
     def record(self, name: str, passed: bool, detail: str) -> None:
-        """Add a row."""
-        self.checks.append((name, passed, detail))
+        """Add a row, with the seconds since the last one."""
+        started, self.last = self.last, time.perf_counter()
+        self.checks.append((name, passed, detail, round(self.last - started, 2)))
+
+    def run(self) -> None:
+        """Make all checks in silence; the one that broke is recorded, too."""
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                for check in (self.weights, self.rank_without_boxes, self.evaluation, self.resume, self.exchange):
+                    check()
+        except Exception as error:
+            self.record(check.__name__, False, f"{type(error).__name__}: {errors.first_line(error)}")
+            raise
+
+    def write(self, out: Path) -> None:
+        """Write the certificate whole or not at all."""
+        world, on_gpu = self.world, self.world.device.type == "cuda"
+        content = {
+            "certificate": CERTIFICATE,
+            "passed": all(passed for _, passed, *_ in self.checks),
+            "versions": help.version_page().splitlines(),
+            "launcher": world.launcher,
+            "ranks": world.world_size,
+            "nodes": world.num_nodes,
+            "device": torch.cuda.get_device_name() if on_gpu else "cpu",
+            "backend": "none" if world.world_size == 1 else "nccl" if on_gpu else "gloo",
+            "finished": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+            "checks": [dict(zip(("check", "passed", "detail", "seconds"), row, strict=True)) for row in self.checks],
+        }
+        with run_files.whole_file(out) as file:
+            file.write(json.dumps(content, indent=1) + "\n")
 
     def train(self, name: str, *more: str) -> Path:
         """Train on all ranks; return the run folder."""
@@ -163,31 +197,47 @@ def largest_difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Te
     return worst
 
 
+def refuse_foreign(out: Path) -> None:
+    """Raise TrainError if ``out`` is there and no certificate, or cannot be written."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        if json.loads(out.read_text())["certificate"] == CERTIFICATE:
+            return
+    if os.path.lexists(out) or not os.access(out.absolute().parent, os.W_OK):
+        said = "is there already, and no certificate" if os.path.lexists(out) else "cannot be written"
+        raise errors.TrainError(f"{out} {said}. fix: out=<a new file>")
+
+
 def main(*arguments: str) -> None:
     """Run all checks; exit with 1 if one failed."""
+    outs = [Path(word.removeprefix("out=")) for word in arguments if word.startswith("out=")]
+    if unknown := [word for word in arguments if word != "kill" and not word.startswith("out=")]:
+        raise ConfigError(f"{unknown[0]} is not a word of scripts.conformance. fix: out=<a new file>, or kill")
     world = distributed.init_distributed_mode("auto", SECONDS)
+    run_folder.on_main(world, lambda: any(map(refuse_foreign, outs)))
     folder = Path(distributed.broadcast_text(f"runs/conformance/{time.strftime('%Y-%m-%d_%H-%M-%S')}")).resolve()
     conformance = Conformance(world, folder)
-    with contextlib.redirect_stdout(io.StringIO()):
-        conformance.weights()
-        conformance.rank_without_boxes()
-        conformance.evaluation()
-        conformance.resume()
-        conformance.exchange()
+    try:
+        conformance.run()
+    finally:
+        for out in outs if world.is_main else ():
+            conformance.write(out)
     if world.is_main:
         print(f"{world.world_size} ranks on {world.num_nodes} node(s), {world.device.type}, torch {torch.__version__}")
-        for name, passed, detail in conformance.checks:
+        for name, passed, detail, _ in conformance.checks:
             print(f"{'pass' if passed else 'FAIL'}  {name:45s} {detail}", flush=True)
     distributed.barrier()
     if "kill" in arguments and world.rank == world.world_size - 1:
         os.kill(os.getpid(), signal.SIGKILL)
     if "kill" in arguments:
         distributed.barrier()  # waits forever: the launcher has to end this rank
-    failed = distributed.any_rank(not all(passed for _, passed, _ in conformance.checks))
+    failed = distributed.any_rank(not all(passed for _, passed, *_ in conformance.checks))
     launch.shutdown()
     sys.stdout.flush()
     os._exit(int(failed))  # an exiting interpreter is sometimes aborted by torch's threads
 
 
 if __name__ == "__main__":
-    print(__doc__) if "--help" in sys.argv else main(*sys.argv[1:])
+    try:
+        print(__doc__) if "--help" in sys.argv else main(*sys.argv[1:])
+    except Exception as error:
+        sys.exit(print_error(error, TrainConfig))

@@ -99,10 +99,10 @@ def check_options(program: str, options: list[str], own_files: Path) -> None:
     """Compose ``options`` as ``program`` does, up to the values of a run, which is not here."""
     assert program in NAMES, f"no program {program}"
     entry = PROGRAMS[NAMES[program]]
-    options = prepare_arguments(options, entry)
+    at = [number for number, word in enumerate(options) if word == "--config-dir"]
+    options = prepare_arguments([str(own_files) if i - 1 in at else word for i, word in enumerate(options)], entry)
     swept = {"-m", "--multirun"} & set(options)
-    options = [word for word in options if word not in ("-m", "--multirun", "--help")]
-    options = [re.sub("^hydra.searchpath=.*", f"hydra.searchpath=[file://{own_files}]", word) for word in options]
+    options = [word for word in options if word not in ("-m", "--multirun", "--help", "--version", "--cfg", "job")]
     for group, choice in (("data", "yolo"), ("experiment", "finetune")):  # in place of paths, which are on no machine
         options = [re.sub(rf"^{group}=[^,]*[/.].*", f"{group}={choice}", word) for word in options]
     if swept:  # the first of its settings
@@ -114,6 +114,21 @@ def check_options(program: str, options: list[str], own_files: Path) -> None:
         defaults(NAMES[program], entry.schema, options)
     else:
         compose(NAMES[program], entry.schema, options, entry.complete)
+
+
+def test_the_commands_of_the_cluster_examples_are_taken(own_files: Path) -> None:
+    """Variables of the cluster stand for numbers."""
+    job, task = (
+        yaml.safe_load((REPOSITORY / "docs" / "examples" / name).read_text())
+        for name in ("pytorchjob.yaml", "skypilot.yaml")
+    )
+    (container,) = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
+    check(shlex.join(container["command"]), own_files)
+    lines = re.sub(r"\$\(.*?\)|\$\w+", "1", f"{task['setup']}\n{task['run']}".replace("\\\n", " ")).splitlines()
+    commands = [line.removeprefix(".venv/bin/") for part in lines for line in part.split(" && ") if line != "uv sync"]
+    assert len(commands) == 2
+    for command in commands:
+        check(command, own_files)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -151,7 +151,7 @@ def test_what_does_not_fit_is_refused(folder: Path, tmp_path: Path, monkeypatch:
     for given, message in (
         (["model.weights=a.weights"], "model.weights does not say which network. fix: model.cfg="),
         (["ckpt=random.pt", "names=two.names"], "ckpt and names exclude one another"),
-        (["ckpt=random.pt", "source=nowhere"], "source=nowhere holds no picture or video"),
+        (["ckpt=random.pt", "source=nowhere"], "source=nowhere is not a file or folder"),
         (["ckpt=random.pt", "out=pictures"], "pictures/a.png is there already and would be overwritten. fix: out="),
         (["ckpt=random.pt", "out=/proc/nothing"], "/proc/nothing cannot be written"),
         (["ckpt=random.pt", "out=found"], "broken.png is not an image of a known type"),
@@ -163,8 +163,8 @@ def test_what_does_not_fit_is_refused(folder: Path, tmp_path: Path, monkeypatch:
 
 def test_no_error_shows_a_password(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for given, message in (
-        ("source=rtsp://me:secret@h/a?b=1", "cannot read the option source=rtsp://***@h/a?b=1. fix"),
-        ("sources=rtsp://me:secret@h/a debug=true", "sources=rtsp://***@h/a is not an option here. fix: source="),
+        ("source=rtsp://me:secret@h/a?b=1", "cannot read the option source=rtsp://***@h/a?b=1.\nfix"),
+        ("sources=rtsp://me:secret@h/a debug=true", "sources=rtsp://***@h/a is not an option here.\nfix: source="),
     ):
         monkeypatch.setattr(sys, "argv", ["predict.py", "ckpt=random.pt", *given.split()])
         with pytest.raises(SystemExit):

@@ -52,8 +52,12 @@ class ForwardPass:
     ) -> Self:
         """Compile the step for ``batches`` by the mode that choose_mode gave; wrap for DDP."""
         images = options.epochs * batches.steps_per_epoch * options.batch_size // world.world_size
+        is_fused = compile.fuses_norm(options, world, model, batches.images_per_rank)
+        if is_fused:
+            log_line("train.fused_norm=true: batch norm and activation in one pass")
         if options.compile is Compile.auto and compile_mode == "default":
-            compile_mode = "default" if compile.pays_back(model, options.image_size, images) else "off"
+            longer = compile.INPUT_ONLY if is_fused else "default"
+            compile_mode = longer if compile.pays_back(model, options.image_size, images) else "off"
         sizes, given = batches.sizes.count, Batch.network_input
         step_loss, to_input = compile.compile_step(model, loss, given, compile_mode, sizes, log_line=log_line)
         dtype = numerics.autocast_dtype(options.precision.value, world.device)

@@ -97,8 +97,9 @@ def draw_curves(metrics_csv: Path, out: Path) -> None:
     tables = (rows, _rows(steps_csv) if steps_csv.exists() else [])
     scored = [row for row in rows if row.get("AP") and float(row["AP"]) >= 0]
     best = max(scored, key=lambda row: float(row["AP"]), default=None)  # the first, as the checkpoint
-    figure = Figure(figsize=(17, 4.4), layout="constrained")
-    for axis, (title, columns) in zip(figure.subplots(1, len(CURVES)), CURVES.items(), strict=True):
+    figure = Figure(figsize=(10, 7.5), layout="constrained")  # as wide as a page shows it
+    axes = figure.subplots(2, 2, sharex=True)  # a single evaluation stands at its step
+    for axis, (title, columns) in zip(axes.flat, CURVES.items(), strict=True):
         for number, column in enumerate(columns):
             for name, line in ((column, "-"), (f"val_{column}", "--")):
                 points = max((_points(table, name) for table in tables), key=len)
@@ -107,9 +108,9 @@ def draw_curves(metrics_csv: Path, out: Path) -> None:
         if best is not None:
             text = f"best: epoch {best['epoch']}, AP {float(best['AP']):.3f}"
             axis.axvline(int(best["step"]), color="black", linestyle=":", label=text)
-        axis.set(title=title, xlabel="step")
+        axis.set(title=title, xlabel="step", ylim=(0, 1.05 * axis.get_ylim()[1]))
         if axis.lines:
-            axis.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncol=2)
+            axis.legend(fontsize=8, ncol=2)
     figure.savefig(out, dpi=DPI)
 
 
@@ -137,7 +138,7 @@ def draw_precision_recall(evaluation: Evaluation, out: Path) -> None:
     precision = coco.eval["precision"][..., 0, 2]  # (IoU thresholds, recalls, classes)
     boxes = [row["boxes"] for row in evaluation.per_class.values()]
     order = [index for index in np.argsort(boxes)[::-1] if boxes[index]]
-    figure = Figure(figsize=(14, 4.6), layout="constrained")
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     for axis, values, title in (
         (left, precision[0], "IoU .5: the area is AP50"),
@@ -161,7 +162,7 @@ def draw_over_confidence(evaluation: Evaluation, out: Path) -> None:
 
     names, boxes = evaluation.truth.names, [row["boxes"] for row in evaluation.per_class.values()]
     matches = find_matches(evaluation.truth, evaluation.detections, evaluation.scorer)
-    figure = Figure(figsize=(17, 4.4), layout="constrained")
+    figure = Figure(figsize=(11, 3.8), layout="constrained")
     axes = figure.subplots(1, 3)
     with_boxes = [index for index in np.argsort(boxes)[::-1].tolist() if boxes[index]]
     for number, index in enumerate([*with_boxes, None]):

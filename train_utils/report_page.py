@@ -2,6 +2,7 @@
 
 import base64
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -23,7 +24,8 @@ def keep_best(folder: Path, best: coco_eval.Evaluation) -> None:
     """Write ``best_detections.npz`` whole or not at all. Raises OSError."""
     scores = json.dumps({key: getattr(best, key) for key in ("metrics", "per_class", "at_best_f1", "scorer")})
     with run_files.whole_file(folder / BEST_DETECTIONS, "wb") as file:
-        np.savez(file, scores=scores, detections=best.detections, **vars(best.truth))
+        names = np.array([*map(os.fsencode, best.truth.file_names)], np.bytes_)
+        np.savez(file, scores=scores, detections=best.detections, **{**vars(best.truth), "file_names": names})
 
 
 def read_best(folder: Path) -> coco_eval.Evaluation:
@@ -36,12 +38,14 @@ def read_best(folder: Path) -> coco_eval.Evaluation:
         with np.load(path) as file:
             arrays = dict(file)
         text, reported, names = map(arrays.pop, ("scores", "detections", "names"))
-        truth = results.GroundTruth(**arrays, names=names.tolist())
+        files = [os.fsdecode(name) for name in arrays.pop("file_names", ())]
+        truth = results.GroundTruth(**arrays, names=names.tolist(), file_names=files)
         images, boxes = (len(truth.image_ids),), (len(truth.classes),)
         shapes = {"sizes": (*images, 2), "offsets": (images[0] + 1,), "boxes_xywh": (*boxes, 4)}
         shapes |= {"image_ids": images, **dict.fromkeys(("classes", "crowd", "areas"), boxes)}
         wrong = [key for key, shape in shapes.items() if arrays[key].shape != shape or arrays[key].dtype.kind in "OSU"]
-        if wrong or reported.dtype not in (results.DETECTION, results.DETECTION_AS_READ):
+        of_detections = reported.dtype in (results.DETECTION, results.DETECTION_AS_READ)
+        if wrong or not of_detections or len(files) not in (0, *images):
             raise ValueError(f"{', '.join(wrong) or 'detections'} of another shape")
         classes, ids = range(len(names)), truth.image_ids
         known = (truth.classes, classes), (reported["class"], classes), (reported["image_id"], ids)

@@ -34,6 +34,7 @@ class GroundTruth:
     crowd: np.ndarray  # bool (M,)
     areas: np.ndarray  # float64 (M,) as in the file: of the mask, not of the box
     names: Sequence[str]  # of the classes, in the order of their category ids
+    file_names: Sequence[str] = ()  # of the images, relative to their folder; none in older files
 
     @property
     def image_of_box(self) -> np.ndarray:

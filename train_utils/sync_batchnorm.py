@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from conf.train_options import TrainSection
+from models import Darknet
 from models.layers import Convolution
 from train_utils.compile import fuses_norm
 from train_utils.distributed import World, sum_over_ranks
@@ -109,12 +110,13 @@ class _Normalise(torch.autograd.Function):
         return grad_x, grad_weight, grad_bias, None, None, None, None
 
 
-def convert_batch_norm(model: nn.Module, options: TrainSection, world: World) -> None:
+def convert_batch_norm(model: Darknet, options: TrainSection, world: World, images: int) -> None:
     """Prepare batch norm for ``train.fused_norm`` and ``train.sync_bn``; names and state are kept.
 
-    Call it before ``wrap_ddp``. Fused, it is synchronised by the same kernels.
+    Call it before ``wrap_ddp``. Fused, it is synchronised by the same kernels. ``images`` are those
+    of a micro-batch on this rank.
     """
-    if fuses_norm(options, world):
+    if fuses_norm(options, world, model, images):
         from models.fused_norm import normalise_and_activate  # needs Triton
 
         exchange = sum_over_ranks if options.sync_bn and world.world_size > 1 else None

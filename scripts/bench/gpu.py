@@ -100,7 +100,7 @@ def steps(
         batch.images = batch.images.contiguous(memory_format=torch.channels_last)
         world = distributed.init_distributed_mode(DEVICE.type, 600)
         if fused and DEVICE.type == "cuda":  # its kernels do not run on a CPU
-            sync_batchnorm.convert_batch_norm(model, step.configured("train.fused_norm=true").train, world)
+            sync_batchnorm.convert_batch_norm(model, step.configured("train.fused_norm=true").train, world, images)
         run = step.new_step(model, world, half, mode)
         name = f"{half}, {'train.fused_norm' if fused else f'train.compile={mode}'}, batch {images}"
         name = name.removeprefix("torch.")

@@ -21,7 +21,7 @@ Program = Callable[..., str]
 
 @pytest.fixture
 def error_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Program:
-    """What ``train.py <arguments>`` says: it must be one sentence, and leave nothing behind."""
+    """What ``train.py <arguments>`` says: a sentence and its fix in a line. Nothing is left."""
     monkeypatch.chdir(tmp_path)
 
     def called(*arguments: str, program: str = "train") -> str:
@@ -30,10 +30,11 @@ def error_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
             run(program)
         assert ended.value.code == 2
         lines = capsys.readouterr().err.strip().splitlines()
-        assert len(lines) == 1 and lines[0].startswith("error: "), lines
+        assert lines[0].startswith("error: ") and all(line.startswith("fix: ") for line in lines[1:]), lines
+        assert len(lines) <= 2 and "fix: " not in lines[0], lines
         assert not (tmp_path / "runs").exists(), "a run folder was left behind"
         assert not list(tmp_path.rglob("*.tmp")), "something half-written was left behind"
-        return lines[0].removeprefix("error: ")
+        return " ".join(lines).removeprefix("error: ")
 
     return called
 

@@ -32,11 +32,13 @@ CASES = {  # options and what stderr says; for None stdout has the answer
         "--cfg job": None,
         "-sc query=bash": None,
         "--version": None,
-        "train.epoch=3": "train.epoch=3 is not an option here. fix: train.epochs=3",
+        "train.epoch=3": "train.epoch=3 is not an option here.\nfix: train.epochs=3",
         "train.epochs=many": "train.epochs: Value 'many'",
         "--help data.shapes.image_size=64": "data.shapes.image_size=64: a section is null here",
         "resume=nowhere": "resume=nowhere: ",
         "data.root=nowhere": "there is no",
+        "--config-dir nowhere data=cats": "--config-dir: there is no folder ",
+        "data=cats --config-dir": "--config-dir: a folder is missing.\nfix: ",
         "data=shapes devices=2 model.weights=a.pt": "model.weights: there is no",
         "data=yolo data.root=nowhere": "there is no data.yaml",
     },
@@ -180,7 +182,7 @@ def test_neither_a_rank_nor_a_job_of_a_multirun_starts_ranks(
     with pytest.raises(SystemExit, match=r"^2$"):
         run("train")
     said = capsys.readouterr().err  # once for each job
-    assert said.count("error: devices=2 cannot go with -m. fix: start each") == 2
+    assert said.count("error: devices=2 cannot go with -m.\nfix: start each") == 2
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     assert ranks_to_start(config_of("devices=2")) == 1

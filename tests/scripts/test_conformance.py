@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from conf import ConfigError
+from conf.errors import TrainError
 from conf.launch import environment_of_one
-from scripts.conformance import largest_difference
+from scripts.conformance import Conformance, largest_difference, main, refuse_foreign
 
 REPOSITORY = Path(__file__).parents[2]
 CHECKS = 6
@@ -19,16 +22,43 @@ CHECKS = 6
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_ranks_of_this_machine_pass(ranks: int, tmp_path: Path) -> None:
-    """Of three the last one kills itself at the end, and torchrun ends all."""
+    """Of three the last one kills itself at the end, and torchrun ends all; two are certified."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
     environment = environment_of_one() | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    more = {2: ["out=report.json"], 3: ["kill"]}.get(ranks, [])
     found = subprocess.run(
-        [sys.executable, *torchrun, "-m", "scripts.conformance", *(["kill"] if ranks == 3 else [])],
+        [sys.executable, *torchrun, "-m", "scripts.conformance", *more],
         cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     rows = [line for line in found.stdout.splitlines() if line.startswith(("pass", "FAIL"))]
     assert len(rows) == CHECKS and all(row.startswith("pass") for row in rows), found.stdout + found.stderr
     assert (found.returncode != 0) == (ranks == 3), found.stderr
+    if ranks == 2:
+        report = json.loads((tmp_path / "report.json").read_text())
+        assert (report["passed"], report["ranks"], report["nodes"], report["launcher"]) == (True, 2, 1, "torchrun")
+        assert [one["check"] in row for one, row in zip(report["checks"], rows, strict=True)] == [True] * CHECKS
+        assert any(version.startswith("torch ") for version in report["versions"]) and str(tmp_path) not in str(report)
+        refuse_foreign(tmp_path / "report.json")  # its own may be renewed
+
+
+def test_what_breaks_is_in_the_certificate_and_no_other_file_is_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Conformance, "weights", lambda self: self.record("weights", False, "differ by 1"))
+    monkeypatch.setattr("scripts.conformance.evaluate", lambda options: 1 // 0)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ZeroDivisionError):
+        main("out=report.json")
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert [one["passed"] for one in report["checks"]] == [False, True, False] and report["passed"] is False
+    assert report["checks"][2]["check"] == "evaluation" and "ZeroDivisionError" in report["checks"][2]["detail"]
+    (tmp_path / "config.yaml").write_text("name: mine\n")
+    for out, said in (("config.yaml", "is there already"), ("nothing/a.json", "cannot be written")):
+        with pytest.raises(TrainError, match=said):
+            main(f"out={out}")
+    with pytest.raises(ConfigError, match="kil is not a word"):
+        main("kil")
+    assert (tmp_path / "config.yaml").read_text() == "name: mine\n"
 
 
 def test_a_difference_counts_relative_to_its_tensor() -> None:

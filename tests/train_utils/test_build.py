@@ -49,7 +49,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
             run(name)
         except SystemExit as ended:
             assert ended.code == 2
-            return capsys.readouterr().err.strip().removeprefix("error: ")
+            return capsys.readouterr().err.strip().removeprefix("error: ").replace("\nfix: ", " fix: ")
         return ""
 
     return started

@@ -277,7 +277,7 @@ def test_sources_are_answered_in_one_sentence(folder: Path, pictures: list[Path]
     (tmp_path / "empty.jpg").touch()
     (tmp_path / "cut.png").write_bytes(pictures[2].read_bytes()[:-4000])
     for source, message in (
-        (str(pictures[0])[:-5] + "9.jpg", "holds no picture or video"),
+        (str(pictures[0])[:-5] + "9.jpg", "is not a file or folder"),
         (np.zeros((8, 8, 3)), r"an array is float64 \(8, 8, 3\)\. fix: uint8 \(height, width, 3\) in BGR"),
         (torch.zeros(3, 8, 8), "is not a picture. fix: a path, URL, array, Pillow image, list"),
         (Image.new("F", (8, 8)), "mode=F .* cannot be read .*32 bits"),

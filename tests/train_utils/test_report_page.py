@@ -33,6 +33,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_a_training_keeps(run_folder: Path) -> None:
     best = read_best(run_folder)
     assert len(best.truth.image_ids) == 5 and len(best.detections)
+    assert [Path(name).name for name in best.truth.file_names] == [f"{number:06}.jpg" for number in range(1, 6)]
     again = score(best.truth, best.detections)
     assert again[:3] == best[:3]
     rows = list(csv.DictReader((run_folder / "metrics.csv").open()))
