@@ -33,7 +33,6 @@ from conf.train_options import EvalPrecision
 from data.progress import Progress, counted
 from train_utils import build, coco_eval, detect, numerics, open_checkpoint, plots, report_page, results, run_folder
 from train_utils.distributed import World, broadcast_module, gather_arrays, init_distributed_mode
-from train_utils.exported_network import ExportedNetwork
 from train_utils.open_checkpoint import TrainedNetwork
 from train_utils.train_state import LOSS_NAMES
 
@@ -57,10 +56,8 @@ def evaluate(config: EvalConfig) -> run.Outcome:
     if config.detections is not None:
         evaluation = score_detections(config, val_set, world)
     else:
-        model, classes = load_model(config, val_set, world)
+        model, classes, image_size = load_model(config, val_set, world)
         model = model.to(world.device).eval()
-        of_model = model.image_size if isinstance(model, ExportedNetwork) else models.image_size_of(model.cfg)
-        image_size = config.evaluate.image_size or of_model  # a checkpoint has filled it in
         evaluator = Evaluator(
             val_set, config.evaluate, image_size=image_size, model=model, data_options=config.data, world=world,
             timeout_seconds=config.timeout_seconds, classes=classes,
@@ -113,8 +110,10 @@ def score_detections(config: EvalConfig, val_set: data.Annotations, world: World
     return coco_eval.score(ground_truth_of(val_set), found, coco_eval.choose_scorer(config.evaluate.scorer))
 
 
-def load_model(config: EvalConfig, val_set: data.Annotations, world: World) -> tuple[models.Darknet, list[int] | None]:
-    """The network that ``config`` names, and its number of each class of the data.
+def load_model(
+    config: EvalConfig, val_set: data.Annotations, world: World
+) -> tuple[models.Darknet, list[int] | None, int | list[int]]:
+    """The network that ``config`` names, its number of each class of the data, and the image size.
 
     The numbers are None if the classes are the same. Raises ConfigError if the checkpoint lacks a
     class of the data.
@@ -125,14 +124,11 @@ def load_model(config: EvalConfig, val_set: data.Annotations, world: World) -> t
         built, note = build.build_model(config.model, len(names), whole=True, world=world, names=names)
         if world.is_main:
             print(note)
-        return built, None
-    if config.model_file is not None:
-        opened = open_checkpoint.open_exported(config.model_file)
-    else:
-        opened = open_checkpoint.open_checkpoint(str(config.ckpt))
+        return built, None, config.evaluate.image_size or models.image_size_of(built.cfg)
+    opened = open_checkpoint.open_checkpoint(str(config.model_file or config.ckpt))
     if world.is_main:
         print(opened.note)
-    return opened.model, class_numbers(opened, val_set, world)
+    return opened.model, class_numbers(opened, val_set, world), config.evaluate.image_size or opened.image_size
 
 
 def class_numbers(opened: TrainedNetwork, val_set: data.Annotations, world: World) -> list[int] | None:
@@ -204,10 +200,8 @@ class Evaluator:
             workers=build.loader_workers(data_options.workers, world), device=world.device,
             timeout_seconds=timeout_seconds, batch_bytes=3 * config.batch_size * math.prod(data.both_sides(image_size)),
         )  # fmt: skip
-        self.classes, self.postprocess = (
-            classes,
-            build.build_postprocess(config, model.heads, classes, in_training=loss is not None),
-        )
+        self.classes = classes
+        self.postprocess = build.build_postprocess(config, model.heads, classes, in_training=loss is not None)
         # A separate instance: tensors it caches under inference_mode cannot be used in training.
         self.loss = build.build_loss(model.heads, loss) if loss is not None else None
 

@@ -37,16 +37,7 @@ from data.geometry import PAD_VALUE
 from data.shapes import draw_image
 from eval import Evaluator, class_numbers
 from models import ModelError
-from models.export import (
-    TOLERANCE,
-    DetectorGraph,
-    FixedSuppression,
-    add_metadata,
-    check_file,
-    write_onnx,
-    write_openvino,
-    write_torch,
-)
+from models import export as exporting
 from models.quantise import quantise
 from scripts import compare
 from train_utils import build, coco_eval, distributed, open_checkpoint
@@ -79,8 +70,8 @@ def export(config: schema.ExportConfig) -> Path:
     suppression = None
     if config.nms:
         candidates = max(MIN_CANDIDATES, config.max_detections)
-        suppression = FixedSuppression(config.confidence, config.nms_iou, config.max_detections, candidates)
-    graph = DetectorGraph(
+        suppression = exporting.FixedSuppression(config.confidence, config.nms_iou, config.max_detections, candidates)
+    graph = exporting.DetectorGraph(
         detector.model, suppression, show_candidates=out.suffix == ".onnx", half=config.precision.value == "float16"
     )
     dynamic = {0: "batch"} if config.dynamic_batch else {}
@@ -96,19 +87,19 @@ def export(config: schema.ExportConfig) -> Path:
         print(f"writing {out} ...", flush=True)
         example = torch.zeros(config.batch_size, 3, height, width)
         if config.format is schema.ExportFormat.torch:
-            write_torch(graph, example, dynamic, details, partial)
+            exporting.write_torch(graph, example, dynamic, details, partial)
         else:
-            write_onnx(graph, example, dynamic, details, onnx := partial.with_suffix(".onnx"))
+            exporting.write_onnx(graph, example, dynamic, details, onnx := partial.with_suffix(".onnx"))
             if config.precision is schema.ExportPrecision.int8:
                 quantise(onnx, calibration_batches(config, (height, width)), config.symmetric)
             if out.suffix == ".xml":
-                write_openvino(onnx, details, partial)
+                exporting.write_openvino(onnx, details, partial)
         print("comparing it with the network ...", flush=True)
         batches = trial_batches([shape, other] if dynamic else [shape])
-        tolerance = TOLERANCE if config.precision is schema.ExportPrecision.float32 else math.inf
-        boxes, scores = check_file(partial, detector.model, graph, batches, tolerance)
+        tolerance = exporting.TOLERANCE if config.precision is schema.ExportPrecision.float32 else math.inf
+        boxes, scores = exporting.check_file(partial, detector.model, graph, batches, tolerance)
         if config.check is schema.ExportCheck.ap:
-            add_metadata(partial, {"scored": json.dumps(score(config, detector, partial))})
+            exporting.add_metadata(partial, {"scored": json.dumps(score(config, detector, partial))})
         for written, file in zip(files_of(partial), files_of(out), strict=True):
             os.replace(written, file)
     print(
@@ -154,7 +145,7 @@ def score(config: schema.ExportConfig, detector: open_checkpoint.TrainedNetwork,
         options = replace(options, **limits)
         options.multi_label = False
     groups, thresholds = [], []
-    for name, model in (("network", detector.model), ("file", open_checkpoint.open_exported(str(path)).model)):
+    for name, model in (("network", detector.model), ("file", open_checkpoint.open_checkpoint(str(path)).model)):
         evaluator = Evaluator(
             val_set, options, image_size=detector.image_size, model=model, data_options=config.data, world=world,
             classes=class_numbers(detector, val_set, world),

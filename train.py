@@ -52,7 +52,7 @@ def train(requested: schema.TrainConfig) -> run.Outcome:  # noqa: PLR0915 - the 
 
         report = stack.enter_context(RunReport(make_folder(), config, world))
         report.announce(train_set, val_set, batches, model)
-        report.lines(saved_note, *notes)
+        report.line(saved_note, *notes)
 
         # All that training changes and a checkpoint holds; of the model the plain one, without DDP.
         model = build.to_device(model, config.train, world)

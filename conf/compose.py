@@ -26,6 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 from conf import CONF_DIR, ConfigError, suggestions
 from conf.options import flat
 from conf.schema import CHOICES
+from conf.train_options import SIZE, is_image_size
 from data import DataConfig, errors, layouts
 from data.recognise import recognise
 
@@ -91,7 +92,7 @@ def _check_number(key: str, value: Any) -> None:
 
 
 def check_limits(section: Any, prefix: str = "") -> None:
-    """Raise ConfigError for a number outside the limits in its type, such as ``>= 1``."""
+    """Raise ConfigError for a number, or an image size, outside the limits in its type."""
     for name, kind in get_type_hints(type(section), include_extras=True).items():
         value = getattr(section, name)
         if is_dataclass(value):
@@ -103,6 +104,8 @@ def check_limits(section: Any, prefix: str = "") -> None:
                 if value is not None and not COMPARISONS[sign](value, float(limit)):
                     null = ", or null" if type(None) in get_args(kind) else ""
                     raise ConfigError(f"{prefix}{name} must be {limits}{null}, got {value}")
+            if SIZE in limits and not is_image_size(value) and (value is not None or limits == SIZE):
+                raise ConfigError(f"{prefix}{name} must be {limits}, got {value}")
 
 
 def from_dictionary(options: dict[str, Any], schema: type[Config]) -> Config:

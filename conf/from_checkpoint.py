@@ -18,7 +18,7 @@ from conf.errors import CheckpointError
 from conf.options import MAY_CHANGE, OF_THE_MACHINE, changed_values, is_covered
 from conf.schema import TrainConfig
 from conf.suggestions import NOT_COMPOSED, darknet_options, explain
-from conf.train_options import MAX_SIDE
+from conf.train_options import is_image_size
 from data import DataError, layouts
 from models.published import ALIASES, Published
 
@@ -95,7 +95,9 @@ def of_exported(options: dict[str, Any], file: str, detection: Mapping[str, Any]
     ``detection`` has ``precision``. Raises ConfigError for options that a file cannot follow, and
     CheckpointError if there is no such file.
     """
-    run_files.find_exported(Path(file))
+    if Path(file).suffix not in run_files.EXPORTED or not Path(file).is_file():
+        known = ", ".join(run_files.EXPORTED)
+        raise CheckpointError(f"{file} is not a file of export.py. fix: a path that ends in {known}")
     if options["model"] is not None:
         raise ConfigError(f"{file} and model exclude one another: the file holds its network. fix: leave model out")
     if options["device"] == "cuda" or detection["precision"] not in ("auto", "float32"):
@@ -120,8 +122,7 @@ def trained_size(saved: dict[str, Any], source: str) -> int | list[int]:
     """The image size at which a checkpoint is scored, as ``image_size``. Raises CheckpointError."""
     saved = checked_config(saved, source)
     size = saved.get("evaluate", {}).get("image_size") or saved.get("train", {}).get("image_size")
-    sides = size if isinstance(size, list) and len(size) == 2 else [size]
-    if not all(type(side) is int and 0 < side < MAX_SIDE for side in sides):
+    if not is_image_size(size):
         raise CheckpointError(f"{source} is damaged: its config names no image size. fix: use another one")
     pixels: int | list[int] = size
     return pixels

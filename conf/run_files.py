@@ -30,13 +30,6 @@ def find_checkpoint(path: Path, which: str) -> Path:
     return file
 
 
-def find_exported(path: Path) -> Path:
-    """The file ``path`` of export.py. Raises CheckpointError if it does not exist or is another."""
-    if path.suffix not in EXPORTED or not path.is_file():
-        raise CheckpointError(f"{path} is not a file of export.py. fix: a path that ends in {', '.join(EXPORTED)}")
-    return path
-
-
 def has_checkpoint(folder: Path) -> bool:
     """Whether a run folder has a checkpoint; a run without one starts again from the beginning."""
     return any((folder / CHECKPOINTS).glob("*.pt"))

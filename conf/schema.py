@@ -11,7 +11,7 @@ from pathlib import PurePath
 from typing import Annotated, Any
 
 from conf import train_options
-from conf.train_options import Seed
+from conf.train_options import ImageSize, OptionalSize, Seed
 from data.config import AugmentConfig, Below1, Count, DataConfig, Exif, OnBadFile, Resize, Share, Whole
 from models.config import AutoLoss, LossSection, ModelConfig, NotNegative, YoloLossConfig, YoloxLossConfig
 from models.published import PUBLISHED
@@ -29,7 +29,7 @@ def _check_devices(devices: Any) -> None:
 class DetectionSection:
     """How images become detections, in evaluation and in prediction."""
 
-    image_size: Any  # longest side in pixels, or [height, width]; null: as trained, or as in the .cfg
+    image_size: OptionalSize  # longest side in pixels, or [height, width]; null: as trained, or as in the .cfg
     resize: Resize  # letterbox: keep the aspect ratio and pad; stretch: fill image_size, as Darknet does
     rect: bool  # letterbox each image into a rectangle of its shape; false, or resize=stretch: into image_size
     precision: train_options.EvalPrecision  # of the forward pass; all but float32 round more and are faster on GPUs;
@@ -38,9 +38,6 @@ class DetectionSection:
     nms_iou: Share  # a box suppresses those of its class that overlap it by more than this IoU
     merge_nms: bool  # replace each kept box by the mean of itself and those it suppresses, weighted by score
     max_detections: Count  # per image
-
-    def __post_init__(self) -> None:
-        train_options.check_image_size(self.image_size, optional=True)
 
 
 Scorer = StrEnum("Scorer", ["auto", "pycocotools", "hotcoco"])
@@ -149,10 +146,6 @@ class DetectConfig(DetectionSection, TrainedConfig):
     device: train_options.Device  # auto: CUDA if there is a GPU
     workers: Count  # threads that read images
 
-    def __post_init__(self) -> None:
-        DetectionSection.__post_init__(self)
-        TrainedConfig.__post_init__(self)
-
 
 @dataclass
 class PredictConfig(DetectConfig):
@@ -193,7 +186,7 @@ class ExportConfig(TrainedConfig):
     max_drop: NotNegative | None  # with check=ap, refuse a file that loses more AP; null: 0.02 for int8, else 0.005
     licence: str | None  # of the weights, for the file's metadata
     out: str | None  # the file to write; null: beside the weights, as <name>.onnx, <name>.xml or <name>.pt2
-    image_size: Any  # side in pixels or [height, width]; null: as evaluated, or as in the .cfg
+    image_size: OptionalSize  # side in pixels or [height, width]; null: as evaluated, or as in the .cfg
     batch_size: Annotated[int, ">= 1 and <= 65536"]  # images in one call of the exported network
     dynamic_batch: bool  # accept any batch size
     dynamic_size: bool  # accept any multiples of the network's stride as height and width
@@ -210,14 +203,13 @@ class ExportConfig(TrainedConfig):
             raise ValueError("format=torch has no int8. fix: format=onnx or format=openvino")
         if self.format is ExportFormat.openvino and self.nms:
             raise ValueError("format=openvino has no nms. fix: nms=false, or format=onnx")
-        train_options.check_image_size(self.image_size, optional=True)
 
 
 @dataclass
 class CheckDataConfig(PluggedConfig):
     """Everything that scripts/check_data.py reads."""
 
-    image_size: Any  # side of the network's input in training in pixels, or [height, width]
+    image_size: ImageSize  # side of the network's input in training in pixels, or [height, width]
     min_iou: Below1  # recall counts boxes whose IoU with an anchor is higher, as loss.anchor_iou
     pictures: Whole  # images of each set on the contact sheet; 0: draw nothing
     out: str | None  # folder for the report; null: runs/check_data/<name>_<date_time>
@@ -226,7 +218,6 @@ class CheckDataConfig(PluggedConfig):
 
     def __post_init__(self) -> None:
         self.data.check_two_sets()
-        train_options.check_image_size(self.image_size)
 
 
 @dataclass
@@ -237,13 +228,10 @@ class ConvertConfig(PluggedConfig):
     ckpt: str | None  # a .pt file, a run folder (its best.pt), a folder of runs (the newest), last (of all)
     out: str  # from weights: a .pt checkpoint; from ckpt, or with up_to_layer: Darknet .weights
     names: str | None  # class names for weights: a text file with one per line, or a COCO json; null: as in predict.py
-    image_size: Any  # side in pixels, or [height, width], that the checkpoint is for; null: as in the .cfg
+    image_size: OptionalSize  # side in pixels, or [height, width], that the checkpoint is for; null: as in the .cfg
     up_to_layer: Count | None  # write only layers 0 to up_to_layer - 1, as Darknet's partial command counts
     cfg: str | None  # also write the .cfg that fits the .weights file
     model: ModelConfig  # the network of ``weights``; a checkpoint holds its own
-
-    def __post_init__(self) -> None:
-        train_options.check_image_size(self.image_size, optional=True)
 
 
 @dataclass
@@ -264,7 +252,7 @@ class CompareConfig:
 class AnchorsConfig(PluggedConfig):
     """Everything that scripts/anchors.py reads."""
 
-    image_size: Any  # side of the network's input in training in pixels, or [height, width]
+    image_size: ImageSize  # side of the network's input in training in pixels, or [height, width]
     rounds: Whole  # number of rounds of random refinement after k-means
     min_iou: Below1  # recall counts boxes whose IoU with an anchor is higher, as loss.anchor_iou
     out: str | None  # [<folder>/]model/<name>.yaml to write; null: print only
@@ -272,7 +260,6 @@ class AnchorsConfig(PluggedConfig):
     model: ModelConfig
 
     def __post_init__(self) -> None:
-        train_options.check_image_size(self.image_size)
         if self.out is not None and not PurePath(self.out).match("model/*.yaml"):  # where model= finds it
             raise ValueError(f"out must be [<folder>/]model/<name>.yaml, got {self.out}")
 

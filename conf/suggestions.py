@@ -18,7 +18,7 @@ from hydra.errors import HydraException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
 from conf import CONF_DIR
-from conf.options import kind_in_words, option
+from conf.options import kind_in_words, option, quoted
 from conf.schema import CHOICES, EvalConfig, ExportConfig, PredictConfig, TrainConfig
 from data.errors import as_started
 from data.layouts import SET_KINDS, YAML_SUFFIXES
@@ -82,9 +82,8 @@ def explain(error: Exception, schema: Any) -> str:
         key, equals, value = (error.override or "").partition("=")
         if not equals or value[:1] in ("[", "{", '"', "'"):
             value = "a value with signs, brackets or letters like ü"
-        quoted = re.sub(r'(\\*)("|$)', lambda end: end[1] * 2 + (end[2] and '\\"'), value)  # Hydra's escapes
-        option_quoted = shlex.quote(f'{key or "key"}="{quoted}"')
-        return f"cannot read the option {error.override}. fix: write {option_quoted}"
+        pasted = shlex.quote(f"{key or 'key'}={quoted(value)}")
+        return f"cannot read the option {error.override}. fix: write {pasted}"
     if unknown := re.search(r"Could not override '([^']+)'|^Key '([^']+)' not in", text):
         key = str(getattr(error, "full_key", None) or unknown[1] or unknown[2])
         return _answer([(key, key, None)], kinds_of(schema))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any
 
+from conf import ConfigError
 from conf.errors import TrainError, install_command
 from data.config import Below1, Count, Share, Whole
 from models.config import NotNegative
@@ -30,18 +31,16 @@ Decay = StrEnum("Decay", ["cosine", "linear", "constant"])
 # Limits that conf/compose.py checks, as it prints them.
 Seed = Annotated[int, ">= 0 and <= 4294967295"]
 Positive = Annotated[float, "> 0"]
-
-
+SIZE = "a number of pixels or [height, width]"
+ImageSize = Annotated[Any, SIZE]
+OptionalSize = Annotated[Any, f"{SIZE}, or null"]
 MAX_SIDE = 2**16  # pixels
 
 
-def check_image_size(size: Any, optional: bool = False) -> None:
-    """Raise ValueError unless an option is a side in pixels or [height, width], or null."""
+def is_image_size(size: Any) -> bool:
+    """Whether the value of an option is a side in pixels or [height, width]."""
     sides = size if isinstance(size, list) else [size] * 2
-    are_pixels = len(sides) == 2 and all(type(side) is int and 0 < side < MAX_SIDE for side in sides)
-    if not are_pixels and not (optional and size is None):
-        null = ", or null" * optional
-        raise ValueError(f"image_size must be a number of pixels or [height, width]{null}, got {size}")
+    return len(sides) == 2 and all(type(side) is int and 0 < side < MAX_SIDE for side in sides)
 
 
 @dataclass
@@ -52,7 +51,7 @@ class TrainSection:
     batch_size: Count  # images in one optimiser step, over all ranks
     micro_batch_size: Count | None  # images in one forward pass, over all ranks; gradient accumulation completes the
     # batch. It must divide batch_size and be a multiple of the ranks. null: the whole batch
-    image_size: Any  # side of the square training images in pixels, or [height, width]
+    image_size: ImageSize  # side of the square training images in pixels, or [height, width]
     multi_scale: list[float]  # [low, high]: each step draws its image size from low to high times image_size; the
     # first step has the largest
     rect: bool  # group images of similar aspect ratio and fill a rectangle instead of a square
@@ -76,7 +75,6 @@ class TrainSection:
     def __post_init__(self) -> None:
         if len(self.multi_scale) != 2 or not 0 < self.multi_scale[0] <= self.multi_scale[1]:
             raise ValueError(f"train.multi_scale must be [low, high] with 0 < low <= high, got {self.multi_scale}")
-        check_image_size(self.image_size)
         if self.rect and isinstance(self.image_size, list):
             raise ValueError("train.rect=true chooses height and width itself. fix: train.image_size=<longest side>")
         if type(self.fused_norm) is not bool and self.fused_norm != AUTO:
@@ -132,6 +130,12 @@ class LoggerConfig:
     def services(self) -> list[str]:
         """The chosen loggers besides CSV, by the names of their modules and extras."""
         return [name for name in ("tensorboard", "wandb") if getattr(self, name)]
+
+
+def require(module: str, what: str) -> None:
+    """Raise ConfigError, with the command that installs it, unless ``module`` is there."""
+    if not is_installed(module):
+        raise ConfigError(f"{what} needs {module}, which is not installed. fix: {install_command(module)}")
 
 
 def is_installed(module: str) -> bool:

@@ -9,6 +9,7 @@ import json
 import mmap
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -139,7 +140,12 @@ def _columns(
     """
     integers, numbers = [], []
     for number, entry in enumerate(entries, start):
-        if problem := _problem(entry):
+        problem = None
+        if entry.bbox is None or len(entry.bbox) != 4:
+            problem = f"has the bbox {shown(entry.bbox)} instead of four numbers"
+        elif entry.iscrowd not in (0, 1):
+            problem = f"has iscrowd={entry.iscrowd} instead of 0 or 1"
+        if problem is not None:
             report(f"annotation {shown(number if entry.id is None else entry.id)} {problem}")
             continue
         plain = isinstance(entry.id, int) and abs(entry.id) <= MAX_INT
@@ -180,25 +186,12 @@ def _file_names(images: list[_Image], root: Place, notes: Findings) -> list[str]
     return [relative_name(path, root) for path in found]
 
 
-def _problem(entry: _Annotation) -> str | None:
-    """What is wrong with an annotation, as the rest of a sentence."""
-    if entry.bbox is None or len(entry.bbox) != 4:
-        return f"has the bbox {shown(entry.bbox)} instead of four numbers"
-    if entry.iscrowd not in (0, 1):
-        return f"has iscrowd={entry.iscrowd} instead of 0 or 1"
-    return None
-
-
 def _category_names(categories: list[_Category], path: Path) -> dict[int, str]:
     """The name of each category id, in the order of the ids."""
-    names: dict[int, str] = {}
-    taken: set[str] = set()
-    for category in categories:
-        for key, value, used in (("id", category.id, names), ("name", category.name, taken)):
-            if value in used:
-                raise DataError(f"{path} has two categories with the {key} {value!r}. fix: give each its own {key}")
-        names[category.id] = category.name
-        taken.add(category.name)
-    if not names:
+    if not categories:
         raise DataError(f"{path} defines no categories. fix: check data.<split>.annotations")
-    return dict(sorted(names.items()))
+    for key in ("id", "name"):
+        ((value, times),) = Counter(getattr(category, key) for category in categories).most_common(1)
+        if times > 1:
+            raise DataError(f"{path} has two categories with the {key} {value!r}. fix: give each its own {key}")
+    return dict(sorted((category.id, category.name) for category in categories))

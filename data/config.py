@@ -110,9 +110,8 @@ class DataConfig:
     index_dir: str  # folder of the indices built from annotations, and of data.cache=disk
 
     def __post_init__(self) -> None:
-        steers = any(
-            unicodedata.category(char) in ("Cc", "Zl", "Zp") for char in self.name
-        )  # a terminal, or forges lines
+        # What steers a terminal, or forges lines.
+        steers = any(unicodedata.category(char) in ("Cc", "Zl", "Zp") for char in self.name)
         if "/" in self.name or self.name in ("", ".", "..") or steers:  # it names a folder
             raise ValueError(
                 f"data.name must be a name without / and control characters, got {self.name!r}. fix: another data.name"

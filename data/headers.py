@@ -9,6 +9,7 @@ import io
 import os
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import cv2
@@ -68,6 +69,13 @@ def read_header(source: bytes | str) -> Header | None:
     if height * width > MAX_PIXELS:
         raise TooLargeError(f"{width:,} x {height:,} pixels")
     return Header("JPEG", height, width, _orientation(segments[1]))
+
+
+def header_of(path: str) -> Header | None:
+    """The header of a file; ``None`` if it has none, cannot be read or is too large."""
+    with suppress(OSError, ValueError, TooLargeError):  # ValueError: an impossible name
+        return read_header(path)
+    return None
 
 
 def read_segments(data: bytes) -> tuple[int, bytes] | None:
@@ -175,10 +183,6 @@ def _read_rows(paths: Sequence[str]) -> NDArray[np.int64]:
     """Height, width and orientation (n, 3) of files; 0 for files that are not images."""
     rows = np.zeros((len(paths), 3), dtype=np.int64)
     for row, path in enumerate(paths):
-        try:
-            header = read_header(path)
-        except (OSError, ValueError, TooLargeError):  # ValueError: an impossible name
-            continue
-        if header is not None:
+        if header := header_of(path):
             rows[row] = header[1:]
     return rows

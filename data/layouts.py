@@ -147,17 +147,13 @@ def find_files(names: Sequence[str], bases: Sequence[Path]) -> list[str]:
     def tail(name: str, dropped: int) -> str:
         return name.split("/", min(dropped, name.count("/")))[-1]
 
-    def number(base: Path, dropped: int) -> int:
-        return sum(os.path.isfile(base / tail(name, dropped)) for name in first)
-
-    depth = max((name.count("/") for name in first), default=0)
-    tries = ((number(base, dropped), base, dropped) for dropped in range(depth + 1) for base in bases)
-    best = 0, bases[0], 0
-    for found in tries:
-        best = max(best, found, key=lambda one: one[0])
-        if best[0] and best[2] < found[2]:  # all bases with the fewest folders dropped were tried
+    for dropped in range(max((name.count("/") for name in first), default=0) + 1):
+        counts = [sum(os.path.isfile(base / tail(name, dropped)) for name in first) for base in bases]
+        if any(counts):
             break
-    _, base, dropped = best
+    else:
+        dropped = 0
+    base = bases[counts.index(max(counts))]
     return [os.path.normpath(os.path.join(base, tail(name, dropped))) for name in names]
 
 

@@ -245,8 +245,8 @@ class FrameBatches:
     def _prepared(self, pool: ThreadPoolExecutor, media: Sequence[Medium]) -> Iterator[Prepared]:
         """The frames in order; threads are ahead by twice their number."""
         running = []
-        for function, argument in self._jobs(media):
-            running.append(pool.submit(function, argument))
+        for one in self._frames_and_pictures(media):
+            running.append(pool.submit(self._prepare, one))
             if len(running) > 2 * self.threads:
                 with self._skipping():
                     yield running.pop(0).result()
@@ -254,15 +254,13 @@ class FrameBatches:
             with self._skipping():
                 yield future.result()
 
-    def _jobs(self, media: Sequence[Medium]) -> Iterator[tuple[Callable[..., Prepared], Frame | Medium]]:
-        """What threads do: everything for a picture, the resizing for frames of a video."""
+    def _frames_and_pictures(self, media: Sequence[Medium]) -> Iterator[Frame | Medium]:
         for medium in media:
             if medium.is_video:
                 with self._skipping():
-                    for frame in read_video(medium, self._ends_early):
-                        yield self.fit.prepare, frame
+                    yield from read_video(medium, self._ends_early)
             else:
-                yield self._read_and_prepare, medium
+                yield medium
 
     def _ends_early(self, sentence: str) -> None:
         logger.warning(printable(sentence))
@@ -273,8 +271,9 @@ class FrameBatches:
         if self.cut and self.on_error == OnBadFile.stop:
             raise DataError(f"{self.cut[0]}. fix: get the whole file, or on_error=skip")
 
-    def _read_and_prepare(self, picture: Medium) -> Prepared:
-        return self.fit.prepare(read_picture(picture, self.exif))
+    def _prepare(self, one: Frame | Medium) -> Prepared:
+        """What threads do: everything for a picture, the resizing for frames of a video."""
+        return self.fit.prepare(one if isinstance(one, Frame) else read_picture(one, self.exif))
 
     @contextmanager
     def _skipping(self) -> Iterator[None]:

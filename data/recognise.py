@@ -11,22 +11,8 @@ from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import unescape
 
+from data import layouts
 from data.errors import DataError
-from data.layouts import (
-    CLASS_FILES,
-    COMPARED_NAMES,
-    IMAGE_SUFFIXES,
-    OTHER_SUFFIXES,
-    SET_KINDS,
-    UNKNOWN,
-    USUAL_NAMES,
-    find_set_file,
-    is_set_file,
-    names_in,
-    read_file,
-    read_lines,
-    xml_text,
-)
 
 SPLIT_WORDS = {
     "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test",
@@ -43,31 +29,25 @@ def recognise(place: Path) -> dict[str, Any]:
     """The name, format, root and splits of the set at ``place``, as options of ``data``.
 
     Without validation images both splits are all images but those of tests. Raises ``DataError``
-    if ``place`` is not one of SET_KINDS.
+    if ``place`` is not one of layouts.SET_KINDS.
     """
     place = Path(os.path.abspath(place))
-    if place.is_dir():
-        result = _of_folder(place)
+    result, set_file = None, layouts.find_set_file(place) if place.is_dir() else place
+    if set_file is not None and layouts.is_set_file(set_file):
+        result = {"format": "yolo", "root": str(set_file)}
+    elif place.is_dir():
+        folders = _folders_with(place, {".json", ".xml", ".txt", *layouts.IMAGE_SUFFIXES})
+        result = _of_folder_of_jsons(place, folders) or _of_xmls(place, folders) or _of_label_files(place, folders)
     elif place.suffix.lower() == ".json":
         result = _of_jsons(place, _twin_of(place), ())
-    else:
-        result = {"format": "yolo", "root": str(place)} if is_set_file(place) else None
     if result is None:
         around = place.parents[:2] if "images" in place.parts[-2:] else ()  # images/train, train/images
-        above = next((folder for folder in around if find_set_file(folder)), None)
-        fix = f"data={above}" if above is not None else f"name {SET_KINDS}"
+        above = next((folder for folder in around if layouts.find_set_file(folder)), None)
+        fix = f"data={above}" if above is not None else f"name {layouts.SET_KINDS}"
         raise DataError(f"{place} is not a data set that can be read as it is. fix: {fix}")
     root = Path(result["root"])
     folder = root if root.is_dir() else root.parent
-    return {"name": folder.name if root.is_dir() or root.name in USUAL_NAMES else root.stem, **result}
-
-
-def _of_folder(folder: Path) -> dict[str, Any] | None:
-    """The options for a folder in the layout of YOLO, COCO or VOC, or of images and label files."""
-    if set_file := find_set_file(folder):
-        return {"format": "yolo", "root": str(set_file)}
-    folders = _folders_with(folder, {".json", ".xml", ".txt", *IMAGE_SUFFIXES})
-    return _of_folder_of_jsons(folder, folders) or _of_xmls(folder, folders) or _of_label_files(folder, folders)
+    return {"name": folder.name if root.is_dir() or root.name in layouts.USUAL_NAMES else root.stem, **result}
 
 
 def _folders_with(top: Path, suffixes: Set[str]) -> Folders:
@@ -78,7 +58,7 @@ def _folders_with(top: Path, suffixes: Set[str]) -> Folders:
         for name in sorted(names):
             suffix = os.path.splitext(name)[1].lower()
             if suffix in suffixes and name[0] != ".":
-                kind = "image" if suffix in IMAGE_SUFFIXES else suffix
+                kind = "image" if suffix in layouts.IMAGE_SUFFIXES else suffix
                 found.setdefault(kind, {}).setdefault(os.path.relpath(parent, top), []).append(name)
     return found
 
@@ -163,7 +143,7 @@ def _images_of(path: Path, others: Sequence[Path]) -> Path:
     If none has any, that of the json.
     """
     try:
-        names = _file_names_in(path, COMPARED_NAMES)
+        names = _file_names_in(path, layouts.COMPARED_NAMES)
     except ValueError:  # a broken name: reading the whole file says more
         return path.parent
     word = path.stem.rpartition("_")[2]  # instances_train2017: train2017
@@ -182,28 +162,25 @@ def _images_of(path: Path, others: Sequence[Path]) -> Path:
 def _of_xmls(folder: Path, folders: Folders) -> dict[str, Any] | None:
     """The options for Pascal VOC's xml files, wherever they and their images lie below a folder."""
     xmls = folders.get(".xml", {})
-    texts = (read_file(folder / place / name) for place, names in xmls.items() for name in names)
-    classes = {unescape(name) for text in texts for name in _CLASS.findall(xml_text(text))}
+    texts = (layouts.read_file(folder / place / name) for place, names in xmls.items() for name in names)
+    classes = {unescape(name) for text in texts for name in _CLASS.findall(layouts.xml_text(text))}
     if not classes:
         return None
     options = {"format": "voc", "root": str(folder), "names": sorted(map(str.strip, classes))}
     images = os.path.commonpath(folders.get("image", {"."}))
     if lists := _lists_of(folder, folders):
         # Without a list for validation both are the first: data.split takes some of these images.
-        roots = [root for root, _ in lists]
-        return options | {
-            split: _split([names.get(split) or next(iter(names.values())) for _, names in lists], roots)
-            for split in ("train", "val")
-        }
-    if splits := _splits_of(xmls):
-        in_images = _splits_of(folders.get("image", ()))
-        pairs = zip(splits, in_images or splits, strict=True)
-        return options | {
-            split: _split(places, found if len(found) == len(places) else images)
-            for split, (places, found) in zip(("train", "val"), pairs, strict=True)
-        }
-    both = _split(os.path.commonpath(xmls), images)
-    return options | {"train": both, "val": both}
+        splits = [[names.get(split) or next(iter(names.values())) for _, names in lists] for split in ("train", "val")]
+        found = [[root for root, _ in lists]] * 2
+    elif named := _splits_of(xmls):
+        splits, found = [*named], [*(_splits_of(folders.get("image", ())) or named)]
+    else:
+        splits, found = [[os.path.commonpath(xmls)]] * 2, [[images]] * 2
+    train, val = (
+        _split(places, where if len(where) == len(places) else images)
+        for places, where in zip(splits, found, strict=True)
+    )
+    return options | {"train": train, "val": val}
 
 
 def _lists_of(folder: Path, folders: Folders) -> list[tuple[str, dict[str, str]]]:
@@ -225,7 +202,7 @@ def _lists_of(folder: Path, folders: Folders) -> list[tuple[str, dict[str, str]]
 def _first_stem(path: Path) -> str:
     """The stem of the first image in a list; "" if there is none."""
     with suppress(DataError, OSError):
-        return _stem(next(filter(None, map(str.strip, read_lines(path))), ""))
+        return _stem(next(filter(None, map(str.strip, layouts.read_lines(path))), ""))
     return ""
 
 
@@ -236,7 +213,7 @@ def _of_label_files(folder: Path, folders: Folders) -> dict[str, Any] | None:
     labels = (name for names in folders.get(".txt", {}).values() for name in names)
     if not any(os.path.splitext(name)[0] in stems for name in labels):
         return None
-    places = (os.path.join(place, name) for place in (".", *images) for name in CLASS_FILES)
+    places = (os.path.join(place, name) for place in (".", *images) for name in layouts.CLASS_FILES)
     names_file = next((os.path.normpath(place) for place in places if (folder / place).is_file()), None)
     train, val = _splits_of(images) or [[os.path.commonpath(images)]] * 2
     texts = {SPLIT_WORDS.get(Path(name).stem.lower()): name for name in folders[".txt"].get(".", ())}
@@ -268,13 +245,13 @@ def files_beside(root: Path, images: Sequence[str], places: Sequence[Path]) -> d
     named = {stem for place in {*places} for stem in _stems_of(place)} | {*map(_stem, images)}
     unnamed, unknown = [], []
     for folder in sorted({os.path.dirname(os.path.join(root, image)) for image in images}):
-        for name in sorted(names_in(folder)):
+        for name in sorted(layouts.names_in(folder)):
             stem, suffix = os.path.splitext(name)
-            if suffix.lower() not in IMAGE_SUFFIXES | OTHER_SUFFIXES and suffix:
+            if suffix.lower() not in layouts.IMAGE_SUFFIXES | layouts.OTHER_SUFFIXES and suffix:
                 unknown.append(f"{folder}/{name}")
-            elif suffix.lower() in IMAGE_SUFFIXES and stem not in named:
+            elif suffix.lower() in layouts.IMAGE_SUFFIXES and stem not in named:
                 unnamed.append(f"{folder}/{name}")
-    kinds = {"images that the annotations do not name": unnamed, UNKNOWN: unknown}
+    kinds = {"images that the annotations do not name": unnamed, layouts.UNKNOWN: unknown}
     return {kind: files for kind, files in kinds.items() if files}
 
 
@@ -286,7 +263,7 @@ def _stems_of(place: Path) -> set[str]:
             return {_stem(name) for names in xmls.values() for name in names}
         if place.suffix.lower() == ".json":
             return {*map(_stem, _file_names_in(place, None))}
-        return {_stem(line.strip()) for line in read_lines(place)}
+        return {_stem(line.strip()) for line in layouts.read_lines(place)}
     return set()
 
 
@@ -294,4 +271,4 @@ def _stem(path: str) -> str:
     """The name of an image or xml file without folder and suffix, which a list may leave out."""
     name = os.path.basename(path.replace("\\", "/"))
     stem, suffix = os.path.splitext(name)
-    return stem if suffix.lower() in IMAGE_SUFFIXES or suffix.lower() == ".xml" else name
+    return stem if suffix.lower() in layouts.IMAGE_SUFFIXES or suffix.lower() == ".xml" else name

@@ -6,7 +6,6 @@ or truncated count like any other: evaluation follows COCO, which ignores crowds
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -116,7 +115,8 @@ def read_voc(listed: list[_Listed], path: Path, image_root: Path, names: list[st
         image = _image_of(item, annotation.file_name, image_names, below)
         image_ids.append(image_id)
         file_names.append(relative_name(image, image_root))
-        sizes.append(annotation.size if all(annotation.size) else _stored_size(image))
+        header = None if all(annotation.size) else headers.header_of(image)
+        sizes.append(annotation.size if header is None else header.size(1))  # without any, for the checks to report
         if annotation.size != sizes[-1]:
             notes.add("images without a size in their xml file, which have that of the image file", [image])
         for number, (name, box) in enumerate(annotation.objects, start=1):
@@ -155,14 +155,6 @@ def _images_below(folder: str) -> dict[str, list[str]]:
     for image in io.files_below(Path(folder), layouts.IMAGE_SUFFIXES):
         images.setdefault(Path(image).stem, []).append(image)
     return images
-
-
-def _stored_size(image: str) -> tuple[int, int]:
-    """Height and width of an image file; zeros if it cannot be read, for the checks to report."""
-    with suppress(OSError, headers.TooLargeError):
-        if header := headers.read_header(image):
-            return header.size(1)
-    return 0, 0
 
 
 def _image_of(item: _Listed, file_name: str, present: dict[str, frozenset[str]], below: _Below) -> str:

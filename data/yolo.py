@@ -174,10 +174,7 @@ def read_yolo(
 def _read_chunk(listed: Sequence[_Listed], num_classes: int, exif: Exif) -> list[_Read]:
     images = []
     for item in listed:
-        try:
-            header = headers.read_header(item.image) if item.image_is_file else None
-        except (OSError, headers.TooLargeError):
-            header = None
+        header = headers.header_of(item.image) if item.image_is_file else None
         if header is None:
             images.append(_Read((0, 0), False, (), ()))  # for the checks to report
             continue

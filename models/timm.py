@@ -17,7 +17,7 @@ from models.darknet import Darknet
 from models.errors import ModelError
 from models.graph import BN_EPS
 from models.tensor_files import check_values
-from models.weights import WeightsReport, report_of, stored_names
+from models.weights import WeightsReport, check_shapes, report_of, stored_names
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's colours
 TIMM_BN_EPS = 1e-5
@@ -36,7 +36,6 @@ def load_timm_backbone(model: Darknet, state: Any, path: Path) -> WeightsReport:
     Raises ModelError, and changes nothing, if the file holds another network or the model begins
     with other layers.
     """
-    own = model.state_dict()
     layers = ((index, stored_names(layer)) for index, layer in enumerate(model.layers) if stored_names(layer))
     loads: dict[str, Tensor] = {}
     last = -1
@@ -46,12 +45,8 @@ def load_timm_backbone(model: Darknet, state: Any, path: Path) -> WeightsReport:
     except (KeyError, IndexError, AttributeError, TypeError, ValueError, RuntimeError) as error:  # forged shapes, too
         message = f"{path} is not a darknet53 or cspdarknet53 of timm ({error!r}). fix: download it again"
         raise ModelError(message) from error
-    wrong = [name for name, tensor in loads.items() if tensor.shape != own[name].shape]
-    if wrong:
-        raise ModelError(
-            f"{path}: {wrong[0]} needs shape {tuple(own[wrong[0]].shape)}, the file has {tuple(loads[wrong[0]].shape)}."
-            " fix: model.width=1 and a network that has this backbone"
-        )
+    own = {name: tensor for name, tensor in model.state_dict().items() if name in loads}
+    check_shapes(path, own, loads, "fix: model.width=1 and a network that has this backbone")
     check_values(path, loads.items())
     model.load_state_dict(loads, strict=False)
     return report_of(model, path, cut=last)

@@ -30,7 +30,6 @@ from models.heads import RawPart
 from models.layers import Convolution
 from models.tensor_files import SAME_NETWORK, check_values
 
-Load = tuple[Tensor, str, Tensor]  # a tensor of the network, and the name and values that the file has for it
 Role = tuple[str, int]  # the last part of a tensor's name, and its number of dimensions
 VERSION_BYTES, MAX_HEADER_BYTES = 12, 20
 CONTAINERS = ("model", "state_dict", "model_state_dict")  # keys under which checkpoints keep a state dict
@@ -115,8 +114,7 @@ def load_darknet_weights(model: Darknet, path: str | Path) -> WeightsReport:
     num_classes, cut = _extent(model, path, len(values))
     heads = _class_parts(model)
     leave_out = num_classes not in (None, model.num_classes)
-    loads: list[Load] = []
-    start = 0
+    loads, start = dict[str, Tensor](), 0
     for layer, name, tensor in weight_tensors(model):
         if cut is not None and layer > cut:
             break
@@ -125,9 +123,10 @@ def load_darknet_weights(model: Darknet, path: str | Path) -> WeightsReport:
             count = count // heads[layer].filters(model.num_classes) * heads[layer].filters(num_classes)
         if not (leave_out and layer in heads):
             stored = torch.from_numpy(values[start : start + count].copy())  # the memory map is read-only
-            loads.append((tensor, name, stored.view_as(tensor)))
+            loads[name] = stored.view_as(tensor)
         start += count
-    _copy(path, loads)
+    check_values(path, loads.items())
+    model.load_state_dict(loads, strict=False)
     model.seen, model.weights_version = seen, version
     return report_of(model, path, num_classes=num_classes, left_out=leave_out, cut=cut)
 
@@ -238,7 +237,7 @@ def load_weights_of_checkpoint(
         note = f"; the class rows of its heads follow the names, from {_listed(of_file)} to {_listed(names)}"
     left_out = of_heads if leave_out else []
     wanted, loads = ({name: state[name] for name in state if name not in left_out} for state in (own, weights))
-    _check_shapes(path, wanted, loads, SAME_NETWORK)
+    check_shapes(path, wanted, loads, SAME_NETWORK)
     if not leave_out:
         their_heads = network_of_checkpoint(network, path).heads
         for key in ("anchors", "scale_x_y", "new_coords"):
@@ -280,27 +279,20 @@ def network_of_checkpoint(
         shell = Darknet(parse_cfg(text, f"{path}, {network['source']}"), *shape)
     if weights is None:
         return shell
-    _check_shapes(path, shell.state_dict(), weights, "fix: use another checkpoint")
+    check_shapes(path, shell.state_dict(), weights, "fix: use another checkpoint")
     check_values(path, weights.items())
     model = Darknet(parse_cfg(text, network["source"]), *shape)
     model.load_state_dict(weights)
     return model
 
 
-def _check_shapes(path: object, own: Mapping[str, Tensor], weights: Mapping[str, Tensor], fix: str) -> None:
+def check_shapes(path: object, own: Mapping[str, Tensor], weights: Mapping[str, Tensor], fix: str) -> None:
+    """Raise ModelError at the first name with tensors of two shapes, or with one tensor only."""
     for name in dict.fromkeys([*own, *weights]):
         tensors = own.get(name), weights.get(name)
         ours, theirs = (f"shape {tuple(one.shape)}" if isinstance(one, Tensor) else "no tensor" for one in tensors)
         if ours != theirs:
             raise ModelError(f"{path}: {name} needs {ours}, the file has {theirs}. {fix}")
-
-
-def _copy(path: Path, loads: Sequence[Load]) -> None:
-    """Copy all values, if all can be those of a network."""
-    check_values(path, ((name, tensor) for _, name, tensor in loads))
-    with torch.no_grad():
-        for target, _, tensor in loads:
-            target.copy_(tensor)
 
 
 def load_foreign_state_dict(model: Darknet, content: Any, path: Path) -> WeightsReport:
@@ -321,7 +313,7 @@ def load_foreign_state_dict(model: Darknet, content: Any, path: Path) -> Weights
     count, rest = divmod(filters - part.fixed, part.per_class)
     num_classes = count if rest == 0 and count > 0 else None
     leave_out = num_classes != model.num_classes
-    loads: list[Load] = []
+    loads, found = dict[str, Tensor](), list[tuple[str, Tensor]]()
     for role in dict.fromkeys((KERNELS, *ours, *theirs)):
         pairs = zip_longest(ours[role], theirs[role], fillvalue=("nothing", torch.empty(0)))
         for (mine, target), (name, tensor) in pairs:
@@ -332,8 +324,10 @@ def load_foreign_state_dict(model: Darknet, content: Any, path: Path) -> Weights
                     f" {tuple(target.shape)}. {SAME_NETWORK}"
                 )
             if not left_out:
-                loads.append((target, name, tensor))
-    _copy(path, loads)
+                loads[mine] = tensor
+                found.append((name, tensor))
+    check_values(path, found)
+    model.load_state_dict(loads, strict=False)
     return report_of(model, path, num_classes=num_classes, left_out=leave_out)
 
 

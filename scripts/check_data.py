@@ -24,18 +24,9 @@ from pathlib import Path
 
 import numpy as np
 
+import data
 from conf import run_files, schema
-from data import (
-    Annotations,
-    DataConfig,
-    DataError,
-    ImageSource,
-    OnError,
-    check_same_classes,
-    images,
-    layouts,
-    validate,
-)
+from data import images, layouts, validate
 from data.anchors import LOW_RECALL, Sizes, fix_of_anchors, network_sizes, objects_per_image, recall
 from data.annotations_read import Findings
 from data.index import read_annotations
@@ -52,7 +43,7 @@ BOTH = "train and val"
 class CheckedSet:
     """The result of a check, by split; findings may also concern train and val together."""
 
-    splits: dict[str, Annotations]
+    splits: dict[str, data.Annotations]
     readable: dict[str, list[int]]  # positions of usable images
     problems: dict[str, Findings]
     notes: dict[str, Findings]
@@ -92,15 +83,17 @@ def check(config: schema.CheckDataConfig) -> CheckedSet:
     return checked
 
 
-def labelled(annotations: Annotations, split: str, index: int) -> Cell:
+def labelled(annotations: data.Annotations, split: str, index: int) -> Cell:
     """An image with its boxes, under its file name."""
-    image = ImageSource(annotations, OnError.stop).read(index)
+    image = data.ImageSource(annotations, data.OnError.stop).read(index)
     assert image is not None  # with stop it raises
     classes, boxes = annotations.training_boxes(index)
     return Cell(image, boxes, classes, annotations.names, None, f"{split}: {annotations.file_name(index)}")
 
 
-def check_dataset(config: DataConfig, image_size: int | Sequence[int], anchors: Sizes, min_iou: float) -> CheckedSet:
+def check_dataset(
+    config: data.DataConfig, image_size: int | Sequence[int], anchors: Sizes, min_iou: float
+) -> CheckedSet:
     """Read all labels and decode all images of both sets.
 
     ``anchors`` (k, 2) are those of the network at ``image_size`` pixels; it learns the boxes that
@@ -108,7 +101,7 @@ def check_dataset(config: DataConfig, image_size: int | Sequence[int], anchors: 
     broken.
     """
     problems, notes = ({where: Findings() for where in (*SPLITS, BOTH)} for _ in range(2))
-    splits: dict[str, Annotations] = {}
+    splits: dict[str, data.Annotations] = {}
     recalls: dict[str, float] = {}
     for split in SPLITS:
         splits[split], problems[split], changed = read_annotations(config, split)
@@ -129,25 +122,25 @@ def check_dataset(config: DataConfig, image_size: int | Sequence[int], anchors: 
             example = sentence + fix_of_anchors(reached, min_iou)
             notes[split].add("boxes that no anchor fits", [example], round((1 - reached) * len(sizes)))
     try:
-        check_same_classes(splits["train"], splits["val"])
-    except DataError as error:
+        data.check_same_classes(splits["train"], splits["val"])
+    except data.DataError as error:
         problems[BOTH].add("classes that differ", [_without_fix(error)])
     if importlib.util.find_spec("simplejpeg") is None:
         notes[BOTH].add("checks left out", ["JPEG files are not checked inside: uv pip install simplejpeg"])
     return CheckedSet(splits, _check_images(splits, problems), problems, notes, recalls)
 
 
-def _without_fix(error: DataError) -> str:
+def _without_fix(error: data.DataError) -> str:
     return str(error).partition(" fix: ")[0].rstrip(".")
 
 
-def _check_images(splits: dict[str, Annotations], problems: dict[str, Findings]) -> dict[str, list[int]]:
+def _check_images(splits: dict[str, data.Annotations], problems: dict[str, Findings]) -> dict[str, list[int]]:
     """Decode all images; report unreadable and repeated ones, and return the readable ones."""
     readable: dict[str, list[int]] = {}
     first: dict[bytes, tuple[str, int]] = {}  # split and position, by the hash of its pixels
     for split, annotations in splits.items():
         readable[split] = []
-        source, count = ImageSource(annotations, OnError.stop), len(annotations)
+        source, count = data.ImageSource(annotations, data.OnError.stop), len(annotations)
         with ThreadPoolExecutor(source.readers) as pool:
             hashes = pool.map(_pixel_hash, [source] * count, range(count))
             for index, (result, damage) in enumerate(tracked(hashes, count, f"decoding {split}")):
@@ -166,11 +159,11 @@ def _check_images(splits: dict[str, Annotations], problems: dict[str, Findings])
     return readable
 
 
-def _pixel_hash(source: ImageSource, index: int) -> tuple[bytes | str, str | None]:
+def _pixel_hash(source: data.ImageSource, index: int) -> tuple[bytes | str, str | None]:
     """The hash of an image's size and pixels, or why it is unreadable; and damage inside a JPEG."""
     try:
         image = source.read(index)
-    except DataError as error:
+    except data.DataError as error:
         return _without_fix(error), None
     assert image is not None  # with stop it raises
     shape = b"%d x %d" % image.shape[:2]
@@ -178,7 +171,7 @@ def _pixel_hash(source: ImageSource, index: int) -> tuple[bytes | str, str | Non
     return hashlib.blake2b(np.ascontiguousarray(image).data, digest_size=16, key=shape).digest(), damage
 
 
-def repeated_boxes(annotations: Annotations) -> np.ndarray:
+def repeated_boxes(annotations: data.Annotations) -> np.ndarray:
     """The rows (n,) that repeat an earlier one: same image, class, box and crowd flag."""
     images = np.repeat(np.arange(len(annotations)), np.diff(annotations.offsets))
     rows = np.column_stack([images, annotations.classes, annotations.crowd, annotations.boxes_xywh])
@@ -186,7 +179,7 @@ def repeated_boxes(annotations: Annotations) -> np.ndarray:
     return np.setdiff1d(np.arange(len(rows)), first)
 
 
-def _box_name(annotations: Annotations, row: int) -> str:
+def _box_name(annotations: data.Annotations, row: int) -> str:
     """The name of a box in messages: its image, class and numbers."""
     image = int(np.searchsorted(annotations.offsets, row, side="right")) - 1
     numbers = ", ".join(f"{number:g}" for number in annotations.boxes_xywh[row])

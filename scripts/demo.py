@@ -20,7 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from conf import ConfigError, errors, schema
+from conf import schema
+from conf.train_options import require
 from data import Medium, OnBadFile
 from data.errors import printable
 from predict import ResultWriter
@@ -40,11 +41,9 @@ def main(config: schema.DemoConfig) -> None:
 
 def build(config: schema.DemoConfig, folder: Path) -> Any:
     """The page, as gradio Blocks; results are written below ``folder``."""
-    try:
-        import gradio as gr
-    except ImportError as error:
-        fix = errors.install_command("gradio")
-        raise ConfigError(f"the demo needs gradio, which is not installed. fix: {fix}") from error
+    require("gradio", "the demo")
+    import gradio as gr
+
     predictor = Predictor(config, distributed.choose_device(config.device.value))
     network, session = predictor.network, Session(predictor, folder)
     with gr.Blocks(title="Detector", analytics_enabled=False, delete_cache=(3600, 3600)) as page:

@@ -26,8 +26,9 @@ from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from conf import ConfigError, compose, errors, from_checkpoint, options, schema
+from conf import ConfigError, compose, from_checkpoint, options, schema
 from conf.run import PROGRAMS
+from conf.train_options import require
 from data.errors import as_started
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
@@ -51,11 +52,9 @@ def tune(config: schema.TuneConfig) -> None:
     # A short name of a run would mean another one for the second trial.
     program = replace(PROGRAMS["train"], fill_in=lambda given, _: from_checkpoint.with_full_names(given, once=False))
     compose.compose("train", program.schema, [*fixed, *overrides(first)], program.complete)
-    try:
-        import optuna
-    except ImportError as error:
-        fix = errors.install_command("optuna")
-        raise ConfigError(f"scripts.tune needs Optuna, not installed here. fix: {fix}") from error
+    require("optuna", "scripts.tune")
+    import optuna
+
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # run_trial prints what happens
     folder = Path("runs", config.name)
     folder.mkdir(parents=True, exist_ok=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,8 +16,10 @@ from conf.schema import TrainConfig
 from data import ShapesConfig
 from train_utils.checkpoint import CheckpointWriter
 
+SHAPES = ShapesConfig(train_images=18, val_images=5, image_size=64)
 
-def small_run(root: Path, shapes: ShapesConfig, run_dir: Path, *more: str) -> TrainConfig:
+
+def small_run(root: Path, run_dir: Path, *more: str, shapes: ShapesConfig = SHAPES) -> TrainConfig:
     """A narrow yolov3-tiny on the drawn shapes in ``root``, without workers or pictures."""
     drawn = ", ".join(f"{key}: {value}" for key, value in asdict(shapes).items())
     config: TrainConfig = options_of(
@@ -29,8 +33,9 @@ def small_run(root: Path, shapes: ShapesConfig, run_dir: Path, *more: str) -> Tr
     return config
 
 
-def die_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
-    """Raise TrainError on every rank after ``steps`` steps, once their checkpoint is written."""
+@contextmanager
+def dying_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> Iterator[None]:
+    """Expect the TrainError that comes after ``steps`` steps, once their checkpoint is written."""
     is_due = CheckpointWriter.is_due
 
     def dies(self: CheckpointWriter, step: int) -> bool:
@@ -39,7 +44,9 @@ def die_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
             raise TrainError("power cut")
         return is_due(self, step)
 
-    monkeypatch.setattr(CheckpointWriter, "is_due", dies)
+    with monkeypatch.context() as patch, pytest.raises(TrainError, match="power cut"):
+        patch.setattr(CheckpointWriter, "is_due", dies)
+        yield
 
 
 def rows(run: Path) -> list[dict[str, str]]:

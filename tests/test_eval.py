@@ -17,15 +17,13 @@ from conf.from_checkpoint import complete_from_checkpoint
 from conf.schema import EvalConfig
 from data import ShapesConfig, ensure_shapes
 from eval import evaluate
-from tests.small_run import rows, small_run
+from tests.small_run import SHAPES, rows, small_run
 from tests.train_utils.coco_sets import plain_pycocotools
 from train import train
 from train_utils import open_checkpoint
 from train_utils.coco_eval import ABSENT, METRICS, OPERATING_POINT, PER_CLASS
 from train_utils.plots import PLOTS
 from train_utils.train_state import LOSS_NAMES
-
-SHAPES = ShapesConfig(train_images=18, val_images=5, image_size=64)
 
 
 @pytest.mark.slow
@@ -77,7 +75,7 @@ def of_run(root: Path, size: int) -> list[str]:
 @pytest.mark.slow
 def test_training_scores_as_the_evaluation_does_with_stretched_images(tmp_path: Path) -> None:
     options = ["train.batch_size=8", "train.epochs=1", "evaluate=darknet"]
-    metrics = train(small_run(tmp_path / "shapes", SHAPES, tmp_path / "run", *options))
+    metrics = train(small_run(tmp_path / "shapes", tmp_path / "run", *options))
     scored = {name: evaluate([*of_run(tmp_path, 64), f"evaluate={name}"]) for name in ("darknet", "coco")}
     assert metrics == scored["darknet"] != scored["coco"]
 
@@ -97,7 +95,7 @@ def test_the_validation_loss_is_the_training_loss_of_the_same_images_and_weights
     ]  # fmt: skip
     for batch_size, names in ((18, LOSS_NAMES), (5, LOSS_NAMES if loss == "darknet" else ["loss_objectness"])):
         run = tmp_path / f"run{batch_size}"
-        train(small_run(tmp_path / "shapes", SHAPES, run, *same, f"evaluate.batch_size={batch_size}"))
+        train(small_run(tmp_path / "shapes", run, *same, f"evaluate.batch_size={batch_size}"))
         (row,) = rows(run)
         assert float(row["loss"]) > 1
         for name in names:
@@ -110,7 +108,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("trained")
     shapes = ShapesConfig(train_images=48, val_images=11, image_size=96)
     options = ["train.image_size=96", "train.batch_size=16", "train.epochs=20", "augment=none", "optim.lr=0.02"]
-    train(small_run(root / "shapes", shapes, root / "run", *options))
+    train(small_run(root / "shapes", root / "run", *options, shapes=shapes))
     return root
 
 
@@ -177,7 +175,7 @@ def test_a_network_is_scored_on_some_of_its_classes(trained: Path, tmp_path: Pat
 @pytest.mark.slow
 def test_a_run_on_some_classes_is_scored_and_resumed_on_them(tmp_path: Path) -> None:
     options = ["train.batch_size=8", "data.classes=[star,0]", "train.epochs=1", "evaluate=coco"]
-    metrics = train(small_run(tmp_path / "shapes", SHAPES, tmp_path / "run", *options))
+    metrics = train(small_run(tmp_path / "shapes", tmp_path / "run", *options))
     for _ in range(2):  # into the folder of the run, again and again
         assert evaluate([*of_run(tmp_path, 64), f"out={tmp_path / 'run'}"]) == metrics
     assert list(json.loads((tmp_path / "run" / "per_class.json").read_text())) == ["circle", "star"]

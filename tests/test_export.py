@@ -62,7 +62,7 @@ def test_a_file_appears_only_if_it_agrees(checkpoint: Path, tmp_path: Path, monk
         wrong.network.head_convolutions(wrong.network.heads[0])[0].conv.bias.add_(0.1)
         write_torch(wrong, *rest)
 
-    monkeypatch.setattr("export.write_torch", write_another)
+    monkeypatch.setattr("models.export.write_torch", write_another)
     with pytest.raises(ModelError, match="the file differs from the network"):
         export(options)
     assert not list((tmp_path / "new").iterdir())

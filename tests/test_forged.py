@@ -17,7 +17,6 @@ from conf import compose
 from conf.from_checkpoint import complete_conversion, complete_from_checkpoint, resumed_options
 from conf.run import USER_ERRORS
 from conf.schema import ConvertConfig, EvalConfig, TrainConfig
-from data import ShapesConfig
 from models import network_of_checkpoint
 from tests.models.cfg_writer import cfg, conv, head
 from tests.small_run import small_run
@@ -37,9 +36,8 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     """A run of one step, of a network of two layers."""
     folder = tmp_path_factory.mktemp(request.param)
     (folder / "a.cfg").write_text(cfg(conv(8, 3, 32), head(0, 1)))
-    shapes = ShapesConfig(train_images=4, val_images=2, image_size=64)
-    own = "model=base", f"model.cfg={folder / 'a.cfg'}", "train.epochs=1", "train.batch_size=4"
-    train(small_run(folder / "shapes", shapes, folder / "run", *own, f"optim={request.param}"))
+    own = "model=base", f"model.cfg={folder / 'a.cfg'}", "train.epochs=1", "train.batch_size=18"
+    train(small_run(folder / "shapes", folder / "run", *own, f"optim={request.param}"))
     return folder / "run"
 
 

@@ -24,13 +24,13 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 ENTRY_POINTS = ("train", "eval", "predict", "export", "plugins")
 FOLDERS = ("models", "data", "conf", "train_utils", "scripts", "hydra_yolov3_spp")
 LIMITS = {  # if you raise one, say why in the commit
-    "lines of source": 18_210,
-    "files of source": 110,
+    "lines of source": 18_070,
+    "files of source": 109,
     "folders with source": 10,
     "lines of a file": 400,
     "lines of a function": 80,
     "options of train.py": 99,  # as the page of options counts
-    "lines of tests": 18_040,
+    "lines of tests": 17_950,
     "pages of docs": 24,
     "words of docs": 16_200,  # without results and the page of options
     "words of the notebook": 5_000,

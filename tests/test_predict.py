@@ -45,14 +45,18 @@ def found(folder: Path, source: Path | str, out: Path, *more: str) -> tuple[Path
     return out, *(json.loads((out / f"{name}.json").read_text()) for name in ("images", "detections"))
 
 
+def drawn_in(folder: Path) -> list[str]:
+    shapes = "{train_images: 3, val_images: 9, image_size: 64}"
+    return ["data=shapes", f"data.root={folder}/shapes", f"data.index_dir={folder}/index", f"data.shapes={shapes}"]
+
+
 @pytest.mark.parametrize("options", [["resize=letterbox"], ["resize=stretch"], ["merge_nms=true"]])
 def test_predictions_are_those_of_an_evaluation_at_any_batch_size(
     folder: Path, options: list[str], tmp_path: Path
 ) -> None:
     """The last bits may differ: those of a convolution depend on the number of images."""
     options = [*options, "confidence=0.7"]
-    root, shapes = folder / "shapes", "{train_images: 3, val_images: 9, image_size: 64}"
-    data = ["data=shapes", f"data.root={root}", f"data.index_dir={folder / 'index'}", f"data.shapes={shapes}"]
+    root, data = folder / "shapes", drawn_in(folder)
     evaluate([
         f"ckpt={folder / 'random.pt'}", *data, "data.workers=0", "device=cpu", f"out={tmp_path / 'eval'}",
         *(f"evaluate.{option}" for option in options),
@@ -182,9 +186,7 @@ def test_no_program_overwrites_what_it_has_not_made(
     picture(tmp_path / "pictures" / "a.png")
     ckpt, before = f"ckpt={folder / 'random.pt'}", {path: path.lstat().st_mtime_ns for path in tmp_path.rglob("*")}
     model = ["model=yolov3-tiny", "model.width=0.125"]
-    shapes = "{train_images: 3, val_images: 9, image_size: 64}"
-    drawn = ["data=shapes", f"data.root={folder / 'shapes'}", f"data.index_dir={folder / 'index'}"]
-    drawn.append(f"data.shapes={shapes}")
+    drawn = drawn_in(folder)
     for program, *options in (
         ("predict", ckpt, f"source={tmp_path / 'pictures'}", "out=."),
         ("predict", ckpt, f"source={tmp_path / 'pictures'}", "out=linked"),

@@ -14,19 +14,17 @@ from conf.compose import compose
 from conf.errors import CheckpointError, TrainError
 from conf.from_checkpoint import complete_from_checkpoint, complete_training
 from conf.schema import EvalConfig, TrainConfig
-from data import Batch, DataError, Request, ShapesConfig, TrainDataset, ensure_shapes
+from data import Batch, DataError, Request, TrainDataset, ensure_shapes
 from eval import evaluate
 from models import Darknet, save_darknet_weights, zoo_cfg
 from tests.runs.kill_resume import differences
-from tests.small_run import die_after, rows, small_run
+from tests.small_run import SHAPES, dying_after, rows, small_run
 from train import train
 from train_utils import auto
 from train_utils.checkpoint import CheckpointWriter, load_checkpoint, load_last
 from train_utils.coco_eval import METRICS
 from train_utils.open_checkpoint import open_checkpoint, open_detector
 from train_utils.train_state import TrainState
-
-SHAPES = ShapesConfig(train_images=18, val_images=5, image_size=64)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +36,7 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def options(shapes: Path, run_dir: Path, *more: str) -> TrainConfig:
     own = ("train.batch_size=8", "train.micro_batch_size=4", "train.epochs=1", "evaluate.every=1")
-    return small_run(shapes, SHAPES, run_dir, *own, *more)
+    return small_run(shapes, run_dir, *own, *more)
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +58,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(shapes: Path, tmp_path: Path, mo
     for step in (1, 2):
         run = tmp_path / f"cut{step}"
         config = options(shapes, run, *often)
-        with monkeypatch.context() as patch, pytest.raises(TrainError, match="power cut"):
-            die_after(patch, step)
+        with dying_after(monkeypatch, step):
             train(config)
         assert load_last(run)[0]["step"] == step
         torch.manual_seed(step)  # what generators did in the meantime must not matter
@@ -224,8 +221,7 @@ def test_a_run_that_was_moved_goes_on_where_its_data_are_named(
         train(compose("train", TrainConfig, list(more), complete_training))
 
     run(*given, f"run_dir={tmp_path}/whole")
-    with monkeypatch.context() as patch, pytest.raises(TrainError, match="power cut"):
-        die_after(patch, 1)
+    with dying_after(monkeypatch, 1):
         run(*given, f"run_dir={first}/run")
     first.rename(second)
     shutil.copytree(second / "run", second / "other")
@@ -323,8 +319,7 @@ def test_fitted_anchors_go_with_the_checkpoint(
     own = ["train.save_every_steps=1", "data.single_class=true"]
     own += ["model.anchors=auto", "loss.anchor_iou=0.9", "train.multi_scale=[0.5,1.5]"]  # .9: more than the .cfg's give
     config = options(shapes, tmp_path / "run", *own)
-    with monkeypatch.context() as patch, pytest.raises(TrainError, match="power cut"):
-        die_after(patch, 1)
+    with dying_after(monkeypatch, 1):
         train(config)
     said = capsys.readouterr().out
     assert said.count("model.anchors=auto: recall at IoU 0.5 is ") == 1 and "which replace them" in said

@@ -214,16 +214,10 @@ def format_table(result: Evaluation) -> str:
     lines.append(" ".join(f"{format_metric(result.metrics[name]):>5}" for name in METRICS))  # fits into 80 columns
     titles, rows = rows_of_classes(result)
     width = max(len(row[0]) for row in (titles, *rows))
-    return "\n".join(
-        [
-            *lines,
-            "",
-            *(
-                f"{name:<{width}} {images:>6} {boxes:>6} " + " ".join(f"{cell:>5}" for cell in cells)
-                for name, images, boxes, *cells in (titles, *rows)
-            ),
-        ]
-    )
+    lines.append("")
+    for name, images, boxes, *cells in (titles, *rows):
+        lines.append(f"{name:<{width}} {images:>6} {boxes:>6} " + " ".join(f"{cell:>5}" for cell in cells))
+    return "\n".join(lines)
 
 
 def format_metric(metric: float | None) -> str:

@@ -17,7 +17,7 @@ import torch
 
 from conf import ConfigError, compose, errors, run, suggestions
 from conf.schema import DetectConfig
-from conf.train_options import EvalPrecision
+from conf.train_options import EvalPrecision, require
 from data import DataError, Exif, OnBadFile, cut_at_edges
 from data.layouts import class_numbers
 from data.media import Frame, FrameBatch, FrameBatches, InputFit, Medium, find_media, pixels_of, read_picture
@@ -97,11 +97,9 @@ class Prediction(_Answers):
 
     def to_supervision(self) -> Any:
         """``supervision.Detections`` with ``class_name``; raises ConfigError if it is missing."""
-        try:
-            import supervision
-        except ImportError as error:
-            fix = errors.install_command("supervision")
-            raise ConfigError(f"to_supervision() needs supervision, which is not installed. fix: {fix}") from error
+        require("supervision", "to_supervision()")
+        import supervision
+
         return supervision.Detections(
             xyxy=self.boxes_xyxy.astype(np.float32),
             confidence=self.scores.astype(np.float32),

@@ -1,17 +1,23 @@
-"""A trained network, of a checkpoint or Darknet weights, with its class names and image size."""
+"""A trained network, of a checkpoint, an exported file or Darknet weights, with names and size."""
 
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
 
 import data
 import models
-from conf import ConfigError
+from conf import ConfigError, errors
 from conf.from_checkpoint import trained_size
 from conf.run_files import EXPORTED
 from data.errors import printable
+from models import ModelError
+from models.export import RUNS, read_metadata
 from models.published import COCO_NAMES
 from train_utils import build, checkpoint
-from train_utils.exported_network import ExportedNetwork
 
 
 @dataclass(frozen=True)
@@ -29,7 +35,7 @@ class TrainedNetwork:
 def open_detector(
     ckpt: str | None, config: models.ModelConfig | None, names: str | None, image_size: int | list[int] | None
 ) -> TrainedNetwork:
-    """The network of ``ckpt`` (open_checkpoint, open_exported), or of ``config`` with its weights.
+    """The network of ``ckpt`` (open_checkpoint), or of ``config`` with its weights.
 
     ``names`` is for Darknet weights, which hold none: a text file with one class name a line, or a
     COCO json, whose categories count in the order of their ids; None means those of default_names.
@@ -38,7 +44,7 @@ def open_detector(
     size does not suit the network.
     """
     if ckpt is not None:
-        opened = open_exported(ckpt) if Path(ckpt).suffix in EXPORTED else open_checkpoint(ckpt)
+        opened = open_checkpoint(ckpt)
         opened = replace(opened, image_size=image_size or opened.image_size)
     elif config is None or config.weights is None:
         raise ConfigError("no weights are given. fix: ckpt=<run folder or .pt file>, or model= and model.weights=")
@@ -75,20 +81,17 @@ def default_names(count: int) -> list[str]:
     return of_coco if count == len(of_coco) else [str(index) for index in range(count)]
 
 
-def open_exported(file: str) -> TrainedNetwork:
-    """A file of export.py in the place of a network. Raises ModelError if it is none."""
-    model = ExportedNetwork(Path(file))
-    size = model.image_size[0] if model.image_size[0] == model.image_size[1] else model.image_size
-    note = f"{file}: an exported file, {len(model.names)} classes"
-    return TrainedNetwork(model, model.names, model.category_ids, size, note, Path(file).name)
-
-
 def open_checkpoint(ckpt: str) -> TrainedNetwork:
-    """The averaged network of a checkpoint, with the image size of its evaluation.
+    """The averaged network of a checkpoint, or a file of export.py, with its image size.
 
-    It can be saved as .weights. Raises CheckpointError or ModelError if the content of the file is
-    not what training wrote.
+    That of a checkpoint, the size of its evaluation, can be saved as .weights. Raises
+    CheckpointError or ModelError if the content is not what training or export.py wrote.
     """
+    if Path(ckpt).suffix in EXPORTED:
+        file = ExportedNetwork(Path(ckpt))
+        size = file.image_size[0] if file.image_size[0] == file.image_size[1] else file.image_size
+        note = f"{ckpt}: an exported file, {len(file.names)} classes"
+        return TrainedNetwork(file, file.names, file.category_ids, size, note, Path(ckpt).name)
     state = checkpoint.check_entries(checkpoint.load_checkpoint(Path(ckpt)), ckpt)
     model = models.network_of_checkpoint(state["network"], ckpt, state["ema"])
     major, minor, revision = state["weights_version"]
@@ -96,3 +99,54 @@ def open_checkpoint(ckpt: str) -> TrainedNetwork:
     names, size = list(map(printable, state["names"])), trained_size(state["config"], ckpt)
     origin = (f"epoch {state['epoch']}" if state["epoch"] else "converted weights") + f", {len(names)} classes"
     return TrainedNetwork(model.eval(), names, state["category_ids"], size, f"{ckpt}: {origin}", origin)
+
+
+REQUIRED = {"names": list, "category_ids": list, "image_size": list, "stride": int, "open": list}
+
+
+class ExportedNetwork(models.Darknet):
+    """A file that takes a network's place in evaluation and prediction; it runs on the CPU.
+
+    It has no heads, because the file decodes: it returns boxes and scores for raw maps. Raises
+    ModelError for a missing package, and for a file without the metadata of export.py.
+    """
+
+    def __init__(self, path: Path) -> None:
+        nn.Module.__init__(self)
+        try:
+            known = {key: json.loads(text) for key, text in read_metadata(path).items() if text[:1] in '[{"0123456789'}
+            self.run = RUNS[path.suffix](path)
+        except ImportError as error:
+            raise ModelError(f"{path} needs {error.name}. fix: {errors.install_command(str(error.name))}") from error
+        except Exception as error:  # each runtime has its own for a damaged file
+            raise ModelError(f"{path} cannot be read ({errors.first_line(error)}). fix: a file of export.py") from error
+        if wrong := [key for key, kind in REQUIRED.items() if not isinstance(known.get(key), kind)]:
+            raise ModelError(f"{path} does not say its {wrong[0]}. fix: a file of export.py")
+        self.names, self.category_ids = [printable(str(name)) for name in known["names"]], known["category_ids"]
+        self.num_classes, self.max_stride, self.image_size = len(self.names), known["stride"], known["image_size"]
+        self.takes_any_size = "height" in known["open"]
+        self.batch_size = None if "batch" in known["open"] else known.get("batch_size", 1)
+        self.heads, self.layers, self.num_frozen = [], nn.ModuleList(), 0
+
+    def __deepcopy__(self, memo: Any) -> "ExportedNetwork":
+        return self
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        """All boxes_xyxy (batch, n, 4) and scores (batch, n, classes) of images like Darknet's.
+
+        Of a file with suppression these are its detections: each scores for one class alone.
+        """
+        size, parts = self.batch_size or len(images), []
+        for part in images.contiguous().split(size):  # contiguous: a .pt2 of one batch has fixed strides
+            missing = part.new_zeros(size - len(part), *part.shape[1:])
+            outputs = self.run(torch.cat((part, missing)) if len(missing) else part)
+            parts.append([output[: len(part)] for output in outputs])
+        boxes, scores, *classes = [torch.cat(column) for column in zip(*parts, strict=True)]
+        if classes:
+            of_all = scores.new_zeros(*scores.shape, self.num_classes)
+            scores = of_all.scatter_(2, classes[0][..., None].long(), scores[..., None])
+        return [boxes, scores]
+
+    def nearest_size(self, height: int, width: int) -> tuple[int, int]:
+        """The (height, width) of images, in pixels, nearest to these that the file takes."""
+        return super().nearest_size(height, width) if self.takes_any_size else (self.image_size[0], self.image_size[1])

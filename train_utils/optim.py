@@ -54,25 +54,6 @@ class Schedule:
             return low + (1 - low) * (1 - progress)
         return 1.0
 
-    def weight_lr_factor(self, step: int) -> float:
-        """Factor for convolution and batch-norm weights; rises from 0 during warm-up."""
-        return self.warmup(step) * self.lr_factor(step)
-
-    def bias_lr_factor(self, step: int) -> float:
-        """Factor for biases; with plain SGD it falls from ``FAST_BIASES`` in warm-up."""
-        done, lr = self.warmup(step), self.config.lr
-        start = FAST_BIASES * lr if self.config.name == Optimizer.sgd else lr
-        return (1 - done) * start / lr + done * self.lr_factor(step)
-
-    def momentum(self, step: int) -> float:
-        """Momentum, or beta1; moves from 0.9 to ``momentum`` during warm-up."""
-        done = self.warmup(step)
-        return (1 - done) * WARMUP_MOMENTUM + done * self.config.momentum
-
-    def weight_decay(self, step: int) -> float:
-        """Weight decay of convolution weights; rises from 0 during warm-up."""
-        return self.warmup(step) * self.config.weight_decay
-
     def ema_decay(self, updates: int) -> float:
         """Decay of the weight average at update number ``updates``, counted from 1.
 
@@ -86,20 +67,24 @@ class Schedule:
     def apply(self, optimizer: torch.optim.Optimizer, step: int) -> None:
         """Overwrite rate, momentum and decay of ``make_optimizer``'s groups for this step.
 
-        A checkpoint restores the groups of its run. Anything not written here would survive a
-        changed option.
+        During warm-up rates and decay rise from 0, momentum or beta1 moves from 0.9, and the rate
+        of biases falls from ``FAST_BIASES`` with plain SGD. A checkpoint restores the groups of its
+        run. Anything not written here would survive a changed option.
         """
+        lr, done, factor = self.config.lr, self.warmup(step), self.lr_factor(step)
+        momentum = (1 - done) * WARMUP_MOMENTUM + done * self.config.momentum
+        of_biases = FAST_BIASES * lr if self.config.name == Optimizer.sgd else lr
         for group in optimizer.param_groups:
-            factor = self.bias_lr_factor if group["name"] == "bias" else self.weight_lr_factor
-            group["lr"] = self.config.lr * factor(step)
+            is_bias = group["name"] == "bias"
+            group["lr"] = lr * ((1 - done) * of_biases / lr + done * factor if is_bias else done * factor)
             if "betas" in group:
-                group["betas"] = self.momentum(step), group["betas"][1]
+                group["betas"] = momentum, group["betas"][1]
             elif "momentum" in group:
-                group["momentum"] = self.momentum(step)
+                group["momentum"] = momentum
             if "nesterov" in group:
                 group["nesterov"] = True  # torch's constructor would require a momentum above 0
             if group["name"] == "convolution":
-                group["weight_decay"] = self.weight_decay(step)
+                group["weight_decay"] = done * self.config.weight_decay
 
 
 def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:

@@ -23,16 +23,9 @@ from train_utils.log import EPOCH_COLUMNS, GrowingFile, MetricsCsv, epoch_row, o
 from train_utils.loggers import LoggedRun, LoggerThread, run_id_of, start_services
 from train_utils.train_state import LOSS_NAMES, TrainState
 
+OF_EVALUATION = *coco_eval.METRICS, *coco_eval.OPERATING_POINT, *(f"val_{name}" for name in LOSS_NAMES)
 TABLES = {  # metrics.csv is equal in every repetition of a run
-    "metrics": (
-        "epoch",
-        "step",
-        "lr",
-        *LOSS_NAMES,
-        *coco_eval.METRICS,
-        *coco_eval.OPERATING_POINT,
-        *(f"val_{name}" for name in LOSS_NAMES),
-    ),
+    "metrics": ("epoch", "step", "lr", *LOSS_NAMES, *OF_EVALUATION),
     "times": ("epoch", "seconds", "images_per_second", "waiting"),
     "steps": ("step", "lr", *LOSS_NAMES),
 }
@@ -62,21 +55,15 @@ class RunReport:
         for service in self._services:
             service.close(self._is_complete)
 
-    def line(self, text: str | None, on_terminal: bool = True) -> None:
-        """Write ``text`` to train.log, with the time, and to the terminal; skip None and ""."""
-        if not self._world.is_main or not text:
-            return
-        lines = list(map(printable, text.split("\n")))
-        if on_terminal:
-            progress.print_lines("\n".join(lines))
-        stamp = time.strftime("%Y-%m-%d %H:%M:%S")
-        for line in lines:
-            self._log.add(f"{stamp} {line}".rstrip() + "\n")
-
-    def lines(self, *texts: str | None) -> None:
-        """Write each of ``texts`` as ``line`` does."""
-        for text in texts:
-            self.line(text)
+    def line(self, *texts: str | None, on_terminal: bool = True) -> None:
+        """Write ``texts`` to train.log, with the time, and to the terminal; skip None and ""."""
+        for text in filter(None, texts if self._world.is_main else ()):
+            lines = list(map(printable, text.split("\n")))
+            if on_terminal:
+                progress.print_lines("\n".join(lines))
+            stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+            for line in lines:
+                self._log.add(f"{stamp} {line}".rstrip() + "\n")
 
     def announce(
         self,
@@ -93,7 +80,7 @@ class RunReport:
             about, warning = data.describe_set(annotations, size, anchors, auto.min_iou_of(config))
             self.line(f"{split}: {about}")
             self.line(warning if split == "train" else None)
-            self.lines(*(f"{split}: {note}" for note in (*annotations.skipped, *annotations.notes)))
+            self.line(*(f"{split}: {note}" for note in (*annotations.skipped, *annotations.notes)))
         if config.data.split is not None:
             total = len(train_set) + len(val_set)
             self.line(f"data.split={config.data.split:g} holds out {len(val_set)} of {total} images, by name")
@@ -102,7 +89,7 @@ class RunReport:
             f"{model.cfg.source}: {parameters:,} parameters, {flops / 1e9:.2f} GFLOPs for {size[0]}x{size[1]} pixels, "
             "a multiply-add counting as two"
         )
-        self.lines(*model.notes)
+        self.line(*model.notes)
         if world.is_main:
             self.line(data.warn_of_shared_images(train_set, val_set))
             self.line(", ".join(help.version_page().splitlines()))

@@ -16,7 +16,6 @@ from omegaconf.errors import ConfigKeyError
 from conf import ConfigError
 from conf.compose import compose
 from conf.run import PROGRAMS, in_one_sentence
-from data import ShapesConfig
 from tests.small_run import small_run
 from train import train
 from train_utils.checkpoint import load_checkpoint, save_checkpoint
@@ -63,8 +62,7 @@ READERS = {"eval": [], "predict": ["source=x"], "convert": ["out=x.weights"]}  #
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of one step."""
     folder = tmp_path_factory.mktemp("run")
-    shapes = ShapesConfig(train_images=4, val_images=4, image_size=64)
-    train(small_run(folder / "shapes", shapes, folder / "run", "train.epochs=1", "train.batch_size=4"))
+    train(small_run(folder / "shapes", folder / "run", "train.epochs=1", "train.batch_size=18"))
     return folder / "run"
 
 

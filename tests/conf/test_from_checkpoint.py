@@ -21,14 +21,14 @@ from conf.errors import TrainError
 from conf.from_checkpoint import complete_training, continue_run, fetch_weights, weights_folder
 from conf.run import options_of, run
 from conf.schema import GetWeightsConfig, TrainConfig
-from data import DataError, ShapesConfig, ensure_shapes
+from data import DataError
 from models import Darknet, published, save_darknet_weights, zoo_cfg
 from models.published import PUBLISHED, Published
 from scripts.get_weights import get_weights
 from tests.file_server import serving
 from tests.models.test_timm import random_state
 from tests.runs.kill_resume import differences
-from tests.small_run import die_after, rows, small_run
+from tests.small_run import dying_after, rows, small_run
 from train import train
 from train_utils.build import build_model
 from train_utils.checkpoint import load_last, save_checkpoint
@@ -183,15 +183,12 @@ def test_more_epochs_are_the_same_wherever_they_are_cut_and_follow_the_schedule_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a finished run of one epoch; cut in the middle of the second."""
-    shapes = ShapesConfig(train_images=18, val_images=5, image_size=64)  # 2 steps in an epoch
-    ensure_shapes(tmp_path / "shapes", shapes)
-    whole = tmp_path / "whole"
+    whole = tmp_path / "whole"  # of 2 steps in an epoch
     more = "train.batch_size=8", "train.epochs=1", "evaluate.every=1", "train.save_every_steps=1", "loss=darknet"
-    train(small_run(tmp_path / "shapes", shapes, whole, *more))
+    train(small_run(tmp_path / "shapes", whole, *more))
     run = shutil.copytree(whole, tmp_path / "cut")
     train(compose_training(f"resume={whole}/checkpoints/last.pt", "train.epochs=3"))
-    with monkeypatch.context() as patch, pytest.raises(TrainError, match="power cut"):
-        die_after(patch, 3)
+    with dying_after(monkeypatch, 3):
         train(compose_training(f"resume={run}", "train.epochs=3"))
     assert load_last(run)[0]["step"] == 3
     train(compose_training(f"resume={run}"))
@@ -200,7 +197,8 @@ def test_more_epochs_are_the_same_wherever_they_are_cut_and_follow_the_schedule_
         assert differences(found[part], expected[part], part) == []
     assert (run / "metrics.csv").read_bytes() == (whole / "metrics.csv").read_bytes()
     optim = compose_training(f"resume={whole}").optim
-    rates = [optim.lr * Schedule(optim, 2, steps).weight_lr_factor(last) for steps, last in ((2, 1), (6, 3), (6, 5))]
+    schedules = ((Schedule(optim, 2, steps), last) for steps, last in ((2, 1), (6, 3), (6, 5)))
+    rates = [optim.lr * (schedule.warmup(last) * schedule.lr_factor(last)) for schedule, last in schedules]
     assert [float(row["lr"]) for row in rows(whole)] == rates
     log = (whole / "train.log").read_text()
     assert "changed: train.epochs: 1 -> 3" in log and log.count("follow the schedule of the new train.epochs") == 1

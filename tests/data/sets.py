@@ -12,7 +12,9 @@ from typing import Any
 import cv2
 import numpy as np
 
-from data import Annotations, DataConfig, DataFormat, Exif, ImageCache, OnError, SplitConfig, open_annotations
+from conf.compose import compose
+from conf.schema import TrainConfig
+from data import Annotations, DataConfig, DataFormat, OnError, SplitConfig, open_annotations
 
 HEIGHT, WIDTH = 40, 60
 NAMES = ["cat", "dog"]
@@ -42,30 +44,15 @@ def picture() -> np.ndarray:
 
 
 PICTURE = picture()
+COCO: DataConfig = compose("train", TrainConfig, ["data=coco"]).data
 
 
 def config_of(
     root: Path, data_format: DataFormat, annotations: str, images: str, names: list[str] | None
 ) -> DataConfig:
     part = SplitConfig(annotations, images)
-    return DataConfig(
-        name="bad",
-        format=data_format,
-        root=str(root),
-        train=part,
-        val=part,
-        split=None,
-        names=names,
-        classes=None,
-        shapes=None,
-        single_class=False,
-        exif=Exif.apply,
-        on_error=OnError.stop,
-        workers=0,
-        cache=ImageCache.none,
-        cache_gb=200,
-        index_dir=str(root.parent / "index"),
-    )
+    places = {"root": str(root), "index_dir": str(root.parent / "index"), "train": part, "val": part}
+    return replace(COCO, name="bad", format=data_format, names=names, on_error=OnError.stop, workers=0, **places)
 
 
 def coco_content(second: str = "b.png") -> dict[str, Any]:

@@ -12,23 +12,12 @@ import numpy as np
 import pytest
 from pycocotools.coco import COCO
 
+import data
 import data.coco
-from data import (
-    Annotations,
-    DataConfig,
-    DataError,
-    ImageCache,
-    ImageSource,
-    OnError,
-    build_image_cache,
-    check_same_classes,
-    image_cache_name,
-    open_annotations,
-)
 from tests.data.conftest import DAMAGES, Damage
 
 
-def assert_holds_what_pycocotools_reads(annotations: Annotations, path: Path) -> None:
+def assert_holds_what_pycocotools_reads(annotations: data.Annotations, path: Path) -> None:
     with contextlib.redirect_stdout(io.StringIO()):
         reference = COCO(str(path))
     assert annotations.category_ids.tolist() == sorted(reference.cats)
@@ -54,13 +43,13 @@ def test_index_holds_the_very_numbers_of_the_json(coco_set) -> None:
 def test_names_choose_and_order_the_classes(coco_set) -> None:
     everything = coco_set.open()
     assert everything.names == ["dog", "cat", "bird"]
-    chosen = coco_set.open(names=["bird", "dog"], on_error=OnError.skip)
+    chosen = coco_set.open(names=["bird", "dog"], on_error=data.OnError.skip)
     assert chosen.names == ["bird", "dog"] and chosen.category_ids.tolist() == [7, 1]
     kept = everything.category_ids[everything.classes] != 3
     assert np.array_equal(chosen.category_ids[chosen.classes], everything.category_ids[everything.classes][kept])
-    with pytest.raises(DataError, match=r"category 3, which is not one of the 2 classes in use"):
+    with pytest.raises(data.DataError, match=r"category 3, which is not one of the 2 classes in use"):
         coco_set.open(names=["bird", "dog"])
-    with pytest.raises(DataError, match=r"data.names holds 'birt', and the classes"):
+    with pytest.raises(data.DataError, match=r"data.names holds 'birt', and the classes"):
         coco_set.open(names=["birt"])
 
 
@@ -84,11 +73,11 @@ def test_images_that_arrive_later_are_in_the_next_index(coco_set) -> None:
     away = [Path(whole.path(index)) for index in (1, 3)]
     for path in away:
         path.rename(f"{path}.away")
-    assert len(coco_set.open(on_error=OnError.skip)) == len(whole) - 2
+    assert len(coco_set.open(on_error=data.OnError.skip)) == len(whole) - 2
     for count, path in enumerate(away, start=1):
         Path(f"{path}.away").rename(path)
         for _ in range(2):
-            assert len(coco_set.open(on_error=OnError.skip)) == len(whole) - 2 + count
+            assert len(coco_set.open(on_error=data.OnError.skip)) == len(whole) - 2 + count
 
 
 def test_crowds_and_boxes_in_fractions_are_named(coco_set) -> None:
@@ -118,12 +107,12 @@ def test_missing_area_and_iscrowd_have_defaults(coco_set) -> None:
 
 def test_classes_of_both_splits_must_agree(coco_set) -> None:
     train = coco_set.open()
-    check_same_classes(train, train)
-    with pytest.raises(DataError, match=r"3 classes and the validation set 1.*fix: set data.names"):
-        check_same_classes(train, coco_set.open(single_class=True))
+    data.check_same_classes(train, train)
+    with pytest.raises(data.DataError, match=r"3 classes and the validation set 1.*fix: set data.names"):
+        data.check_same_classes(train, coco_set.open(single_class=True))
     coco_set.json["categories"][2]["name"] = "fish"
-    with pytest.raises(DataError, match=r"class 2 is 'bird' in the training set and 'fish'"):
-        check_same_classes(train, coco_set.open())
+    with pytest.raises(data.DataError, match=r"class 2 is 'bird' in the training set and 'fish'"):
+        data.check_same_classes(train, coco_set.open())
 
 
 def indices(coco_set) -> list[Path]:
@@ -152,18 +141,18 @@ def test_a_same_size_edit_that_keeps_the_mtime_is_seen(coco_set) -> None:
     path.write_text(text.replace("20.25", "19.75", 1))
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert path.stat().st_size == status.st_size and path.stat().st_mtime_ns == status.st_mtime_ns
-    after = open_annotations(coco_set.config, "train")
+    after = data.open_annotations(coco_set.config, "train")
     assert after.boxes_xywh[0, 2] == 19.75 and before.boxes_xywh[0, 2] == 20.25
 
 
-def open_at(config: DataConfig, start: float, results: multiprocessing.Queue) -> None:
+def open_at(config: data.DataConfig, start: float, results: multiprocessing.Queue) -> None:
     """Open index and cache as a training does, and send all that is in them."""
     time.sleep(max(0.0, start - time.time()))
-    annotations = open_annotations(config, "train")
-    files = ImageSource(annotations, config.on_error)
-    path = Path(config.index_dir) / image_cache_name(annotations, config.on_error)
-    build_image_cache(files, path, ImageCache.disk)
-    images = ImageSource(annotations, config.on_error, path)
+    annotations = data.open_annotations(config, "train")
+    files = data.ImageSource(annotations, config.on_error)
+    path = Path(config.index_dir) / data.image_cache_name(annotations, config.on_error)
+    data.build_image_cache(files, path, data.ImageCache.disk)
+    images = data.ImageSource(annotations, config.on_error, path)
     pixels = [images.read(index).tobytes() for index in range(len(annotations))]
     results.put((annotations.boxes_xywh.tolist(), pixels))
 
@@ -193,7 +182,7 @@ def test_a_damaged_index_is_built_anew(
 ) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # slow
 
-    def arrays(annotations: Annotations) -> dict[str, Any]:
+    def arrays(annotations: data.Annotations) -> dict[str, Any]:
         return {name: np.asarray(value).tolist() for name, value in vars(annotations).items()}
 
     expected = arrays(coco_set.open())
@@ -213,16 +202,16 @@ def test_a_damaged_index_is_built_anew(
 
 def test_a_folder_that_cannot_be_written(coco_set) -> None:
     (coco_set.root / "blocked").touch()
-    with pytest.raises(DataError, match=r"cannot write the index .* \(Not a directory\).*data.index_dir"):
+    with pytest.raises(data.DataError, match=r"cannot write the index .* \(Not a directory\).*data.index_dir"):
         coco_set.open(index_dir=str(coco_set.root / "blocked" / "index"))
 
 
-@pytest.mark.parametrize("on_error", OnError)
-def test_a_training_set_of_crowds_is_refused(on_error: OnError, coco_set) -> None:
+@pytest.mark.parametrize("on_error", data.OnError)
+def test_a_training_set_of_crowds_is_refused(on_error: data.OnError, coco_set) -> None:
     for entry in coco_set.json["annotations"]:
         entry["iscrowd"] = 1
     boxes = len(coco_set.json["annotations"])
-    with pytest.raises(DataError, match=rf"7 usable images and {boxes} usable boxes, all of them crowds.* fix: "):
+    with pytest.raises(data.DataError, match=rf"7 usable images and {boxes} usable boxes, all of them crowds.* fix: "):
         coco_set.open(on_error=on_error)
     assert len(coco_set.open("val", on_error=on_error).crowd) == boxes
     coco_set.json["annotations"][0]["iscrowd"] = 0
@@ -240,7 +229,7 @@ def test_copies_of_training_images_for_validation_are_a_warning(copied: int, coc
     train, same = coco_set.open(), coco_set.open("val")
     for entry in coco_set.json["images"]:
         entry["file_name"] = f"b{entry['file_name']}"
-    val = coco_set.open("val", on_error=OnError.skip, val=data.SplitConfig("instances.json", "val"))
+    val = coco_set.open("val", on_error=data.OnError.skip, val=data.SplitConfig("instances.json", "val"))
     warning = data.warn_of_shared_images(train, val)
     assert data.warn_of_shared_images(train, same) is None and (warning is None) == (copied == 0)
     assert not copied or f"{copied} of 5 validation images are training images, too" in warning

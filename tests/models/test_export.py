@@ -11,18 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from models import Darknet, ModelError, Postprocess, load_cfg, parse_cfg, with_box_bins, zoo_cfg
+from models import Darknet, ModelError, Postprocess, export, load_cfg, parse_cfg, with_box_bins, zoo_cfg
 from models.decode import decode
-from models.export import (
-    METADATA_FILE,
-    DetectorGraph,
-    FixedSuppression,
-    check_file,
-    run_onnx,
-    run_torch,
-    write_onnx,
-    write_torch,
-)
 from tests.models.small_network import cfg_text
 from tests.models.test_decode import HEADS
 
@@ -92,7 +82,7 @@ def assert_same_detections(outputs: tuple[Tensor, ...], expected: list[Tensor], 
 @pytest.mark.parametrize("heads", [1, 2])
 def test_suppression_equals_postprocess(heads: int, changes: dict[str, Any]) -> None:
     maps = random_maps(5)[:heads]
-    outputs = FixedSuppression(**OPTIONS | changes)(*decode(maps, HEADS[:heads]), SIDE)
+    outputs = export.FixedSuppression(**OPTIONS | changes)(*decode(maps, HEADS[:heads]), SIDE)
     assert outputs[0].shape[1] == (OPTIONS | changes)["max_detections"]  # however few boxes there are
     assert_same_detections(outputs, postprocess(HEADS[:heads], maps, **changes))
 
@@ -104,7 +94,7 @@ def test_equal_scores_keep_their_order_and_an_image_without_objects_has_none() -
     changes = {"confidence": 0.2, "nms_iou": 0.6}
     expected = postprocess(HEADS, maps, **changes)
     assert [len(detections) for detections in expected] == [100, 0]
-    assert_same_detections(FixedSuppression(**OPTIONS | changes)(*decode(maps, HEADS), SIDE), expected)
+    assert_same_detections(export.FixedSuppression(**OPTIONS | changes)(*decode(maps, HEADS), SIDE), expected)
 
 
 def test_images_and_classes_do_not_suppress_one_another_however_many_there_are() -> None:
@@ -115,7 +105,7 @@ def test_images_and_classes_do_not_suppress_one_another_however_many_there_are()
     labels = torch.arange(classes).repeat_interleave(4)
     scores = torch.nn.functional.one_hot(labels) * torch.linspace(0.5, 1, 4 * classes)[:, None]
     scores = scores.repeat(images, 1, 1)
-    room = FixedSuppression(**OPTIONS | {"max_detections": 5 * classes, "candidates": 10 * classes})
+    room = export.FixedSuppression(**OPTIONS | {"max_detections": 5 * classes, "candidates": 10 * classes})
     assert room(boxes, scores, side)[3].tolist() == [4 * classes] * images
     twice = room(boxes.repeat(1, 2, 1), torch.cat((scores * 0.9, scores), dim=1), side)
     assert twice[3].tolist() == [4 * classes] * images, "a second, better one in each place"
@@ -128,9 +118,9 @@ def small() -> Darknet:
     return random_network(parse_cfg(cfg_text(4), "small.cfg"), width=1)
 
 
-def write(folder: Path, kind: str, graph: DetectorGraph, example: Tensor, dynamic: dict[int, str]) -> Path:
+def write(folder: Path, kind: str, graph: export.DetectorGraph, example: Tensor, dynamic: dict[int, str]) -> Path:
     path = folder / f"detector.{kind}"
-    (write_onnx if kind == "onnx" else write_torch)(graph, example, dynamic, METADATA, path)
+    (export.write_onnx if kind == "onnx" else export.write_torch)(graph, example, dynamic, METADATA, path)
     return path
 
 
@@ -148,9 +138,9 @@ def test_a_file_finds_what_the_network_finds(
     images = torch.rand(4, 3, 16, 24)
     best, second = decode(small(images), small.heads)[1].flatten().topk(2).values.tolist()
     limits = OPTIONS | {"confidence": (best + second) / 2 if found == "none or one" else 0.0, "max_detections": 20}
-    graph = DetectorGraph(small, FixedSuppression(**limits), show_candidates=True)
+    graph = export.DetectorGraph(small, export.FixedSuppression(**limits), show_candidates=True)
     path = write(tmp_path, kind, graph, images[:1], dynamic)
-    run = run_onnx(path) if kind == "onnx" else run_torch(path)
+    run = export.run_onnx(path) if kind == "onnx" else export.run_torch(path)
     batches = [*images.split(1)]
     if dynamic:
         batches += [images, torch.rand(2, 3, 32, 8), torch.rand(1, 3, 2, 2)]
@@ -160,19 +150,19 @@ def test_a_file_finds_what_the_network_finds(
         assert_same_detections(outputs, postprocess(small.heads, small(batch), **limits), max(batch.shape[2:]))
         counts |= {*outputs[3].tolist()}
     assert (counts >= {0, 1}) if found == "none or one" else (max(counts) == 20)
-    assert max(check_file(path, small, graph, batches)) < 1e-5
+    assert max(export.check_file(path, small, graph, batches)) < 1e-5
 
 
 def test_files_hold_their_metadata_and_one_that_differs_is_found_out(small: Darknet, tmp_path: Path) -> None:
-    graph = DetectorGraph(small, FixedSuppression(**OPTIONS), show_candidates=True)
+    graph = export.DetectorGraph(small, export.FixedSuppression(**OPTIONS), show_candidates=True)
     onnx_file, archive_file = (write(tmp_path, kind, graph, torch.rand(1, 3, 16, 24), {}) for kind in ("onnx", "pt2"))
     model = onnx.load(onnx_file)
     assert {prop.key: prop.value for prop in model.metadata_props} == METADATA
     assert [output.name for output in model.graph.output] == ["boxes", "scores", "classes", "counts"]
     assert PLACE not in onnx_file.read_bytes()
-    extra = {METADATA_FILE: ""}
+    extra = {export.METADATA_FILE: ""}
     torch.export.load(archive_file, extra_files=extra)
-    assert json.loads(extra[METADATA_FILE]) == METADATA
+    assert json.loads(extra[export.METADATA_FILE]) == METADATA
     with zipfile.ZipFile(archive_file) as archive:
         assert not [name for name in archive.namelist() if PLACE in archive.read(name) or "detector" in name]
 
@@ -181,13 +171,15 @@ def test_files_hold_their_metadata_and_one_that_differs_is_found_out(small: Dark
     bias = other.head_convolutions(other.heads[0])[0].conv.bias
     bias.data[4] += 1e-2
     with pytest.raises(ModelError, match=r"the file differs from the network: boxes by .* scores by 0\.00"):
-        check_file(onnx_file, other, graph, images)
+        export.check_file(onnx_file, other, graph, images)
     bias.data[4] = float("nan")
     with pytest.raises(ModelError, match=r"scores by nan|not finite"):
-        check_file(onnx_file, other, graph, images)
-    other_limits = DetectorGraph(small, FixedSuppression(**OPTIONS | {"nms_iou": 0.6}), show_candidates=True)
+        export.check_file(onnx_file, other, graph, images)
+    other_limits = export.DetectorGraph(
+        small, export.FixedSuppression(**OPTIONS | {"nms_iou": 0.6}), show_candidates=True
+    )
     with pytest.raises(ModelError, match="non-maximum suppression differs"):
-        check_file(onnx_file, small, other_limits, images)
+        export.check_file(onnx_file, small, other_limits, images)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +194,7 @@ def test_files_hold_their_metadata_and_one_that_differs_is_found_out(small: Dark
 def test_onnx_equals_the_network(name: str, nms: bool, tmp_path: Path) -> None:
     cfg, images = load_cfg(zoo_cfg(name)), torch.rand(1 if nms else 2, 3, 96, 128)
     model = random_network(with_box_bins(cfg, 16) if "decoupled" in name else cfg)
-    graph = DetectorGraph(model, FixedSuppression(**OPTIONS) if nms else None, show_candidates=True)
+    graph = export.DetectorGraph(model, export.FixedSuppression(**OPTIONS) if nms else None, show_candidates=True)
     path = write(tmp_path, "onnx", graph, images, {})
-    assert max(check_file(path, model, graph, [images])) < 1e-5
-    assert not nms or run_onnx(path)(images)[3].min() >= 15  # detections
+    assert max(export.check_file(path, model, graph, [images])) < 1e-5
+    assert not nms or export.run_onnx(path)(images)[3].min() >= 15  # detections

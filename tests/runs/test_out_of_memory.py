@@ -8,18 +8,17 @@ from pathlib import Path
 import pytest
 
 from conf.errors import TrainError
-from data import ShapesConfig, ensure_shapes
+from data import ensure_shapes
 from tests.runs.process_group import run_group
-from tests.small_run import small_run
+from tests.small_run import SHAPES, small_run
 from train import train
 
 
 def run_out(folder: Path) -> str:
     """The error of a training whose address space is too small."""
-    shapes = ShapesConfig(train_images=8, val_images=2, image_size=64)
-    ensure_shapes(folder / "shapes", shapes)
+    ensure_shapes(folder / "shapes", SHAPES)
     config = small_run(
-        folder / "shapes", shapes, folder / "run", "train.batch_size=8", "train.image_size=640", "model.width=0.25"
+        folder / "shapes", folder / "run", "train.batch_size=8", "train.image_size=640", "model.width=0.25"
     )
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     _, hard = resource.getrlimit(resource.RLIMIT_AS)

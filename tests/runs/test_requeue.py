@@ -10,13 +10,11 @@ from pathlib import Path
 import pytest
 
 from conf.schema import TrainConfig
-from data import ShapesConfig, ensure_shapes
 from tests.small_run import small_run
 from train import train
 from train_utils.checkpoint import CheckpointWriter, load_last
 
 STEPS = 2  # of each of two epochs
-SHAPES = ShapesConfig(train_images=8, val_images=2, image_size=64)
 
 
 @pytest.fixture
@@ -29,8 +27,7 @@ def marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def config(tmp_path: Path) -> TrainConfig:
-    ensure_shapes(tmp_path / "shapes", SHAPES)
-    return small_run(tmp_path / "shapes", SHAPES, tmp_path / "run", "train.batch_size=4", "train.epochs=2")
+    return small_run(tmp_path / "shapes", tmp_path / "run", "train.batch_size=8", "train.epochs=2")
 
 
 def signal_at(monkeypatch: pytest.MonkeyPatch, step: int, number: signal.Signals) -> None:

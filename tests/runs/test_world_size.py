@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from data import ShapesConfig, ensure_shapes
+from data import ShapesConfig
 from tests.runs.kill_resume import largest_difference, parts_of
 from tests.runs.process_group import run_group
 from tests.small_run import rows, small_run
@@ -22,7 +22,7 @@ LIMIT = 1e-9  # of relative differences in float64; in float32 the network multi
 
 def train_here(folder: Path, shapes: ShapesConfig, run_dir: Path, more: list[str]) -> None:
     """Run this rank's part of a training."""
-    train(small_run(folder / "shapes", shapes, run_dir, "evaluate.every=1", "evaluate.confidence=0.5", *more))
+    train(small_run(folder / "shapes", run_dir, "evaluate.every=1", "evaluate.confidence=0.5", *more, shapes=shapes))
 
 
 @pytest.mark.slow
@@ -38,7 +38,6 @@ def test_weights_do_not_depend_on_the_number_of_processes(
     shapes: ShapesConfig, world_size: int, steps: int, more: list[str], tmp_path: Path
 ) -> None:
     """Nor do the average, statistics, momentum and validation losses."""
-    ensure_shapes(tmp_path / "shapes", shapes)
     parts, losses = [], []
     for processes in (1, world_size):
         run = tmp_path / f"run_{processes}"
@@ -56,7 +55,6 @@ def test_weights_do_not_depend_on_the_number_of_processes(
 @pytest.mark.slow
 def test_patience_ends_all_processes_together(tmp_path: Path) -> None:
     """Only rank 0 has the metrics; AP stays 0 at this learning rate."""
-    ensure_shapes(tmp_path / "shapes", SMALL)
     still = [*SIZES, "train.epochs=6", "train.patience=1", "optim.lr=1e-9", "train.timeout_seconds=34"]
     run_group(train_here, 2, tmp_path, SMALL, tmp_path / "run", still)
     assert load_checkpoint(tmp_path / "run" / "checkpoints" / "last.pt")["epoch"] == 2

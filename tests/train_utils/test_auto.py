@@ -21,15 +21,6 @@ from models import Darknet, DarknetLoss, ModelError, YoloLoss, YoloxLoss, parse_
 from models.cfg import ZOO
 from tests.models.cfg_writer import cfg, conv, head
 from train_utils import auto, build, checkpoint
-from train_utils.build import (
-    build_loss,
-    build_meta_model,
-    build_model,
-    describe_network,
-    load_network,
-    loader_workers,
-    suitable_loss,
-)
 from train_utils.distributed import World
 
 CPU = World(0, 0, 1, 1, 1, torch.device("cpu"), "none")
@@ -73,10 +64,10 @@ def test_colours_change_where_the_device_is_and_in_a_resumed_run_where_they_did(
 @pytest.mark.parametrize(("cores", "on_gpu", "on_cpu"), [(1, 1, 1), (2, 1, 2), (8, 7, 2), (16, 15, 2), (128, 16, 2)])
 def test_loader_processes_by_cores(monkeypatch: pytest.MonkeyPatch, cores: int, on_gpu: int, on_cpu: int) -> None:
     monkeypatch.setattr(build, "usable_cores", lambda: set(range(cores)))
-    assert loader_workers("auto", GPU) == on_gpu and loader_workers("auto", CPU) == on_cpu
-    assert loader_workers(0, GPU) == 0 and loader_workers(99, CPU) == 99
-    assert loader_workers("auto", PAIR) == max(1, min(16, cores // 2 - 1)), "ranks share the cores of their node"
-    assert loader_workers("auto", replace(PAIR, launcher="srun")) == on_gpu, "srun binds each rank to its own"
+    assert build.loader_workers("auto", GPU) == on_gpu and build.loader_workers("auto", CPU) == on_cpu
+    assert build.loader_workers(0, GPU) == 0 and build.loader_workers(99, CPU) == 99
+    assert build.loader_workers("auto", PAIR) == max(1, min(16, cores // 2 - 1)), "ranks share the cores of their node"
+    assert build.loader_workers("auto", replace(PAIR, launcher="srun")) == on_gpu, "srun binds each rank to its own"
 
 
 PAIRS = "10,10, 20,20, 30,30, 40,40, 50,50, 60,60, 70,70, 80,80"
@@ -103,7 +94,7 @@ def test_finer_heads_get_smaller_anchors(tmp_path: Path, masks: tuple[list[int],
     fitted, note = auto.fit_anchors(config, CPU, boxes(300))
     assert torch.equal(torch.get_rng_state(), state), "the initial weights would be others"
     assert note is not None and note.startswith("model.anchors=auto: recall at IoU 0.5 is 0."), note
-    heads = Darknet(load_network(fitted.model)).heads
+    heads = Darknet(build.load_network(fitted.model)).heads
     areas = [sorted(width * height for width, height in found.anchors) for found in heads]
     assert all(finer[-1] <= coarser[0] for finer, coarser in pairwise(areas)), areas
     used = {index for mask in masks for index in mask}
@@ -130,7 +121,7 @@ def test_without_boxes_the_anchors_stay_and_other_programs_refuse_auto(tmp_path:
     fitted, note = auto.fit_anchors(config, CPU, boxes(0))
     assert fitted.model.anchors is None and "there are no boxes to fit to" in str(note)
     with pytest.raises(ModelError, match=r"model\.anchors=auto is for train\.py"):
-        load_network(config.model)
+        build.load_network(config.model)
     second = head(0, anchors="1,2, 3,4")
     (tmp_path / "b.cfg").write_text(network(tmp_path / "a.cfg", ([0],)).read_text() + "[route]\nlayers=-3\n" + second)
     with pytest.raises(ConfigError, match=r"needs a \.cfg whose \[yolo\] sections all list the same"):
@@ -145,7 +136,7 @@ def test_heads_that_learnt_with_another_decoding_are_refused(tmp_path: Path) -> 
         save_darknet_weights(model, weights, up_to)
         said = r"a\.weights were trained with other anchors\. fix: model\.anchors=null"
         with pytest.raises(ConfigError, match=said) if refused else nullcontext():
-            build_model(config, 2, fitted=True)
+            build.build_model(config, 2, fitted=True)
 
 
 @pytest.mark.parametrize("fits", [False, True])
@@ -156,8 +147,8 @@ def test_the_heads_of_a_run_on_the_same_data_stand_for_the_same_boxes(fits: bool
     chosen = ["model.anchors=auto"] * fits
     config, model, _ = auto.resolve_auto(composed(*given, *chosen), images, CPU, None)
     state = {
-        "network": describe_network(model, config.model), "names": ["a", "b"], "category_ids": [1, 2], "config": {},
-        "weights_version": [0, 2, 5], "epoch": 1, "step": 1, "seen": 9, "ema": model.state_dict(),
+        "network": build.describe_network(model, config.model), "names": ["a", "b"], "category_ids": [1, 2],
+        "config": {}, "weights_version": [0, 2, 5], "epoch": 1, "step": 1, "seen": 9, "ema": model.state_dict(),
     }  # fmt: skip
     checkpoint.save_checkpoint(tmp_path / "a.pt", state)
     weights = f"model.weights={tmp_path / 'a.pt'}"
@@ -168,20 +159,20 @@ def test_the_heads_of_a_run_on_the_same_data_stand_for_the_same_boxes(fits: bool
     other = f"model.anchors=[{','.join(['[9,9]'] * 8)}]"
     with pytest.raises(ModelError, match=r"a\.pt were trained with other anchors"):
         auto.resolve_auto(composed(*given, weights, other), images, CPU, None)
-    fresh, of_cfg = (build_model(composed(*given, *more).model, 3)[0].heads for more in ([weights], []))
+    fresh, of_cfg = (build.build_model(composed(*given, *more).model, 3)[0].heads for more in ([weights], []))
     assert fresh == of_cfg
 
 
 def test_the_loss_suits_the_heads_and_takes_the_options_given() -> None:
     far = [replace(head, scale_x_y=6) for head in HEADS]
     for heads, name, given in ((HEADS, "yolov3", "loss.anchor_iou=0.5"), (far, "yolox", "loss.positives_by=cost")):
-        found = suitable_loss(heads, composed(given, "loss.box=2").loss)
+        found = build.suitable_loss(heads, composed(given, "loss.box=2").loss)
         assert found == composed(f"loss={name}", given, "loss.box=2").loss
         explicit = composed("loss=darknet").loss
-        assert suitable_loss(heads, found) is found and suitable_loss(heads, explicit) is explicit
+        assert build.suitable_loss(heads, found) is found and build.suitable_loss(heads, explicit) is explicit
     for heads, given in ((HEADS, "loss.positives=5"), (far, "loss.anchor_iou=0.5"), (far, "loss.positives=0")):
         with pytest.raises(ConfigError, match=given.partition("=")[0]):
-            build_loss(heads, composed(given).loss)
+            build.build_loss(heads, composed(given).loss)
 
 
 DECOUPLED = ("yolov3-spp-decoupled", "yolov3-tiny-decoupled")
@@ -190,17 +181,17 @@ DECOUPLED = ("yolov3-spp-decoupled", "yolov3-tiny-decoupled")
 @pytest.mark.parametrize("name", ZOO)
 def test_decoupled_networks_of_the_zoo_learn_bins_by_the_loss_of_yolox_and_others_by_that_of_yolov3(name: str) -> None:
     config = composed(f"model={name}")
-    heads = build_meta_model(config.model).heads
+    heads = build.build_meta_model(config.model).heads
     loss, bins = ("yolox", 16) if name in DECOUPLED else ("yolov3", 0)
-    assert suitable_loss(heads, config.loss).name == loss and {head.box_bins for head in heads} == {bins}
-    assert all(head.box_bins == 0 for head in build_meta_model(replace(config.model, box_bins=0)).heads)
+    assert build.suitable_loss(heads, config.loss).name == loss and {head.box_bins for head in heads} == {bins}
+    assert all(head.box_bins == 0 for head in build.build_meta_model(replace(config.model, box_bins=0)).heads)
 
 
 def test_each_choice_of_loss_has_its_class_and_its_learning_rate() -> None:
     heads = [replace(head, scale_x_y=6) for head in HEADS]
     for name, kind in (("yolov3", YoloLoss), ("yolox", YoloxLoss), ("darknet", DarknetLoss)):
         loss = composed(f"loss={name}").loss
-        assert type(loss) is CHOICES["loss"][name] and isinstance(build_loss(heads, loss), kind)
+        assert type(loss) is CHOICES["loss"][name] and isinstance(build.build_loss(heads, loss), kind)
     assert composed("loss=darknet").optim == composed("optim=darknet").optim
     assert composed("loss=darknet", "optim=sgd").optim == composed("optim=sgd").optim
     assert composed("loss=darknet", "optim.lr=0.5").optim.lr == 0.5

@@ -13,7 +13,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from conf.options import option
 from conf.run import run
-from data import Exif, Medium, ShapesConfig, ensure_shapes
+from data import Exif, Medium
 from data.media import read_picture
 from models import Darknet, save_darknet_weights
 from tests.models.cfg_writer import cfg, conv, head
@@ -57,7 +57,6 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_cfg_and_its_weights_are_enough(name: str, start: Callable[..., str], tmp_path: Path) -> None:
-    ensure_shapes(tmp_path / "shapes", ShapesConfig(train_images=6, val_images=2, image_size=64))
     classes = 5 if "data=shapes" in PROGRAMS[name] else 2
     (tmp_path / "a.cfg").write_text(SMALL)
     save_darknet_weights(Darknet(tmp_path / "a.cfg", classes), tmp_path / "a.weights")
@@ -91,7 +90,6 @@ def test_a_file_that_is_no_checkpoint_is_told_what_is_read(name: str, start: Cal
 def test_the_closing_line_of_a_training_can_be_pasted_into_a_shell(
     start: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ensure_shapes(tmp_path / "shapes", ShapesConfig(train_images=6, val_images=2, image_size=64))
     (tmp_path / "a.cfg").write_text(SMALL)
     run_dir = "my run, übung"
     assert start("train", "model.cfg=a.cfg", option("run_dir", run_dir).strip("'"), "logger.pictures=false") == ""
@@ -116,7 +114,6 @@ def test_names_of_another_length_are_named_as_the_cause(start: Callable[..., str
 def test_batch_norm_of_one_value_is_refused_before_a_run_folder_is_made(
     options: list[str], start: Callable[..., str], tmp_path: Path
 ) -> None:
-    ensure_shapes(tmp_path / "shapes", ShapesConfig(train_images=6, val_images=2, image_size=64))
     (tmp_path / "a.cfg").write_text(SMALL)
     said = start("train", "model.cfg=a.cfg", "train.batch_size=1", *options)
     assert "fix: train.batch_size=2, a larger train.image_size" in said
@@ -151,7 +148,6 @@ def test_rectangular_networks_detect_at_their_own_size(resize: str, start: Calla
 
 
 def test_rectangular_networks_in_the_other_programs(start: Callable[..., str], tmp_path: Path) -> None:
-    ensure_shapes(tmp_path / "shapes", ShapesConfig(train_images=6, val_images=2, image_size=64))
     (tmp_path / "a.cfg").write_text(SMALL.replace("width=64", "width=96"))
     save_darknet_weights(Darknet(tmp_path / "a.cfg", 5), tmp_path / "a.weights")
     given = ["model.cfg=a.cfg", "model.weights=a.weights"]

@@ -1,6 +1,5 @@
 """The log and the tables of metrics."""
 
-import csv
 import os
 import re
 from pathlib import Path
@@ -10,14 +9,10 @@ import pytest
 import torch
 
 from conf.errors import TrainError
+from tests.small_run import rows
 from train_utils.distributed import World
 from train_utils.log import EPOCH_COLUMNS, MetricsCsv, epoch_row, of_busy_cores
 from train_utils.run_report import RunReport
-
-
-def rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def report_of(folder: Path, rank: int) -> RunReport:
@@ -50,7 +45,7 @@ def test_a_row_of_an_epoch_has_each_text_whole_and_fits_80_columns(loss: float, 
 
 
 def test_metrics_keep_every_digit_and_go_on_after_the_resumed_epoch(tmp_path: Path) -> None:
-    path, columns = tmp_path / "m.csv", ("epoch", "loss", "AP")
+    path, columns = tmp_path / "metrics.csv", ("epoch", "loss", "AP")
     metrics = MetricsCsv(path, columns)
     for epoch in range(1, 5):
         metrics.write({"epoch": epoch, "loss": 0.1 + epoch / 5})
@@ -61,22 +56,22 @@ def test_metrics_keep_every_digit_and_go_on_after_the_resumed_epoch(tmp_path: Pa
     for epoch in (3, 4):
         again.write({"epoch": epoch, "loss": 0.1 + epoch / 5})
     assert path.read_bytes() == whole
-    assert rows(path)[0] == {"epoch": "1", "loss": repr(0.1 + 0.2), "AP": ""}
+    assert rows(tmp_path)[0] == {"epoch": "1", "loss": repr(0.1 + 0.2), "AP": ""}
     MetricsCsv(path, columns)
-    assert rows(path) == []
-    with pytest.raises(TrainError, match=r"cannot write .*m\.csv .*fix: "):
-        MetricsCsv(tmp_path / "none" / "m.csv", columns)
+    assert rows(tmp_path) == []
+    with pytest.raises(TrainError, match=r"cannot write .*metrics\.csv .*fix: "):
+        MetricsCsv(tmp_path / "none" / "metrics.csv", columns)
 
 
 def test_a_full_disk_delays_rows_and_lines_and_loses_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    table, log = MetricsCsv(tmp_path / "m.csv", ("epoch", "loss")), report_of(tmp_path, rank=0)
+    table, log = MetricsCsv(tmp_path / "metrics.csv", ("epoch", "loss")), report_of(tmp_path, rank=0)
 
     def write(epoch: int) -> None:
         table.write({"epoch": epoch, "loss": 0.25})
         log.line(f"line {epoch}")
 
     write(1)
-    paths = [tmp_path / name for name in ("m.csv", "train.log")]
+    paths = [tmp_path / name for name in ("metrics.csv", "train.log")]
     for path in paths:
         path.rename(f"{path}.kept")
         path.symlink_to("/dev/full")  # which is not followed
@@ -84,13 +79,12 @@ def test_a_full_disk_delays_rows_and_lines_and_loses_none(tmp_path: Path, capsys
         write(epoch)
     shown = capsys.readouterr()
     for path in paths:
-        assert shown.err.count(f"warning: cannot write {path} (Too many levels of symbolic links)") == 1, (
-            "two lines wait"
-        )
+        said = f"warning: cannot write {path} (Too many levels of symbolic links)"
+        assert shown.err.count(said) == 1, "two lines wait"
         path.unlink()
         Path(f"{path}.kept").rename(path)
     write(4)
-    assert [row["epoch"] for row in rows(tmp_path / "m.csv")] == ["1", "2", "3", "4"]
+    assert [row["epoch"] for row in rows(tmp_path)] == ["1", "2", "3", "4"]
     assert re.findall(r"line \d", (tmp_path / "train.log").read_text()) == ["line 1", "line 2", "line 3", "line 4"]
     assert capsys.readouterr().err == ""
 

@@ -17,7 +17,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from conf.errors import TrainError
 from conf.schema import TrainConfig
-from data import ShapesConfig, ensure_shapes
 from tests.small_run import rows as table_of
 from tests.small_run import small_run
 from train import train
@@ -27,20 +26,17 @@ from train_utils.distributed import World
 from train_utils.run_report import RunReport
 from train_utils.train_state import LOSS_NAMES
 
-SHAPES = ShapesConfig(train_images=18, val_images=5, image_size=64)
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("loggers") / "shapes"
-    ensure_shapes(path, SHAPES)
-    return path
+    return tmp_path_factory.mktemp("loggers") / "shapes"
 
 
 def options(shapes: Path, run_dir: Path, *more: str) -> TrainConfig:
     own = ("train.batch_size=6", "train.epochs=2", "evaluate.every=1", "logger.every_steps=1")
-    return small_run(shapes, SHAPES, run_dir, *own, *more)
+    return small_run(shapes, run_dir, *own, *more)
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -105,7 +101,7 @@ def log_some(config: TrainConfig, folder: Path, steps: range, warnings: list[str
     world = World(0, 0, 1, 1, 1, torch.device("cpu"), "none")
     state, batches = SimpleNamespace(step=steps[0] - 1, epoch=0), SimpleNamespace(steps_per_epoch=9)
     with RunReport(folder, config, world) as report:
-        report.line = lambda text, on_terminal=True: on_terminal and warnings.append(text)
+        report.line = lambda *texts, on_terminal=True: warnings.extend(map(str, texts) if on_terminal else ())
         report.start(config, cast(Any, state), cast(Any, None), cast(Any, batches))
         for state.step in steps:
             report.step(state.step, {"lr": 0.1, **dict.fromkeys(LOSS_NAMES, state.step / 2)})
@@ -118,11 +114,8 @@ def failing(*_: object) -> None:
 def test_a_logger_that_fails_warns_once_and_the_others_go_on(
     shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config, warnings, points = (
-        options(shapes, tmp_path, "logger=[tensorboard,wandb]"),
-        list[str](),
-        Counter[str](),
-    )
+    config, warnings = options(shapes, tmp_path, "logger=[tensorboard,wandb]"), list[str]()
+    points = Counter[str]()
     monkeypatch.setitem(module.SERVICES, "tensorboard", type("Failing", (Service,), {"scalars": failing}))
     good = type("Good", (Service,), {"scalars": lambda self, step, group, metrics: points.update([group])})
     monkeypatch.setitem(module.SERVICES, "wandb", good)

@@ -13,7 +13,6 @@ import pytest
 from conf import ConfigError
 from conf.compose import compose
 from conf.schema import CompareConfig
-from data import ShapesConfig
 from scripts.compare import compare
 from tests.small_run import small_run
 from train import train
@@ -21,22 +20,20 @@ from train_utils import run_report
 from train_utils.coco_eval import score
 from train_utils.report_page import read_best
 
-SHAPES = ShapesConfig(train_images=8, val_images=6, image_size=64)
-
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two epochs, both evaluated, with pictures."""
     root = tmp_path_factory.mktemp("run")
-    more = ("train.epochs=2", "train.batch_size=4", "evaluate.every=1", "logger.pictures=true", "name='<b>&'")
-    train(small_run(root / "shapes", SHAPES, root / "first run", *more))
+    more = ("train.epochs=2", "train.batch_size=8", "evaluate.every=1", "logger.pictures=true", "name='<b>&'")
+    train(small_run(root / "shapes", root / "first run", *more))
     return root / "first run"
 
 
 def test_what_a_training_keeps(run_folder: Path) -> None:
     best = read_best(run_folder)
-    assert len(best.truth.image_ids) == 6 and len(best.detections)
-    assert [Path(name).name for name in best.truth.file_names] == [f"{number:06}.jpg" for number in range(1, 7)]
+    assert len(best.truth.image_ids) == 5 and len(best.detections)
+    assert [Path(name).name for name in best.truth.file_names] == [f"{number:06}.jpg" for number in range(1, 6)]
     again = score(best.truth, best.detections)
     assert again[:3] == best[:3]
     rows = list(csv.DictReader((run_folder / "metrics.csv").open()))
@@ -84,7 +81,7 @@ def test_a_report_that_fails_is_a_line_and_the_training_goes_on(
 ) -> None:
     monkeypatch.setattr(run_report, "report_run", lambda folder: 1 / 0)
     monkeypatch.setattr("train_utils.report_page.keep_best", lambda *given: 1 / 0)
-    train(small_run(tmp_path / "shapes", SHAPES, tmp_path / "run", "train.epochs=1", "train.batch_size=4"))
+    train(small_run(tmp_path / "shapes", tmp_path / "run", "train.epochs=1", "train.batch_size=8"))
     said = capsys.readouterr().out
     assert "warning: report.html was not written (ZeroDivisionError" in said
     assert "warning: best_detections.npz was not written" in said
