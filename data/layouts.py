@@ -64,10 +64,10 @@ def names_in(folder: str) -> list[str]:
     return []
 
 
-def load_yaml(path: Path) -> dict[str, Any]:
-    """Read a data.yaml or another YAML file. Raises ``DataError`` if it does not hold keys."""
+def load_yaml(path: remote.Place) -> dict[str, Any]:
+    """Read a YAML file, also at an address. Raises ``DataError`` if it does not hold keys."""
     try:
-        text = read_file(path)
+        text = remote.read(path) if isinstance(path, str) else read_file(path)
         depth = 0
         for event in yaml.parse(text):
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
