@@ -263,8 +263,9 @@ def _continue_mirrored(options: dict[str, Any], named: Sequence[str]) -> dict[st
     address = options["resume"]
     remote.check_bucket(address, "resume")
     before = read_config(address)
-    if not Path("runs", before["name"]).resolve().is_relative_to(Path("runs").resolve()):
-        raise ConfigError(f"{address}/config.yaml: its name={before['name']} leaves runs/. fix: another run")
+    name = str(before.get("name"))
+    if not Path("runs", name).resolve().is_relative_to(Path("runs").resolve()):
+        raise ConfigError(f"{address}/config.yaml: its name={name} leaves runs/. fix: another run")
     mirror = options["run_mirror"] if "run_mirror" in named else address
     now = _with_changes(before, options, named, address, True)
     return now | {"run_dir": options["run_dir"], "run_mirror": mirror}
@@ -301,10 +302,12 @@ def resumed_options(config: TrainConfig, saved: Mapping[str, Any]) -> TrainConfi
 
 
 def read_config(folder: Place, key: str = "resume=") -> dict[str, Any]:
-    """The options in a run folder's config.yaml. Raises ConfigError, which begins with ``key``."""
+    """The options in a run's config.yaml. Raises ConfigError with ``key``, and FetchError."""
     path = f"{folder}/config.yaml" if isinstance(folder, str) else folder / "config.yaml"
     try:
         saved = layouts.load_yaml(path)
+    except remote.FetchError:
+        raise
     except (DataError, OSError) as error:
         is_missing = isinstance(error, FileNotFoundError)
         problem = f"there is no {path}" if is_missing else str(error).partition(". fix: ")[0]

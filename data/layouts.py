@@ -74,6 +74,8 @@ def load_yaml(path: remote.Place) -> dict[str, Any]:
             if isinstance(event, yaml.AliasEvent) or depth > 100:  # reading takes the square of the depth
                 raise yaml.YAMLError("it has an alias or is nested deep: a few lines can be billions of values")
         content = yaml.safe_load(text)
+    except remote.FetchError:
+        raise
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: e.g. a date with a 13th month
         raise DataError(f"{path} is not valid YAML ({' '.join(str(error).split())}). fix: correct it") from error
     if not isinstance(content, dict):
