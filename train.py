@@ -36,7 +36,7 @@ def train(requested: schema.TrainConfig) -> run.Outcome:  # noqa: PLR0915 - the 
 
         # Whatever is wrong with data and network shows before a new run folder is made.
         make_folder = stack.enter_context(run_folder.reserve_run_folder(world, requested))
-        saved, saved_note = checkpoint.continue_from(requested.resume)
+        saved, saved_note = checkpoint.continue_from(make_folder() if requested.resume is not None else None)
         train_set, val_set = build.open_splits(requested.data, world)
 
         # What `auto` means for data, network, loss and rates is decided here, once.
@@ -68,7 +68,7 @@ def train(requested: schema.TrainConfig) -> run.Outcome:  # noqa: PLR0915 - the 
             saved = None  # its memory is for the training
         report.start(requested, state, dataset, batches)
         guard = engine.NonFiniteGuard(model, engine.MAX_NONFINITE_STEPS, report.line)
-        writer = checkpoint.CheckpointWriter(report.folder, report.line, config.train)
+        writer = checkpoint.CheckpointWriter(report.folder, report.line, config.train, config.run_mirror)
         stop.handle_term()
         is_final, stop_reason = False, state.stop_reason(config.train, world)
         while stop_reason is None and stop.agreed is None:

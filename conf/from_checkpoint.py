@@ -19,7 +19,8 @@ from conf.options import MAY_CHANGE, OF_THE_MACHINE, changed_values, is_covered
 from conf.schema import TrainConfig
 from conf.suggestions import NOT_COMPOSED, darknet_options, explain
 from conf.train_options import is_image_size
-from data import DataError, layouts
+from data import DataError, layouts, remote
+from data.remote import Place
 from models.published import ALIASES, Published
 
 
@@ -223,22 +224,30 @@ def continue_run(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any
     """``options``, or with ``resume`` those of that run with what the command line names.
 
     ``resume=auto`` means the folder ``run_dir``, else that of this SLURM job or torchrun run with
-    these options, else the newest run of this name; without any, a new run starts. Raises
-    ConfigError if the folder is not a run, or if a run with a checkpoint would change options
-    outside MAY_CHANGE.
+    these options, else the newest run of this name; a run in ``run_mirror`` wins over one that is
+    not mirrored there. Without any, a new run starts. Raises ConfigError if the folder is not a
+    run, or if a run with a checkpoint would change options outside MAY_CHANGE, and FetchError.
     """
     options = _with_restarts(options, named)
+    places = {key: options.get(key) for key in ("resume", "run_mirror")}
+    options = options | {key: at.rstrip("/") for key, at in places.items() if at is not None and remote.is_remote(at)}
     if options.get("resume") == "auto":
 
         def is_same(folder: Path) -> bool:
             changed = changed_values(read_config(folder), plain(OmegaConf.create(options)))
             return all(is_covered(key, OF_THE_MACHINE) for key in changed)
 
-        run = run_files.find_run(options["name"], options["run_dir"], is_same)
-        if run is None:
+        run, mirror = run_files.find_run(options["name"], options["run_dir"], is_same), options.get("run_mirror")
+        is_here = run is not None and read_config(run).get("run_mirror") == mirror
+        if mirror is not None and not is_here and run_files.is_mirrored(mirror):
+            options = options | {"resume": mirror}
+        elif run is None:
             return options | {"resume": None}
-        options = options | {"resume": str(run), "run_dir": None}
+        else:
+            options = options | {"resume": str(run), "run_dir": None}
         named = [key for key in named if key not in ("resume", "run_dir")]
+    if remote.is_remote(options.get("resume") or ""):
+        return _continue_mirrored(options, named)
     if options.get("resume") is None or "run_dir" in named:
         return options  # the schema refuses resume with run_dir
     folder = given = Path(options["resume"])
@@ -247,14 +256,34 @@ def continue_run(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any
     if given.is_file() and (folder == given or not (folder / "config.yaml").exists()):
         fix = f"fix: the folder of a run, copied as a whole, or a new run with model.weights={given}"
         raise ConfigError(f"resume={given}: a checkpoint without its run folder cannot be resumed. {fix}")
-    before = read_config(folder)
+    return _with_changes(read_config(folder), options, named, folder, run_files.has_checkpoint(folder))
+
+
+def _continue_mirrored(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
+    """``continue_run`` of an address: in ``run_dir`` or a new folder, and mirrored there again."""
+    address = options["resume"]
+    remote.check_bucket(address, "resume")
+    before = read_config(address)
+    name = str(before.get("name"))
+    if not Path("runs", name).resolve().is_relative_to(Path("runs").resolve()):
+        raise ConfigError(f"{address}/config.yaml: its name={name} leaves runs/. fix: another run")
+    mirror = options["run_mirror"] if "run_mirror" in named else address
+    now = _with_changes(before, options, named, address, True)
+    return now | {"run_dir": options["run_dir"], "run_mirror": mirror}
+
+
+def _with_changes(
+    before: dict[str, Any], options: dict[str, Any], named: Sequence[str], folder: Place, has_checkpoint: bool
+) -> dict[str, Any]:
+    """The options ``before`` of a run, with those that the command line names."""
     ask_for_plugins(before, f"resume={folder}", named)
     now, wanted = OmegaConf.create(before), OmegaConf.create(options)
     for key in options if "experiment" in named else named:  # an experiment sets options of all sections
         # A group replaces its section, since another choice may have other keys.
         OmegaConf.update(now, key, OmegaConf.select(wanted, key), merge=False, force_add=True)
     now.run_dir, now.resume, now.data.index_dir = None, str(folder), index_dir_of(options)
-    changed = changed_values(before, plain(now)) if run_files.has_checkpoint(folder) else {}
+    now.run_mirror = options["run_mirror"] if "run_mirror" in named else before.get("run_mirror")
+    changed = changed_values(before, plain(now)) if has_checkpoint else {}
     if refused := [f"{key}: {change}" for key, change in changed.items() if not is_covered(key, MAY_CHANGE)]:
         fix = f"fix: leave these options as they were, or start a new run with model.weights={folder}"
         raise ConfigError(f"resume={folder}: the training would change ({'; '.join(refused)}). {fix}")
@@ -273,11 +302,13 @@ def resumed_options(config: TrainConfig, saved: Mapping[str, Any]) -> TrainConfi
         raise ConfigError(f"{source} is damaged: {explain(error, TrainConfig)}. fix: use another one") from error
 
 
-def read_config(folder: Path, key: str = "resume=") -> dict[str, Any]:
-    """The options in a run folder's config.yaml. Raises ConfigError, which begins with ``key``."""
-    path = folder / "config.yaml"
+def read_config(folder: Place, key: str = "resume=") -> dict[str, Any]:
+    """The options in a run's config.yaml. Raises ConfigError with ``key``, and FetchError."""
+    path = f"{folder}/config.yaml" if isinstance(folder, str) else folder / "config.yaml"
     try:
         saved = layouts.load_yaml(path)
+    except remote.FetchError:
+        raise
     except (DataError, OSError) as error:
         is_missing = isinstance(error, FileNotFoundError)
         problem = f"there is no {path}" if is_missing else str(error).partition(". fix: ")[0]

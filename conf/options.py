@@ -13,10 +13,11 @@ OF_THE_MACHINE = (
 )  # fmt: skip
 # Options, or sections, in which a resumed run may differ from its checkpoint.
 MAY_CHANGE = (
-    *OF_THE_MACHINE, "run_dir", "resume", "plugins", "train.epochs", "data.train", "data.val", "evaluate.batch_size",
-    "evaluate.every", "evaluate.scorer", "train.save_every_steps", "train.save_every_minutes", "train.patience",
+    *OF_THE_MACHINE, "run_dir", "run_mirror", "resume", "plugins", "train.epochs", "data.train", "data.val",
+    "evaluate.batch_size", "evaluate.every", "evaluate.scorer", "train.save_every_steps", "train.save_every_minutes",
+    "train.patience",
 )  # fmt: skip
-OF_THE_RESUME = ("run_dir", "resume")  # changed by every resume, so never listed as changed
+OF_THE_RESUME = ("run_dir", "run_mirror", "resume")  # changed by every resume, so never listed as changed
 
 
 def changed_values(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:

@@ -9,6 +9,7 @@ from typing import IO, Any
 
 from conf import launch
 from conf.errors import CheckpointError, TrainError
+from data import remote
 
 CHECKPOINTS = "checkpoints"  # a folder in the run folder
 EXPORTED = (".onnx", ".pt2", ".xml")  # suffixes of the files of export.py
@@ -33,6 +34,12 @@ def find_checkpoint(path: Path, which: str) -> Path:
 def has_checkpoint(folder: Path) -> bool:
     """Whether a run folder has a checkpoint; a run without one starts again from the beginning."""
     return any((folder / CHECKPOINTS).glob("*.pt"))
+
+
+def is_mirrored(address: str) -> bool:
+    """Whether a run is in the folder of a bucket. Raises ValueError and FetchError."""
+    remote.check_bucket(address, "run_mirror")
+    return bool(remote.sizes_of([f"{address}/config.yaml"])[0] >= 0)
 
 
 def newest(runs: Iterable[Path]) -> Path | None:

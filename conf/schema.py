@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from conf import train_options
 from conf.train_options import ImageSize, OptionalSize, Seed
 from data.config import AugmentConfig, Below1, Count, DataConfig, Exif, OnBadFile, Resize, Share, Whole
+from data.remote import check_bucket, is_remote
 from models.config import AutoLoss, LossSection, ModelConfig, NotNegative, YoloLossConfig, YoloxLossConfig
 from models.published import PUBLISHED
 
@@ -72,8 +73,10 @@ class TrainConfig(PluggedConfig):
 
     name: str  # folder below runs/
     run_dir: str | None  # null: runs/<name>/<date_time>, under SLURM runs/<name>/slurm-<job id>[-<number>]
-    resume: str | None  # run folder, its last.pt, a folder of runs (the newest), or last (of all); auto: run_dir, else
-    # this job's (SLURM, torchrun), else the newest of this name
+    run_mirror: str | None  # address such as s3://bucket/runs/coco: what a resume needs is copied there, too
+    resume: str | None  # run folder, its last.pt, a folder of runs (the newest), last (of all), or a run_mirror;
+    # auto: that in run_mirror unless it is here, else run_dir, else this job's (SLURM,
+    # torchrun), else the newest of this name
     devices: Any  # number of processes to start, one for each GPU, or auto (all GPUs); null: only this one
     data: DataConfig
     model: ModelConfig
@@ -86,7 +89,9 @@ class TrainConfig(PluggedConfig):
 
     def __post_init__(self) -> None:
         _check_devices(self.devices)
-        if self.resume is not None and self.run_dir is not None:
+        if self.run_mirror is not None:
+            check_bucket(self.run_mirror, "run_mirror")
+        if self.resume is not None and self.run_dir is not None and not is_remote(self.resume):
             raise ValueError("resume continues in its own folder. fix: leave run_dir out")
         self.data.check_two_sets()
 

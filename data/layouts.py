@@ -64,16 +64,18 @@ def names_in(folder: str) -> list[str]:
     return []
 
 
-def load_yaml(path: Path) -> dict[str, Any]:
-    """Read a data.yaml or another YAML file. Raises ``DataError`` if it does not hold keys."""
+def load_yaml(path: remote.Place) -> dict[str, Any]:
+    """Read a YAML file, also at an address. Raises ``DataError`` if it does not hold keys."""
     try:
-        text = read_file(path)
+        text = remote.read(path) if isinstance(path, str) else read_file(path)
         depth = 0
         for event in yaml.parse(text):
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if isinstance(event, yaml.AliasEvent) or depth > 100:  # reading takes the square of the depth
                 raise yaml.YAMLError("it has an alias or is nested deep: a few lines can be billions of values")
         content = yaml.safe_load(text)
+    except remote.FetchError:
+        raise
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: e.g. a date with a 13th month
         raise DataError(f"{path} is not valid YAML ({' '.join(str(error).split())}). fix: correct it") from error
     if not isinstance(content, dict):

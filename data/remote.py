@@ -13,6 +13,7 @@ import io
 import os
 import posixpath
 import re
+import shutil
 import sys
 import tarfile
 import uuid
@@ -23,7 +24,7 @@ from contextlib import suppress
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +44,8 @@ ASKED = 128  # side by side while an index is built: small answers
 FEW = 1000  # files that are asked for one by one, not found in a list of all
 BLOCK = 2**15  # bytes of a tar that are read at once: a header, and what lies behind it
 MAX_FETCHED = 256 * 2**20  # bytes of a picture
+PART = 16 * 2**20  # bytes of a larger file that are fetched at once
+WRITES = 4  # parts of a file that are sent side by side: a slow line has time for each
 FIX = "fix: check the address, the network and the credentials; a stopped training goes on with resume="
 _ADDRESS = re.compile(r"(\w+://[^/]+)/?(.*)", re.DOTALL)
 _MEMBER = re.compile(r"(.+?\.tar)@(\d+)\+(\d+)/", re.DOTALL)
@@ -85,6 +88,13 @@ def check_address(text: str, key: str) -> None:
         raise ValueError(f"{key} is an address {why}")
 
 
+def check_bucket(text: str, key: str) -> None:
+    """The same for a folder in a bucket, where files are written."""
+    if text.partition("://")[0] not in LISTED:
+        raise ValueError(f"{key}={text} is not in a bucket. fix: an address such as s3://bucket/folder")
+    check_address(text, key)
+
+
 @cache
 def _store(base: str, _: int) -> Any:
     """The client of a bucket in this process; its credentials are in the environment."""
@@ -117,7 +127,7 @@ def _asked(address: str, ask: Callable[[Any, Any, str], T]) -> T:
         denied = isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError)
         why = "access denied" if denied else f"HTTP status {status[1]}" if status else kinds or type(error).__name__
         tried = f"{why}; a try may take {TIMEOUT_SECONDS:g} s, all of them {PATIENCE_SECONDS:g} s"
-        raise FetchError(f"{address} cannot be fetched ({tried}). {FIX}") from None
+        raise FetchError(f"{address} cannot be reached ({tried}). {FIX}") from None
 
 
 def read(path: str, limit: int = sys.maxsize) -> bytes:
@@ -156,6 +166,23 @@ def _bytes(path: str, start: int, size: int) -> bytes:
         return _asked(path, ask)
     except EOFError:
         return b""
+
+
+def fetch(address: str, file: IO[bytes]) -> None:
+    """Copy a file of any size into ``file``. Raises ``FileNotFoundError`` and ``FetchError``."""
+    size = _asked(address, lambda obstore, store, key: obstore.head(store, key)["size"])
+    shutil.copyfileobj(_Parts(address, size), file, PART)
+
+
+def write(address: str, content: Path | IO[bytes]) -> None:
+    """Write a file to a bucket: after an error the old one is unchanged. Raises ``FetchError``."""
+    _asked(address, lambda obstore, store, key: obstore.put(store, key, content, max_concurrency=WRITES))
+
+
+def copy(address: str, other: str) -> None:
+    """Copy a file within its bucket. Raises ``FileNotFoundError`` and ``FetchError``."""
+    to = posixpath.normpath(_ADDRESS.fullmatch(other)[2])  # type: ignore[index]
+    _asked(address, lambda obstore, store, key: obstore.copy(store, key, to))
 
 
 def _heads(paths: Sequence[str]) -> list[tuple[int, str] | None]:

@@ -151,6 +151,25 @@ class _BucketHandler(BaseHTTPRequestHandler):
 
     do_HEAD = do_GET  # noqa: N815
 
+    def do_PUT(self) -> None:
+        """Write an object, or copy another one; an answer may be slow, or break off, after that."""
+        server, key = self.server, unquote(self.path).removeprefix("/b").strip("/")
+        content = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        server.asked.append(key)
+        fault = server.fault(key, len(server.asked))
+        if fault in ("503", "denied"):
+            return self.answer(503 if fault == "503" else 403, b"<Error>do not show me</Error>")
+        if source := self.headers.get("x-amz-copy-source"):
+            from_file = server.folder / unquote(source).strip("/").removeprefix("b/")
+            if not from_file.is_file():
+                return self.answer(404)
+            content = from_file.read_bytes()
+        (server.folder / key).parent.mkdir(parents=True, exist_ok=True)
+        (server.folder / key).write_bytes(content)
+        time.sleep(0.2 if fault == "slow" else 0)
+        result, broken = b"<CopyObjectResult><ETag>1</ETag></CopyObjectResult>", fault in ("cut", "reset")
+        return self.answer(200, result, {"ETag": '"1"'}, broken=fault if broken else None)
+
     def answer(
         self, status: int, content: bytes = b"", more: Mapping[str, str] | None = None, broken: str | None = None
     ) -> None:
@@ -159,7 +178,7 @@ class _BucketHandler(BaseHTTPRequestHandler):
         for name, value in {"Content-Length": str(len(content)), "Last-Modified": date, **(more or {})}.items():
             self.send_header(name, value)
         self.end_headers()
-        if self.command == "GET":
+        if self.command != "HEAD":
             self.wfile.write(content[: len(content) // 2] if broken else content)
         if broken:
             self.wfile.flush()

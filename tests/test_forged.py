@@ -60,7 +60,7 @@ def start_from(run: Path) -> None:
 
 def resume(run: Path) -> None:
     """``resume=<run>``, and a step."""
-    saved, _ = checkpoint.continue_from(str(run))
+    saved, _ = checkpoint.continue_from(run)
     assert saved is not None
     given = compose.from_dictionary(FIRST[str(run)]["config"] | {"resume": str(run), "run_dir": None}, TrainConfig)
     config = resumed_options(given, saved)

@@ -23,6 +23,7 @@ from conf.train_options import TrainSection
 from data.errors import printable
 from data.index import UNREADABLE_FIX
 from models.tensor_files import of_pickle, plain_content
+from train_utils.mirror import Mirror
 
 FORMAT = "hydra-yolov3-spp checkpoint"
 VERSION = 1
@@ -126,15 +127,14 @@ def load_last(run_dir: Path) -> tuple[dict[str, Any], str | None]:
     raise errors.CheckpointError(f"no checkpoint of {run_dir} can be read: {'; '.join(damaged)}. fix: start a new run")
 
 
-def continue_from(resume: str | None) -> tuple[dict[str, Any] | None, str | None]:
-    """``load_last`` of the run folder ``resume``; no state without a folder.
+def continue_from(folder: Path | None) -> tuple[dict[str, Any] | None, str | None]:
+    """``load_last`` of the resumed run ``folder``; no state without a folder.
 
     A run that ended before its first checkpoint starts over, and a message says so. Raises
     CheckpointError if the checkpoint is not one of a training.
     """
-    if resume is None:
+    if folder is None:
         return None, None
-    folder = Path(resume)
     if (folder / "config.yaml").is_file() and not run_files.has_checkpoint(folder):
         return None, f"{folder} holds no checkpoint yet: its run starts over"
     state, message = load_last(folder)
@@ -226,14 +226,21 @@ class CheckpointWriter:
     Training continues after a failure, which ``log_line`` gets.
     """
 
-    def __init__(self, folder: Path, log_line: Callable[[str], None], options: TrainSection | None = None) -> None:
-        """Write into ``folder``; without ``options`` none is due within an epoch."""
+    def __init__(
+        self,
+        folder: Path,
+        log_line: Callable[[str], None],
+        options: TrainSection | None = None,
+        run_mirror: str | None = None,
+    ) -> None:
+        """Write to ``folder``, then ``run_mirror``; without ``options`` none is due in an epoch."""
         self._folder, self._log_line = folder / run_files.CHECKPOINTS, log_line
         self._every_steps = options.save_every_steps if options is not None else 0
         self._every_seconds = 60 * options.save_every_minutes if options is not None else 0.0
         self._last_save = time.monotonic()
         self._pool = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[None] | None = None
+        self._mirror = Mirror(folder, run_mirror, log_line) if run_mirror is not None else None
 
     def is_due(self, step: int) -> bool:
         """Whether this rank asks for a checkpoint within the epoch, after ``step`` steps."""
@@ -255,6 +262,8 @@ class CheckpointWriter:
         if error := self.wait():
             self._log_line(f"{error}. Training continues with the previous checkpoint and will try again")
         self._pending = self._pool.submit(self._write, copy, is_best)
+        if self._mirror is not None:
+            self._mirror.follow(self._pending)
 
     def wait(self) -> errors.CheckpointError | None:
         """Wait for the write under way; return its error if it failed."""
@@ -264,8 +273,10 @@ class CheckpointWriter:
         return error
 
     def close(self) -> None:
-        """End the thread. Raises CheckpointError if the last write failed."""
+        """End the threads. Raises CheckpointError if the last write failed."""
         self._pool.shutdown()
+        if self._mirror is not None:
+            self._mirror.close()
         if error := self.wait():
             raise error
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from conf import errors, launch, options, run_files
 from conf.schema import TrainConfig
-from train_utils import distributed
+from data.remote import is_remote
+from train_utils import distributed, mirror
 
 LOCK = ".lock"
 
@@ -22,21 +23,25 @@ def reserve_run_folder(world: distributed.World, config: TrainConfig) -> Iterato
     """Yield a function that returns the run's folder, created and locked, the same on every rank.
 
     The folder stays locked while the body runs. That of ``resume`` is locked at once: another run
-    could still write a later checkpoint. Else the function makes ``run_dir``, or a new folder:
+    could still write a later checkpoint. Else the function makes ``run_dir``, or a new folder (for
+    a ``resume`` in a bucket at once, with its files):
     ``runs/<name>/slurm-<job id>`` under SLURM, ``runs/<name>/torchrun-<run id>`` if torchrun may
     restart the run, and ``runs/<name>/<date_time>`` elsewhere, with a number if it exists. Raises
     TrainError on every rank if the folder is not writable, holds another run or is in use.
     """
     locked: list[Path] = []
     resume, run_dir = config.resume, config.run_dir
+    is_fetched = is_remote(resume or "")
 
     def choose() -> None:
-        if resume is not None:
+        mirror.refuse_other(config)
+        if resume is not None and not is_fetched:
             locked.append(_locked(Path(resume).resolve(), "resume"))
         elif run_dir is not None:
             _refuse_foreign_files(Path(run_dir).resolve())
             locked.append(_locked(path := Path(run_dir).resolve(), "run_dir"))
-            if run_files.has_checkpoint(path):
+            # A fetch that was cut off has no options yet, and may go on.
+            if run_files.has_checkpoint(path) and not (is_fetched and not (path / "config.yaml").exists()):
                 raise errors.TrainError(
                     f"run_dir={path} already holds a run. fix: {options.option('resume', path)} to continue it"
                     " (resume=auto finds it), or another run_dir"
@@ -46,6 +51,8 @@ def reserve_run_folder(world: distributed.World, config: TrainConfig) -> Iterato
             base = Path("runs", config.name, job).resolve() if job is not None else _dated(config.name)
             _make(base.parent, "run_dir")
             locked.append(_locked(next(filter(_is_new, _numbered(base))), "run_dir"))
+        if resume is not None and is_fetched:
+            mirror.fetch(resume, *locked)
 
     def reserve() -> Path:
         on_main(world, choose)

@@ -1,0 +1,86 @@
+"""A run's checkpoints and tables in a bucket, from which another machine continues it."""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+from conf import errors, from_checkpoint, run_files
+from conf.schema import TrainConfig
+from data import DataError, remote
+
+LAST, PREVIOUS, BEST = (f"{run_files.CHECKPOINTS}/{name}.pt" for name in ("last", "last.previous", "best"))
+# Whatever else a resumed run needs; the options, with which there is a run, come first.
+BESIDE = ("config.yaml", "run_id.txt", "metrics.csv", "times.csv", "steps.csv", "best_detections.npz", BEST)
+
+
+class Mirror:
+    """Copies a run to ``address`` behind its training; ``log_line`` gets failures."""
+
+    def __init__(self, folder: Path, address: str, log_line: Callable[[str], None]) -> None:
+        self._folder, self._address, self._log_line = folder, address, log_line
+        self._pool = ThreadPoolExecutor(1, "mirror")
+        self._next: Future[None] | None = None
+        self._sent: dict[str, int] = {}  # when the file that was copied had been written
+        self._failure = self._told = ""
+
+    def follow(self, written: Future[None]) -> None:
+        """Copy the run once last.pt is ``written``; a copy that waits for its turn is left out."""
+        self._tell()
+        if self._next is not None:
+            self._next.cancel()
+        self._next = self._pool.submit(self._copy, written)
+
+    def close(self) -> None:
+        """Wait for the last copy."""
+        self._pool.shutdown()
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._failure not in ("", self._told):
+            self._log_line(f"run_mirror: {self._failure}. Training continues, and each checkpoint tries again")
+        self._told = self._failure
+
+    def _copy(self, written: Future[None]) -> None:
+        # last.pt, which a rename hides for a moment, is opened first: a resume can cut later rows.
+        if written.exception() is None:
+            with suppress(FileNotFoundError), open(self._folder / LAST, "rb") as last:
+                self._failure = self._send(last)
+
+    def _send(self, last: IO[bytes]) -> str:
+        """Write all that is new; return what failed."""
+        try:
+            for name in filter(lambda name: (self._folder / name).exists(), BESIDE):
+                stamp = (self._folder / name).stat().st_mtime_ns
+                if self._sent.get(name) != stamp:
+                    remote.write(f"{self._address}/{name}", self._folder / name)
+                    self._sent[name] = stamp
+            with suppress(FileNotFoundError, remote.FetchError):  # then an older one stays
+                remote.copy(f"{self._address}/{LAST}", f"{self._address}/{PREVIOUS}")
+            remote.write(f"{self._address}/{LAST}", last)
+        except Exception as error:  # whatever it is, it is worth a line and not the training
+            return errors.first_line(error) if isinstance(error, DataError) else f"{self._address}: {error!r}"
+        return ""
+
+
+def refuse_other(config: TrainConfig) -> None:
+    """Raise TrainError if ``run_mirror`` holds a run that this one does not continue."""
+    address, before = config.run_mirror, config.resume
+    if before is not None and not remote.is_remote(before):
+        before = from_checkpoint.read_config(Path(before)).get("run_mirror")
+    with suppress(remote.FetchError):  # which the first copy tells
+        if address not in (None, before) and run_files.is_mirrored(address):
+            fix = f"fix: resume={address} to continue it, or another run_mirror"
+            raise errors.TrainError(f"run_mirror={address} already holds a run. {fix}")
+
+
+def fetch(address: str, folder: Path) -> None:
+    """Copy the run at ``address`` into ``folder``, its options last. Raises TrainError."""
+    for name in (LAST, PREVIOUS, *reversed(BESIDE)):
+        try:
+            with suppress(FileNotFoundError), run_files.whole_file(folder / name, "wb") as file:
+                remote.fetch(f"{address}/{name}", file)
+        except (DataError, OSError) as error:
+            fix = "fix: check the address, the credentials and the free space, and start again"
+            raise errors.TrainError(f"resume={address}: {errors.first_line(error)}. {fix}") from error
