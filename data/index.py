@@ -134,8 +134,7 @@ def open_annotations(config: DataConfig, split: str) -> Annotations:
     folder = Path(config.index_dir).absolute() / hashlib.sha256(key.encode()).hexdigest()[:32]
     for _ in range(ATTEMPTS):
         if not folder.exists():
-            columns, about, _ = _read(config, split, located)
-            build_index(folder, columns, about)
+            build_index(folder, *_read(config, split, located)[:2])
         if (loaded := load_index(folder)) is not None:
             missing = loaded[1].pop("missing_files")[: remote.FEW]
             arrived = sum(map(os.path.isfile, missing))
