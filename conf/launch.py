@@ -174,7 +174,7 @@ def _is_first_of_group(dist: Any) -> bool:
 
 
 def _is_first_of_node() -> bool:
-    """Whether this rank locks a file in the name of its launcher, until a second after its end."""
+    """Whether this rank locks a file in the name of its launcher, until 2 seconds after its end."""
     path = Path(tempfile.gettempdir(), f"hydra-yolov3-spp-{os.getuid()}-{os.getppid()}.lock")
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
@@ -185,7 +185,7 @@ def _is_first_of_node() -> bool:
     except OSError:
         return False
     atexit.register(path.unlink, missing_ok=True)
-    atexit.register(time.sleep, 1.0)  # before that: ranks that fail alike do so within about a second
+    atexit.register(time.sleep, 2.0)  # before that: ranks that fail alike do so within about a second
     return True
 
 

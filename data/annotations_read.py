@@ -18,6 +18,7 @@ from data.layouts import class_numbers
 from data.remote import Place
 
 REPORTED_FINDINGS = 20
+Entries = Sequence[Any] | NDArray[Any]
 COPY = re.compile(r"\.rf\.[0-9A-Za-z]+$")  # Roboflow names its augmented copies x_jpg.rf.<hash>.jpg
 
 
@@ -28,12 +29,15 @@ class Findings:
     counts: dict[str, int] = field(default_factory=dict)
     examples: dict[str, list[str]] = field(default_factory=dict)
 
-    def add(self, kind: str, sentences: Sequence[str], count: int | None = None) -> None:
-        """Record ``count`` findings, or one per sentence; ``kind`` names them in the plural."""
-        if sentences:
-            self.counts[kind] = self.counts.get(kind, 0) + (len(sentences) if count is None else count)
+    def add(self, kind: str, entries: Entries, count: int | None = None, describe: Callable[[Any], str] = str) -> None:
+        """Record ``count`` findings, or one per entry, of which the first are described.
+
+        ``kind`` names them in the plural.
+        """
+        if len(entries):
+            self.counts[kind] = self.counts.get(kind, 0) + (len(entries) if count is None else count)
             first = self.examples.setdefault(kind, [])
-            first.extend(map(printable, sentences[: REPORTED_FINDINGS - len(first)]))
+            first.extend(printable(describe(entry)) for entry in entries[: REPORTED_FINDINGS - len(first)])
 
     def summary(self) -> str:
         """The counts, such as ``boxes without area (2), missing image files (1)``."""

@@ -175,7 +175,7 @@ def rule_of(source: Source, exif: Exif) -> TurnRule:
     are_turned = fits_turned & (rule.unclear | ~fits_stored)
     for kind, which in ((TURNED, are_turned), (STORED, fits_stored & ~are_turned)):
         of_some = f", of {len(names):,} that were read" * (len(names) < count)
-        source.notes.add(kind + of_some, [names[row] for row in np.flatnonzero(which).tolist()])
+        source.notes.add(kind + of_some, np.flatnonzero(which), describe=names.__getitem__)
     return rule
 
 

@@ -134,13 +134,12 @@ def open_annotations(config: DataConfig, split: str) -> Annotations:
     folder = Path(config.index_dir).absolute() / hashlib.sha256(key.encode()).hexdigest()[:32]
     for _ in range(ATTEMPTS):
         if not folder.exists():
-            columns, about, _ = _read(config, split, located)
-            build_index(folder, columns, about)
+            build_index(folder, *_read(config, split, located)[:2])
         if (loaded := load_index(folder)) is not None:
             missing = loaded[1].pop("missing_files")[: remote.FEW]
             arrived = sum(map(os.path.isfile, missing))
             if remote.is_remote(located.image_root):
-                arrived = int((remote.sizes_of(missing) >= 0).sum())
+                arrived = sum(size >= 0 for size in remote.sizes_of(missing))
             if not arrived:
                 break
         reason = "is damaged" if loaded is None else f"lacks {counted(arrived, 'image')} that arrived since"
@@ -201,7 +200,9 @@ def _checksum(folder: Path) -> bytes:
     """The CRC-32 of the columns and ``about.json``, in hex digits."""
     checksum = 0
     for file in sorted(folder.glob("[!.]*.*")):
-        checksum = zlib.crc32(layouts.read_file(file), checksum)
+        with file.open("rb", buffering=0) as opened:
+            while part := opened.read(2**18):  # memory for a whole file takes longer than its sum
+                checksum = zlib.crc32(part, checksum)
     return b"%08x" % checksum
 
 

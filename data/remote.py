@@ -26,9 +26,6 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from data.errors import DataError
 from data.progress import tracked
 
@@ -212,11 +209,10 @@ def _below(folder: str) -> Iterator[tuple[str, tuple[int, str]]]:
         yield from ((f"{base}/{meta['path']}", _stamp(meta)) for meta in page)
 
 
-def sizes_of(paths: Sequence[str]) -> NDArray[np.int64]:
-    """Bytes of files (N,) at addresses and in tar files; -1: not there. Raises ``FetchError``."""
-    members = map(_MEMBER.match, paths)
-    sizes = np.array([int(member[3]) if member else -1 for member in members], dtype=np.int64)
-    asked = [row for row in np.flatnonzero(sizes < 0).tolist() if "://" in paths[row]]
+def sizes_of(paths: Sequence[str]) -> list[int]:
+    """Bytes of files at addresses and in tar files; -1: not there. Raises ``FetchError``."""
+    sizes = [int(member[3]) if member else -1 for member in map(_MEMBER.match, paths)]
+    asked = [row for row, size in enumerate(sizes) if size < 0 and "://" in paths[row]]
     if len(asked) <= FEW or paths[asked[0]].partition("://")[0] not in LISTED:
         for row, head in zip(asked, _heads([paths[row] for row in asked]), strict=True):
             sizes[row] = -1 if head is None else head[0]

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from functools import partial
 from itertools import compress
 
 import numpy as np
@@ -58,8 +59,8 @@ def _usable(
     """Which of the ``entries`` pass all checks; the others are findings of the first they fail."""
     usable = entries.copy()
     for kind, good, problem in checks:
-        rows = np.flatnonzero(usable & ~good).tolist()
-        source.findings.add(kind, [describe(row, problem(row)) for row in rows])
+        rows = np.flatnonzero(usable & ~good)
+        source.findings.add(kind, rows, describe=lambda row: describe(row, problem(row)))  # noqa: B023
         usable &= good
     return usable
 
@@ -69,7 +70,7 @@ def _check_images(source: Source, split: str) -> NDArray[np.bool_]:
     count, root = len(source.file_names), source.image_root
     paths = [os.path.join(root, name) for name in source.file_names]
     if isinstance(root, str):
-        sizes = remote.sizes_of(paths)
+        sizes = np.array(remote.sizes_of(paths), dtype=np.int64)
         exists, source.num_bytes = sizes >= 0, int(sizes[sizes > 0].sum())
     else:
         exists = io.stamp_files(paths).is_file
@@ -107,19 +108,12 @@ def _check_boxes(
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """The position of each box's image (M,), and which boxes are usable. Cuts boxes in place."""
     order = np.argsort(source.image_ids, kind="stable")
-    at = np.searchsorted(source.image_ids, source.box_image_ids, sorter=order)
-    positions = order[np.minimum(at, len(order) - 1)]  # of equal ids the first, which is kept
+    positions = np.searchsorted(source.image_ids, source.box_image_ids, sorter=order)
+    positions = order[np.minimum(positions, len(order) - 1)]  # of equal ids the first, which is kept
     has_image = source.image_ids[positions] == source.box_image_ids
-    height, width = source.sizes[positions].T.astype(np.float64)
-
-    x, y, w, h = source.boxes_xywh.T
     finite = np.isfinite(source.boxes_xywh).all(axis=1) & np.isfinite(source.areas)
-    with np.errstate(invalid="ignore", over="ignore"):
-        has_area = (w > 0) & (h > 0) & (source.areas >= 0)
-        beyond = np.max([-x, -y, x + w - width, y + h - height], axis=0)  # pixels, negative inside
-        left, right = np.maximum(x, 0), np.minimum(x + w, width)
-        top, bottom = np.maximum(y, 0), np.minimum(y + h, height)
-    is_inside = (right - left > MIN_INSIDE) & (bottom - top > MIN_INSIDE)
+    has_area = (source.boxes_xywh[:, 2:] > 0).all(axis=1) & (source.areas >= 0)
+    beyond, is_inside = _reach(source, positions)
     reaches_out = beyond > BORDER_TOLERANCE
     scored = np.bool_(split != "train" and on_error != OnError.stop)
     may_reach_out = np.bool_(on_error != OnError.stop)
@@ -127,7 +121,8 @@ def _check_boxes(
     not_in_use = f"which is not one of the {len(source.categories)} classes in use"
 
     def image_of(row: int) -> str:
-        return f"its image of {width[row]:g} x {height[row]:g} pixels"
+        height, width = source.sizes[positions[row]]
+        return f"its image of {width:g} x {height:g} pixels"
 
     def overshoot(row: int) -> str:
         return f"reaches {beyond[row]:,.2f} px out of {image_of(row)}"
@@ -157,21 +152,33 @@ def _check_boxes(
     usable = _usable(source, ~has_image | image_used[positions], checks, describe)
     rows = np.flatnonzero(usable & reaches_out)
     rows = rows[np.argsort(-beyond[rows], kind="stable")]  # the farthest first
-    source.notes.add(SCORED_OUTSIDE if scored else CUT, [describe(row, overshoot(row)) for row in rows.tolist()])
-    without = np.flatnonzero(usable & ~has_area).tolist()
-    source.notes.add(SCORED_EMPTY, [describe(row, "has no area: no detection can match it") for row in without])
-    gone = np.flatnonzero(has_image & ~image_used[positions]).tolist()
-    source.notes.add("boxes of images that are left out", [describe(row, "goes with it") for row in gone])
-    crowds = np.flatnonzero(usable & source.crowd).tolist() if split == "train" else []
-    source.notes.add(CROWDS, [describe(row, "is a crowd") for row in crowds])
+    source.notes.add(SCORED_OUTSIDE if scored else CUT, rows, describe=lambda row: describe(row, overshoot(row)))
+    for kind, which, problem in (
+        (SCORED_EMPTY, usable & ~has_area, "has no area: no detection can match it"),
+        ("boxes of images that are left out", has_image & ~image_used[positions], "goes with it"),
+        (CROWDS, usable & source.crowd & (split == "train"), "is a crowd"),
+    ):
+        source.notes.add(kind, np.flatnonzero(which), describe=partial(describe, problem=problem))
     sides = source.boxes_xywh[usable, 2:]
     if len(sides) and sides.max() < TINY:
-        source.notes.add(TINY_BOXES, [describe(row, "is tiny") for row in np.flatnonzero(usable).tolist()])
+        source.notes.add(TINY_BOXES, np.flatnonzero(usable), describe=partial(describe, problem="is tiny"))
     if not scored:
-        source.boxes_xywh = source.boxes_xywh.copy()
-        left, top, right, bottom = (side[rows] for side in (left, top, right, bottom))
-        source.boxes_xywh[rows] = np.stack([left, top, right - left, bottom - top], axis=1)
+        start, extents = np.hsplit(source.boxes_xywh[rows], 2)
+        end, start = np.minimum(start + extents, source.sizes[positions[rows], ::-1]), np.maximum(start, 0)
+        source.boxes_xywh[rows] = np.concatenate([start, end - start], axis=1)
     return positions, usable
+
+
+def _reach(source: Source, positions: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """By how many pixels each box (M,) leaves its image, negative inside; if a part lies inside."""
+    height, width = source.sizes[positions].T.astype(np.float64)
+    x, y, w, h = source.boxes_xywh.T
+    with np.errstate(invalid="ignore", over="ignore"):
+        right, bottom = x + w, y + h
+        beyond = np.maximum(np.maximum(-x, -y), np.maximum(right - width, bottom - height))
+        is_inside = np.minimum(right, width) - np.maximum(x, 0) > MIN_INSIDE
+        is_inside &= np.minimum(bottom, height) - np.maximum(y, 0) > MIN_INSIDE
+    return beyond, is_inside
 
 
 def _columns(

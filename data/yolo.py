@@ -9,10 +9,12 @@ import math
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from data import headers, io, layouts, remote
 from data.annotations_read import Findings, LocatedSplit, Source, relative_name
@@ -23,23 +25,17 @@ MAX_FRACTION = 2  # larger numbers are pixels; just above 1, a box reaches out o
 MAX_OF_POLYGON = 1.1  # tools cut polygons at the edges of the image, but for rounding
 IMAGE_FOLDERS = ("images", "JPEGImages")  # the usual ones, with a folder "labels" beside them
 BOX_COLUMNS, CORNER_COLUMNS = 5, 9  # of a row: class cx cy w h; class and four corners
+COLUMNS = [np.dtype(kind) for kind in ("(2,)i8", "i8", "(4,)i4", "(4,)f8")]  # of _read_chunk
 SPLIT_KEYS = {"train": ("train",), "val": ("val", "valid"), "test": ("test",)}  # in a data.yaml or obj.data
 
 
 class _Listed(NamedTuple):
-    image: str
-    label: str
-    image_is_file: bool
-    label_is_file: bool
+    """N images and their label files. There may be millions: no object for each."""
 
-
-class _Read(NamedTuple):
-    """The content of an image's header and label file."""
-
-    size: tuple[int, int]  # height, width; (0, 0): not an image
-    is_turned: bool
-    rows: Sequence[list[float]]  # line, class, cx, cy, w, h, number of columns
-    problems: Sequence[tuple[str, str]]  # kind and sentence of each unusable entry
+    images: list[str]
+    labels: list[str]
+    image_is_file: NDArray[np.bool_]
+    label_is_file: NDArray[np.bool_]
 
 
 def locate_yolo(
@@ -57,6 +53,7 @@ def locate_yolo(
     named: list[list[str]] = []
     bases = {base for _, base in pairs}
     image_root = bases.pop() if len(bases) == 1 else root
+    is_address = isinstance(image_root, str)
     for place, base in pairs:
         is_list = place.is_file() and not layouts.is_set_file(place)
         if isinstance(base, str) and (base.endswith(".tar") or base != image_root or not is_list):
@@ -82,27 +79,28 @@ def locate_yolo(
             "data.root, one per line (data.names=classes.txt)"
         )
     categories = layouts.choose_classes(dict(enumerate(classes)), names, path)
-    listed: list[_Listed] = []
+    addresses, labels, are_files = list[str](), list[str](), list[tuple[NDArray[np.bool_], NDArray[np.bool_]]]()
     digests, others = list[str](), dict[str, list[str]]()
     for group in groups:
         image_stamps = io.stamp_files(group)
-        addresses, are_files = group, image_stamps.is_file.tolist()
-        if isinstance(image_root, str):  # which are there, building the index finds out
-            addresses, are_files = [f"{image_root}/{relative_name(path, root)}" for path in group], [True] * len(group)
-        labels, beside = find_labels(group)
-        label_stamps = io.stamp_files(labels)
+        there, beside = find_labels(group)
+        label_stamps = io.stamp_files(there)
         for kind, files in beside.items():
             others.setdefault(kind, []).extend(files)
-        listed += map(_Listed, addresses, labels, are_files, label_stamps.is_file.tolist())
+        addresses += [f"{image_root}/{relative_name(path, root)}" for path in group] if is_address else group
+        labels += there
+        # Which are there at an address, building the index finds out.
+        are_files.append((image_stamps.is_file | is_address, label_stamps.is_file))
         digests += [image_stamps.digest, label_stamps.digest]
-    if not any(item.image_is_file for item in listed):
+    listed = _Listed(addresses, labels, *map(np.concatenate, zip(*are_files, strict=True)))
+    if not listed.image_is_file.any():
         raise DataError(
-            f"none of the {len(listed)} images of {path} is there (first: {listed[0].image[:300]}). "
+            f"none of the {len(labels)} images of {path} is there (first: {addresses[0][:300]}). "
             f"fix: set data.root or data.{split}.images to the folder that relative paths start from"
         )
-    if not any(item.label_is_file for item in listed):
+    if not listed.label_is_file.any():
         raise DataError(
-            f"none of the {len(listed)} images of {path} has a label file (first: {listed[0].label}). "
+            f"none of the {len(labels)} images of {path} has a label file (first: {labels[0]}). "
             "fix: put the .txt files there, or set data.format to that of the set"
         )
     return LocatedSplit(
@@ -115,7 +113,7 @@ def locate_yolo(
 
 
 def read_yolo(
-    listed: list[_Listed], path: Path, image_root: remote.Place, *, num_classes: int, categories: dict[int, str],
+    listed: _Listed, path: Path, image_root: remote.Place, *, num_classes: int, categories: dict[int, str],
     exif: Exif, others: dict[str, list[str]],
 ) -> Source:  # fmt: skip
     """Read sizes and boxes of the listed images, turned upright with ``exif=apply``.
@@ -125,67 +123,79 @@ def read_yolo(
     of its box. Unreadable entries become findings.
     """
     findings, notes = Findings(), Findings()
+    columns = [bytearray() for _ in COLUMNS]  # they grow in place: to join parts takes twice the memory
+    read = partial(_read_chunk, listed=listed, num_classes=num_classes, exif=exif)
     size = io.chunk_size(image_root)
-    chunks = io.in_chunks(lambda items: _read_chunk(items, num_classes, exif), listed, "reading labels", size)
-    images = [image for chunk in chunks for image in chunk]
-    for image in images:
-        for kind, sentence in image.problems:
+    for part, problems in io.in_chunks(read, range(len(listed.images)), "reading labels", size):
+        for column, values in zip(columns, part, strict=True):
+            column.extend(values.tobytes())
+        for kind, sentence in problems:
             findings.add(kind, [sentence])
+    sizes, turned, rows, boxes_xywh = map(np.frombuffer, columns, COLUMNS)
     for kind, files in others.items():
         notes.add(kind, files)
-    unlabelled = [item.image for item in listed if item.image_is_file and not item.label_is_file]
-    notes.add("images without a label file, taken as background", unlabelled)
-    notes.add(headers.TURNED, [item.image for item, image in zip(listed, images, strict=True) if image.is_turned])
-    sizes = np.array([image.size for image in images], dtype=np.int64).reshape(-1, 2)
-    # Position of the image, line, class, cx, cy, w, h, number of columns.
-    rows = [(position, *row) for position, image in enumerate(images) for row in image.rows]
-    longer = [row for row in rows if row[-1] > BOX_COLUMNS]
-    lengths = {int(row[-1]) for row in longer}
-    if len(longer) > 1 and len(lengths) == 1 and CORNER_COLUMNS not in lengths:
+    unlabelled = np.flatnonzero(listed.image_is_file & ~listed.label_is_file)
+    notes.add("images without a label file, taken as background", unlabelled, describe=listed.images.__getitem__)
+    notes.add(headers.TURNED, turned, describe=listed.images.__getitem__)
+
+    def box_name(row: int) -> str:
+        return f"{listed.labels[rows[row, 0]]}:{rows[row, 1]}"
+
+    is_longer = rows[:, 3] > BOX_COLUMNS
+    lengths = set(rows[is_longer, 3].tolist())
+    if is_longer.sum() > 1 and len(lengths) == 1 and CORNER_COLUMNS not in lengths:
         why = f"{min(lengths)} columns, as all rows but boxes: not polygons, but a tracker's row or key points"
-        unlike = [f"{listed[int(row[0])].label}:{row[1]:.0f} has {why}" for row in longer]
-        findings.add("rows that are not boxes", unlike)
-        rows = [row for row in rows if row[-1] == BOX_COLUMNS]
-    polygons = [f"{listed[int(row[0])].label}:{row[1]:.0f}" for row in rows if row[-1] > BOX_COLUMNS]
-    notes.add("polygons, of which the bounding boxes are learnt", polygons)
-    columns = np.array(rows, dtype=np.float64).reshape(-1, 8)
-    image_of_row = columns[:, 0].astype(np.int64)
-    width_height = sizes[image_of_row, ::-1].astype(np.float64)
-    centres, extents = columns[:, 3:5], columns[:, 5:7]
-    boxes_xywh = np.concatenate([(centres - extents / 2) * width_height, extents * width_height], axis=1)
+        unlike = np.flatnonzero(is_longer)
+        findings.add("rows that are not boxes", unlike, describe=lambda row: f"{box_name(row)} has {why}")
+        rows, boxes_xywh = rows[~is_longer], boxes_xywh[~is_longer]
+    polygons = np.flatnonzero(rows[:, 3] > BOX_COLUMNS)
+    notes.add("polygons, of which the bounding boxes are learnt", polygons, describe=box_name)
     return Source(
         path=path,
         image_root=image_root,
-        file_names=[relative_name(item.image, image_root) for item in listed],
-        image_ids=np.arange(1, len(listed) + 1),
+        file_names=[relative_name(image, image_root) for image in listed.images],
+        image_ids=np.arange(1, len(sizes) + 1),
         sizes=sizes,
-        box_image_ids=image_of_row + 1,
+        box_image_ids=rows[:, 0].astype(np.int64) + 1,
         boxes_xywh=boxes_xywh,
-        box_category_ids=columns[:, 2].astype(np.int64),
+        box_category_ids=rows[:, 2].astype(np.int64),
         areas=boxes_xywh[:, 2] * boxes_xywh[:, 3],
         crowd=np.zeros(len(rows), dtype=bool),
         categories=categories,
-        box_name=lambda row: f"{listed[image_of_row[row]].label}:{int(columns[row, 1])}",
+        box_name=box_name,
         findings=findings,
         notes=notes,
     )
 
 
-def _read_chunk(listed: Sequence[_Listed], num_classes: int, exif: Exif) -> list[_Read]:
-    images = []
-    for item in listed:
-        header = headers.header_of(item.image) if item.image_is_file else None
-        if header is None:
-            images.append(_Read((0, 0), False, (), ()))  # for the checks to report
-            continue
-        orientation = header.orientation if exif == Exif.apply else 1
-        rows, problems = read_label_file(item.label, num_classes) if item.label_is_file else ([], [])
-        images.append(_Read(header.size(orientation), orientation != 1, rows, problems))
-    return images
+def _read_chunk(
+    numbers: Sequence[int], listed: _Listed, num_classes: int, exif: Exif
+) -> tuple[tuple[NDArray[Any], ...], list[tuple[str, str]]]:
+    """COLUMNS of some listed images; kind and sentence of each unusable entry.
+
+    Height and width, 0: not an image; the numbers of turned images; of the rows image, line, class
+    and number of columns; their boxes_xywh in pixels.
+    """
+    sizes, turned, rows, problems = [], [], [], []
+    for number in numbers:
+        # Without a header it is for the checks to report.
+        header = headers.header_of(listed.images[number]) if listed.image_is_file[number] else None
+        orientation = header.orientation if header and exif == Exif.apply else 1
+        sizes.append(header.size(orientation) if header else (0, 0))
+        turned += [number] * (orientation != 1)
+        if header and listed.label_is_file[number]:
+            found, wrong = read_label_file(listed.labels[number], num_classes)
+            rows += [(number, *row, *sizes[-1]) for row in found]
+            problems += wrong
+    columns = np.array(rows, dtype=np.float64).reshape(-1, 10)
+    centres, extents, width_height = columns[:, 3:5], columns[:, 5:7], columns[:, :7:-1]
+    boxes_xywh = np.concatenate([(centres - extents / 2) * width_height, extents * width_height], axis=1)
+    of_rows = columns[:, [0, 1, 2, 7]].astype(np.int32)
+    return (np.array(sizes, dtype=np.int64), np.array(turned, dtype=np.int64), of_rows, boxes_xywh), problems
 
 
 def read_label_file(path: str, num_classes: int) -> tuple[list[list[float]], list[tuple[str, str]]]:
-    """The rows of _Read, and the kind of and a sentence on each unusable row."""
+    """Line, class, cx, cy, w, h, number of columns of rows; kind and sentence of unusable ones."""
     try:
         text = layouts.read_file(path).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
