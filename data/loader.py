@@ -1,6 +1,7 @@
 """Batches: their tensors, their memory, and their way from worker processes to the device."""
 
 import math
+import multiprocessing
 import os
 import signal
 import sys
@@ -225,11 +226,20 @@ def _start_worker(worker: int) -> None:
     """
     for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()  # the training process, also of a worker of the forkserver
+    assert parent is not None
     # SIGTERM must not be ignored: the training process ends leftover workers with it.
     if hasattr(signal, "sigwaitinfo"):  # macOS does not name the sender, and there SIGTERM ends the worker
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        threading.Thread(target=_obey_parent, args=(os.getppid(),), daemon=True).start()
+        threading.Thread(target=_obey_parent, args=(parent.pid,), daemon=True).start()
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()  # which inherits the mask
     cv2.setNumThreads(0)
+
+
+def _end_with(parent: Any) -> None:
+    """End this worker after its parent. Torch looks for the forkserver, which waits for workers."""
+    parent.join()
+    os._exit(0)
 
 
 def _obey_parent(parent: int) -> None:

@@ -1,6 +1,8 @@
 """A training on pictures in a bucket keeps the promises of one on a disk, though requests fail."""
 
 import random
+import time
+from contextlib import suppress
 from multiprocessing import forkserver
 from pathlib import Path
 
@@ -12,6 +14,16 @@ from train_utils.checkpoint import load_last
 
 OPTIONS = ("train.precision=float64", "train.epochs=3", "evaluate.every=2")
 FAULTS = ("503", "slow", "cut", "reset")
+
+
+def writers_in(folder: Path) -> list[int]:
+    """The processes whose output is a file in ``folder``: ranks and what they started."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if (entry / "fd" / "1").readlink().is_relative_to(folder):
+                found.append(int(entry.name))
+    return found
 
 
 @pytest.mark.slow
@@ -32,6 +44,10 @@ def test_killed_on_a_bucket_and_resumed_it_is_the_run_from_the_disk_on_any_ranks
             kill_once(killed, 2, generator, 0.2, moment, options) for moment in ("at a random time", "in a write")
         ]
         assert all("rank" in event for event in events), events
+        until = time.monotonic() + 10
+        while (left := writers_in(tmp_path)) and time.monotonic() < until:
+            time.sleep(0.1)
+        assert not left, "loader processes outlive a training that was killed"
         for run, ranks in ((killed, 2), (alone, 1)):
             assert finish(start(run, ranks, *options), PATIENCE), Path(f"{run}.txt").read_text()[-3000:]
         forkserver._forkserver._stop()  # type: ignore[attr-defined]
