@@ -20,7 +20,7 @@ from conf import launch
 from conf.compose import compose
 from conf.errors import TrainError
 from conf.schema import TrainConfig
-from conf.train_options import Compile, TrainSection
+from conf.train_options import Compile, Precision, TrainSection
 from data import Batch, TrainBatchSampler, TrainSampler
 from data.samplers import MultiScale
 from models import Darknet, zoo_cfg
@@ -248,10 +248,10 @@ def test_auto_fuses_where_a_gpu_was_seen_to_gain(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(train_utils.compile, "can_generate_code", lambda: True)
     with torch.device("meta"):
         network = Darknet(zoo_cfg("yolov3-spp"), 80)
-    usual, pair = {"precision": "bfloat16", "compile": "auto", "image_size": 640}, replace(GPU, world_size=2)
+    usual, pair = {"precision": Precision.bfloat16, "compile": "auto", "image_size": 640}, replace(GPU, world_size=2)
     for images, world, options, expected in (
-        (64, GPU, {}, True), (64, GPU, {"precision": "float16", "compile": "off"}, True), (16, GPU, {}, False),
-        (64, GPU, {"image_size": 320}, False), (64, GPU, {"precision": "float32"}, False),
+        (64, GPU, {}, True), (64, GPU, {"precision": Precision.float16, "compile": "off"}, True), (16, GPU, {}, False),
+        (64, GPU, {"image_size": 320}, False), (64, GPU, {"precision": Precision.float32}, False),
         (64, GPU, {"compile": "default"}, False), (64, pair, {}, False), (64, WORLD, {}, False),
         (64, GPU, {"fused_norm": False}, False), (16, pair, {"fused_norm": True}, True),
     ):  # fmt: skip
