@@ -153,12 +153,8 @@ class ImageSource:
             self._whole = torch.zeros(len(annotations) + 1, dtype=torch.bool).share_memory_().numpy()
 
     def __reduce__(self) -> tuple[object, ...]:
-        made_of = self.annotations, self.on_error, self.cache
-        return (
-            type(self),
-            made_of,
-            {"_left_out": self._left_out, "fetcher": self.fetcher},
-        )  # a spawned worker maps the cache itself
+        made_of = self.annotations, self.on_error, self.cache  # a spawned worker maps the cache itself
+        return type(self), made_of, {"_left_out": self._left_out, "fetcher": self.fetcher}
 
     def read(self, index: int, rows: int | None = None) -> NDArray[np.uint8] | None:
         """Return the image (h, w, 3) in RGB, in its annotated size; read-only from a cache.

@@ -136,10 +136,11 @@ def open_annotations(config: DataConfig, split: str) -> Annotations:
         if not folder.exists():
             build_index(folder, *_read(config, split, located)[:2])
         if (loaded := load_index(folder)) is not None:
-            missing = loaded[1].pop("missing_files")[: remote.FEW]
-            arrived = sum(map(os.path.isfile, missing))
+            missing = loaded[1].pop("missing_files")
             if remote.is_remote(located.image_root):
-                arrived = sum(size >= 0 for size in remote.sizes_of(missing))
+                arrived = sum(size >= 0 for size in remote.sizes_of(missing[: remote.FEW]))
+            else:
+                arrived = sum(map(os.path.isfile, missing))
             if not arrived:
                 break
         reason = "is damaged" if loaded is None else f"lacks {counted(arrived, 'image')} that arrived since"
@@ -200,7 +201,8 @@ def _checksum(folder: Path) -> bytes:
     """The CRC-32 of the columns and ``about.json``, in hex digits."""
     checksum = 0
     for file in sorted(folder.glob("[!.]*.*")):
-        with file.open("rb", buffering=0) as opened:
+        # A pipe in the place of a file is empty, too, instead of waiting for a writer.
+        with open(file, "rb", buffering=0, opener=lambda path, mode: os.open(path, mode | os.O_NONBLOCK)) as opened:
             while part := opened.read(2**18):  # memory for a whole file takes longer than its sum
                 checksum = zlib.crc32(part, checksum)
     return b"%08x" % checksum

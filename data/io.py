@@ -2,17 +2,19 @@
 
 import hashlib
 import io
+import multiprocessing
 import os
 import shlex
 import shutil
 import stat
+import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +40,17 @@ MEGABYTE = 1_000_000  # bytes
 def usable_cores() -> set[int]:
     """The cores that this process may use: its CPU affinity on Linux, elsewhere all."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
+def end_with_parent() -> None:
+    """Let this worker process end as soon as the one that started it has, however that ended."""
+
+    def watch() -> None:
+        parent.join()
+        os._exit(0)
+
+    parent: Any = multiprocessing.parent_process()  # with the forkserver not the process above this one
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def files_below(folder: Path, suffixes: Collection[str]) -> list[str]:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from data.colour import network_input
 from data.errors import DataError
+from data.io import end_with_parent
 from data.plan import Request
 
 # Forked workers share the pages of the index and start in milliseconds; they never touch CUDA. On
@@ -226,24 +227,17 @@ def _start_worker(worker: int) -> None:
     """
     for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()  # the training process, also of a worker of the forkserver
-    assert parent is not None
     # SIGTERM must not be ignored: the training process ends leftover workers with it.
     if hasattr(signal, "sigwaitinfo"):  # macOS does not name the sender, and there SIGTERM ends the worker
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        threading.Thread(target=_obey_parent, args=(parent.pid,), daemon=True).start()
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()  # which inherits the mask
+        threading.Thread(target=_obey_parent, daemon=True).start()
+    end_with_parent()  # torch looks for the forkserver, which would wait for us; its thread inherits the mask
     cv2.setNumThreads(0)
 
 
-def _end_with(parent: Any) -> None:
-    """End this worker after its parent. Torch looks for the forkserver, which waits for workers."""
-    parent.join()
-    os._exit(0)
-
-
-def _obey_parent(parent: int) -> None:
+def _obey_parent() -> None:
     """End this worker on SIGTERM from its parent; ignore SIGTERM from all others."""
-    while sys.platform != "darwin" and signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
+    parent: Any = multiprocessing.parent_process()
+    while sys.platform != "darwin" and signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent.pid:
         pass
     os._exit(0)

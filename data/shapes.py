@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from data.config import ShapesConfig
 from data.errors import DataError
-from data.io import new_folder, usable_cores
+from data.io import end_with_parent, new_folder, usable_cores
 from data.progress import tracked
 
 Mask = NDArray[np.bool_]  # (h, w)
@@ -80,7 +80,7 @@ def _draw_split(folder: Path, count: int, image_size: int, seed: list[int]) -> d
     annotations: list[dict[str, Any]] = []
     # Threads would wait for each other. Spawned processes import torch, but macOS needs them.
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-    with ProcessPoolExecutor(len(usable_cores()), context, cv2.setNumThreads, (0,)) as pool:
+    with ProcessPoolExecutor(len(usable_cores()), context, _start_worker) as pool:
         drawn = pool.map(partial(_write_image, folder, image_size, seed), range(count), chunksize=CHUNK)
         for number, (image, objects) in enumerate(tracked(drawn, count, f"drawing {folder.name} shapes")):
             images.append({"id": number + 1} | image)
@@ -89,6 +89,11 @@ def _draw_split(folder: Path, count: int, image_size: int, seed: list[int]) -> d
                 annotations.append({**ids, **an_object, "iscrowd": 0})
     categories = [{"id": number + 1, "name": name} for number, name in enumerate(CLASSES)]
     return {"images": images, "annotations": annotations, "categories": categories}
+
+
+def _start_worker() -> None:
+    end_with_parent()
+    cv2.setNumThreads(0)  # threads of the parent are not here
 
 
 def _write_image(

@@ -34,7 +34,7 @@ def rerun(name: str) -> bool:
     row = rows[name]
     program, *options = shlex.split(row["command"])[1:]
     assert program == "train.py", "rows are trainings"
-    print(f"{row['command']}: about {row['minutes']} minutes", flush=True)
+    print(f"{row['command']}: {row['minutes'] or 'untimed'} minutes on machine B", flush=True)
     started = time.monotonic()
     outcome = train([*options, f"run_dir=runs/rerun/{name}-{time.strftime('%Y-%m-%d_%H-%M-%S')}"])
     value, low, high = outcome[row["metric"]], float(row["low"]), float(row["high"])
@@ -49,7 +49,9 @@ def rerun(name: str) -> bool:
 if __name__ == "__main__":
     if len(sys.argv) == 1:
         for each in read_rows().values():
-            print(f"{each['row']:<22} {each['metric']} {each['value']} {each['minutes']:>4} min  {each['command']}")
+            print(
+                f"{each['row']:<22} {each['metric']} {each['value']} {each['minutes'] or '-':>4} min  {each['command']}"
+            )
         sys.exit()
     try:
         sys.exit(0 if rerun(sys.argv[1]) else 1)

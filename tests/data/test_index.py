@@ -14,6 +14,7 @@ from pycocotools.coco import COCO
 
 import data
 import data.coco
+from data import remote
 from tests.data.conftest import DAMAGES, Damage
 
 
@@ -68,13 +69,22 @@ def test_what_killed_processes_left_is_removed_by_the_next_one(coco_set) -> None
     assert [name for name, path in paths.items() if path.exists()] == ["new index", "new cache"] and foreign.exists()
 
 
-def test_images_that_arrive_later_are_in_the_next_index(coco_set) -> None:
+def test_a_pipe_in_an_index_is_damage(coco_set) -> None:
+    coco_set.open()
+    (column,) = (coco_set.root / "index").glob("*/sizes.npy")
+    column.unlink()
+    os.mkfifo(column)
+    assert len(coco_set.open()) and column.is_file()
+
+
+def test_images_that_arrive_later_are_in_the_next_index(coco_set, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "FEW", 1)  # of those at an address, only so many are asked for
     whole = coco_set.open()
     away = [Path(whole.path(index)) for index in (1, 3)]
     for path in away:
         path.rename(f"{path}.away")
     assert len(coco_set.open(on_error=data.OnError.skip)) == len(whole) - 2
-    for count, path in enumerate(away, start=1):
+    for count, path in enumerate(reversed(away), start=1):
         Path(f"{path}.away").rename(path)
         for _ in range(2):
             assert len(coco_set.open(on_error=data.OnError.skip)) == len(whole) - 2 + count

@@ -107,6 +107,14 @@ def test_an_address_is_a_picture_by_its_suffix_and_has_no_password_in_its_names(
     assert found.is_video == ("-" in name) and media.count_frames([found]) == 1 - found.is_video
 
 
+def test_the_address_of_a_picture_in_a_bucket_has_no_secret() -> None:
+    with pytest.raises(DataError, match=r"source is an address with a secret, .* fix: ") as refused:
+        media.find_media("s3://me:secret@bucket/a.jpg")
+    assert "me:secret" not in str(refused.value)
+    with pytest.raises(DataError, match=r"source is an address with a secret"):
+        media.find_media("s3://bucket/a.jpg?token=secret")
+
+
 def test_the_address_of_a_picture_is_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pixels = picture(tmp_path / "a b.PNG")
     with serving_folder(tmp_path) as port:
