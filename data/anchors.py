@@ -116,7 +116,7 @@ def fix_of_anchors(recall: float, min_iou: float) -> str:
 def describe_set(
     annotations: Annotations, image_size: int | Sequence[int], anchors: Sizes, min_iou: float | None
 ) -> tuple[str, str | None]:
-    """Describe a set in one line, and warn if the anchors (k, 2) do not suit it at ``image_size``.
+    """Describe a set, below it how the anchors (k, 2) fit; warn if they do not at ``image_size``.
 
     The recall is the share of the boxes that overlap an anchor by more than ``min_iou``; None: the
     loss gives each box its best anchor, so the line has the mean IoU with that. In large sets, an
@@ -129,13 +129,16 @@ def describe_set(
     if not len(overlaps):
         return line, None
     if min_iou is None:
-        return f"{line}, mean IoU with the best anchor {overlaps.mean():.3f}", None
+        return f"{line}\n  mean IoU with the best anchor {overlaps.mean():.3f}", None
     reached = float((overlaps > min_iou).mean())
     warning = (
         f"warning: {1 - reached:.1%} of the boxes overlap no anchor by more than {min_iou:g} and are learnt only as "
         f"background. fix: {fix_of_anchors(reached, min_iou)}"
     )
-    return f"{line}, recall of the anchors {reached:.4f} at IoU {min_iou:g}", warning if reached < LOW_RECALL else None
+    return (
+        f"{line}\n  recall of the anchors {reached:.4f} at IoU {min_iou:g}",
+        warning if reached < LOW_RECALL else None,
+    )
 
 
 def objects_per_image(annotations: Annotations) -> NDArray[np.int64]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from data import remote
-from data.errors import DataError, as_started
+from data.errors import DataError, as_started, from_here
 from data.layouts import class_names, find_set_file, read_names
 
 # What scripts/get_data.py fetches into these folders, the roots of data=coco and data=voc.
@@ -199,7 +199,7 @@ class DataConfig:
         """Name the data in a line for the log."""
         split = f", data.split={self.split:g}" if self.split is not None else ""
         classes = f", data.classes={self.classes}" if self.classes is not None else ""
-        return f"data: {self.name}, {self.format} of {self.root}{split}{classes}"
+        return f"data: {self.name}, {self.format} of {from_here(self.root)}{split}{classes}"
 
     def check_two_sets(self) -> None:
         """Raise ``ValueError`` if training and validation read the same annotations."""

@@ -49,6 +49,12 @@ def shown(value: object) -> str:
     return _shortened.repr(value)
 
 
+def from_here(path: Path | str) -> str:
+    """``path`` from the current folder, where it is below it."""
+    here = Path.cwd()
+    return str(Path(path).relative_to(here) if Path(path).is_relative_to(here) else path)
+
+
 def word_of(program: str) -> str:
     """What ``hydra-yolov3-spp`` calls ``train.py`` or ``scripts.check_data``."""
     return program.removeprefix("scripts.").removesuffix(".py").replace("_", "-")

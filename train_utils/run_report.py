@@ -2,6 +2,7 @@
 
 import contextlib
 import signal
+import textwrap
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,7 +18,7 @@ from conf import compose, errors, from_checkpoint, help, run, run_files
 from conf.options import flat, option
 from conf.schema import TrainConfig
 from data import progress
-from data.errors import as_started, printable
+from data.errors import as_started, from_here, printable
 from train_utils import auto, coco_eval, distributed, draw, engine, numerics, plots, report_page, run_folder
 from train_utils.log import EPOCH_COLUMNS, GrowingFile, MetricsCsv, epoch_row, of_busy_cores
 from train_utils.loggers import LoggedRun, LoggerThread, run_id_of, start_services
@@ -86,13 +87,13 @@ class RunReport:
             self.line(f"data.split={config.data.split:g} holds out {len(val_set)} of {total} images, by name")
         parameters, flops = models.count_parameters(model), models.count_flops(model, size)
         self.line(
-            f"{model.cfg.source}: {parameters:,} parameters, {flops / 1e9:.2f} GFLOPs for {size[0]}x{size[1]} pixels, "
-            "a multiply-add counting as two"
+            f"{from_here(model.cfg.source)}:\n  {parameters:,} parameters, {flops / 1e9:.2f} GFLOPs for "
+            f"{size[0]}x{size[1]} (a multiply-add is two)"
         )
         self.line(*model.notes)
         if world.is_main:
             self.line(data.warn_of_shared_images(train_set, val_set))
-            self.line(", ".join(help.version_page().splitlines()))
+            self.line(textwrap.fill(", ".join(help.version_page().splitlines()), 80, subsequent_indent="  "))
         if config.plugins:
             self.line(f"plugins: {', '.join(config.plugins)}")
         self.line(
@@ -102,9 +103,9 @@ class RunReport:
         self.line(of_busy_cores(torch.get_num_threads()) if world.device.type == "cpu" else None)
         self.line(
             f"{config.train.epochs} epochs x {batches.steps_per_epoch} steps x {config.train.batch_size} images "
-            f"({world.world_size} ranks x {batches.images_per_rank} images x {batches.accumulate} passes), "
-            f"run folder {self.folder}"
+            f"({world.world_size} ranks x {batches.images_per_rank} images x {batches.accumulate} passes)"
         )
+        self.line(f"run folder {from_here(self.folder)}")
         self.line(f"data.workers={config.data.workers}, augment.colour={config.augment.colour}")
 
     def start(
@@ -212,9 +213,9 @@ class RunReport:
         self._send(state.step, "val_best", state.best_metrics)
         self._send_pictures(state.step, "plots/*.[jp][pn]g")
         self._is_complete = True
-        ckpt, seconds = option("ckpt", self.folder), time.monotonic() - self._started
-        self.line(f"trained for {progress.duration(seconds)}; see {self.folder / 'report.html'}")
-        source = printable(option("source", val_set.path(0)))
+        ckpt, seconds = option("ckpt", from_here(self.folder)), time.monotonic() - self._started
+        self.line(f"trained for {progress.duration(seconds)}; see {from_here(self.folder / 'report.html')}")
+        source = printable(option("source", from_here(val_set.path(0))))
         self.line(as_started(f"next:\n  python eval.py {ckpt}\n  python predict.py {ckpt} {source}"))
 
     @contextlib.contextmanager

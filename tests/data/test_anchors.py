@@ -110,4 +110,4 @@ def test_the_summary_of_a_training(coco_set: CocoSet) -> None:
     content["images"] = [image for image in content["images"] if image["id"] == box["image_id"]]
     content["categories"] = [category for category in content["categories"] if category["id"] == box["category_id"]]
     content["annotations"] = [box]
-    assert describe_set(coco_set.open(), side, fitting, None)[0].startswith("1 image, 1 box, 1 class, ")
+    assert describe_set(coco_set.open(), side, fitting, None)[0].startswith("1 image, 1 box, 1 class\n")
