@@ -14,7 +14,7 @@ import torch
 
 from conf import ConfigError
 from conf.compose import compose
-from conf.from_checkpoint import model_or_checkpoint
+from conf.from_checkpoint import model_or_exported
 from conf.schema import DemoConfig
 from scripts.demo import Session, build, launch
 from tests.data.test_media import picture, video
@@ -24,7 +24,7 @@ from train_utils.detector import Predictor
 
 def options(folder: Path, *more: str) -> DemoConfig:
     given = [f"ckpt={folder / 'random.pt'}", "device=cpu", "confidence=0.5", "nms_iou=0.6", *more]
-    return compose("demo", DemoConfig, given, model_or_checkpoint)
+    return compose("demo", DemoConfig, given, model_or_exported)
 
 
 @pytest.fixture
