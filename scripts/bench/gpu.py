@@ -56,7 +56,10 @@ class Settings(NamedTuple):
     quickstart: tuple[str, ...] = ()  # options beyond its own
 
 
-SHORT = ("data.shapes.train_images=24", "data.shapes.val_images=8", "model.width=0.125", "train.epochs=3")
+SHORT = (
+    "data.shapes={train_images: 16, val_images: 4, image_size: 64}", "data.workers=0", "model.width=0.125",
+    "train.image_size=64", "train.epochs=3", "logger.pictures=false",
+)  # fmt: skip
 TINY = Settings("yolov3-tiny", 0.125, 64, (2, 4), 1, (12, 96, 1), 128, SHORT)
 
 
@@ -183,7 +186,7 @@ def repetition(settings: Settings, add: Add, folder: Path) -> None:
     whole, killed = ((folder / name / "metrics.csv").read_text() for name in ("whole", "killed"))
     add("killed after epochs", killed.count("\n") - 1)
     add("train.deterministic twice: the same as far as that", str(whole.startswith(killed)))
-    subprocess.run([sys.executable, "train.py", f"resume={folder}/killed"], check=True)
+    run_program(folder / "killed", *options, "resume=auto")
     add("resumed: the same to the end", str((folder / "killed" / "metrics.csv").read_text() == whole))
 
 
@@ -192,7 +195,7 @@ def memory(settings: Settings, add: Add, folder: Path) -> None:
     images = 8 * settings.batches[-1]
     of_model = [f"model={settings.model}", f"model.width={settings.width}", f"train.image_size={settings.side}"]
     length = [f"data.shapes.train_images={images}", f"train.batch_size={images}", "train.epochs=1"]
-    add("out of memory", run_program(folder / "run", *of_model, *length)[-1])
+    add("out of memory", run_program(folder / "run", *settings.quickstart, *of_model, *length)[-1])
 
 
 # Call, stage and deadline in seconds, most useful first.

@@ -4,9 +4,11 @@ import multiprocessing
 import multiprocessing.context
 import os
 import queue
+import runpy
 import socket
+import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +29,16 @@ def fork_context() -> multiprocessing.context.ForkServerContext:
     # DDP imports the second, an evaluation the third, and both are slow.
     context.set_forkserver_preload(["train", "torch._dynamo", "torchvision"])
     return context
+
+
+def run_program(words: Sequence[str], output: str) -> None:
+    """Do what ``python <words>`` does, with its output in a file, in a process forked with all imported."""
+    with open(output, "a") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    sys.argv = [*words]
+    torch.set_num_threads(1)
+    runpy.run_path(words[0], run_name="__main__")
 
 
 def run_group(function: Callable[..., Any], world_size: int, *arguments: Any) -> list[Any]:
