@@ -31,13 +31,16 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in the background of
     signal.signal(signal.SIGINT, signal.default_int_handler)
 FAKE_CAMERA = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream")
 REPOSITORY = Path(__file__).resolve().parent.parent
+SLOWEST = """test_gpu test_compile test_programs test_conformance test_train test_failing_rank test_bucket
+    test_export test_forged test_package test_mirror test_resume test_eval test_docs test_world_size""".split()
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put files with slow tests first, so that no process ends long after the others."""
+    """Put the slowest files first, so that all processes end together."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    order = {name: number for number, name in enumerate(SLOWEST)}
+    items.sort(key=lambda item: (order.get(item.path.stem, len(order)), item.path not in slow))
 
 
 def pytest_collection_finish() -> None:
