@@ -58,12 +58,16 @@ def start_from(run: Path) -> None:
     build_model(compose.to_plain(options, TrainConfig).model, 5)
 
 
+@cache
+def given_again(run: Path) -> TrainConfig:
+    return compose.from_dictionary(FIRST[str(run)]["config"] | {"resume": str(run), "run_dir": None}, TrainConfig)
+
+
 def resume(run: Path) -> None:
     """``resume=<run>``, and a step."""
     saved, _ = checkpoint.continue_from(run)
     assert saved is not None
-    given = compose.from_dictionary(FIRST[str(run)]["config"] | {"resume": str(run), "run_dir": None}, TrainConfig)
-    config = resumed_options(given, saved)
+    config = resumed_options(given_again(run), saved)
     model = network_of_checkpoint(saved["network"], run, saved["model"])
     schedule = optim.Schedule(config.optim, 1, 1)
     optimizer = optim.make_optimizer(model, config.optim)

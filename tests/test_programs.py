@@ -109,7 +109,7 @@ def results(out: Path) -> list[bytes]:
 
 def test_resume_needs_only_the_folder_and_goes_on_after_the_last_epoch(folder: Path, trained: Finished) -> None:
     """On one process of another launcher, which puts --local-rank on the command line."""
-    asked = ["resume=run", "train.epochs=3"]
+    asked = ["resume=run", "train.epochs=3", "logger.pictures=false"]
     done = start(folder, "train.py", *asked, processes=1, launcher="torch.distributed.launch")
     assert done.returncode == 0, done.stderr
     assert [row["epoch"] for row in rows(folder / "run")] == ["1", "2", "3"]

@@ -25,7 +25,7 @@ from conf.errors import CheckpointError
 from conf.from_checkpoint import complete_training
 from conf.launch import shutdown
 from conf.schema import TrainConfig
-from tests.runs.process_group import fork_context, free_port, take_place
+from tests.runs.process_group import fork_context, free_port, take_place, write_to
 from train import train
 from train_utils.checkpoint import load_last
 
@@ -40,12 +40,11 @@ OPTIONS = (
 )  # fmt: skip
 
 
-def train_rank(rank: int, world_size: int, port: int, output: str, options: list[str]) -> None:
+def train_rank(place: tuple[int, int, int], output: str, environment: dict[str, str], options: list[str]) -> None:
     """Run one rank of a training, with its output in a file."""
-    with open(output, "a") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    take_place(rank, world_size, port)
+    write_to(output)
+    os.environ |= environment
+    take_place(*place)
     train(compose("train", TrainConfig, options, complete_training))
     shutdown()
 
@@ -56,7 +55,10 @@ def start(run: Path, world_size: int, *more: str) -> list[Any]:
     places = [f"data.root={run.parent / 'shapes'}", f"data.index_dir={run.parent / 'index'}", f"run_dir={run}"]
     port, output = free_port(), f"{run}.txt"
     processes = [
-        context.Process(target=train_rank, args=(rank, world_size, port, output, [*OPTIONS, *places, *more]))
+        context.Process(
+            target=train_rank,
+            args=((rank, world_size, port), output, {**os.environ}, [*OPTIONS, *places, *more]),
+        )
         for rank in range(world_size)
     ]
     for process in processes:

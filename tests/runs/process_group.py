@@ -31,11 +31,16 @@ def fork_context() -> multiprocessing.context.ForkServerContext:
     return context
 
 
-def run_program(words: Sequence[str], output: str) -> None:
-    """Do what ``python <words>`` does, with its output in a file, in a process forked with all imported."""
+def write_to(output: str) -> None:
+    """Append what this process says to a file."""
     with open(output, "a") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
+
+
+def run_program(words: Sequence[str], output: str) -> None:
+    """Do what ``python <words>`` does, in a process forked with everything imported."""
+    write_to(output)
     sys.argv = [*words]
     torch.set_num_threads(1)
     runpy.run_path(words[0], run_name="__main__")

@@ -373,8 +373,8 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(1)
-    for name in ("train", "predict", "export", "scripts.check_data", "scripts.compare", "torchvision"):  # before forks
-        importlib.import_module(name)
+    for name in "train predict export scripts.check_data scripts.compare torchvision torch._dynamo".split():
+        importlib.import_module(name)  # before forks
     cases = [case for case in [*file_cases(), *option_cases()] if re.search("|".join(sys.argv[2:]), str(case))]
     random.Random(0).shuffle(cases)
     cases = sorted(cases, key=lambda case: not FOUND.search(str(case)))[: int(sys.argv[1])]

@@ -6,7 +6,6 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator
-from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -28,9 +27,7 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
     with serving_bucket(tmp_path / "bucket") as running:
         for name, value in running.environment.items():
             monkeypatch.setenv(name, value)
-        forkserver._forkserver._stop()  # type: ignore[attr-defined]  # it began in another environment
         yield running
-    forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
 
 def train_well(run: Path, ranks: int, *options: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,31 +15,49 @@ from conf import ConfigError
 from conf.errors import TrainError
 from conf.launch import environment_of_one
 from scripts.conformance import Conformance, largest_difference, main, refuse_foreign
+from tests.runs.process_group import fork_context, write_to
 
 REPOSITORY = Path(__file__).parents[2]
 CHECKS = 6
 
 
+def passed(printed: str) -> list[str]:
+    """The rows of the table, of which none may have failed."""
+    rows = [line for line in printed.splitlines() if line.startswith(("pass", "FAIL"))]
+    assert len(rows) == CHECKS and all(row.startswith("pass") for row in rows), printed
+    return rows
+
+
+def run_in(folder: Path) -> None:
+    os.chdir(folder)
+    write_to("output")
+    main()
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_ranks_of_this_machine_pass(ranks: int, tmp_path: Path) -> None:
-    """Of three the last one kills itself at the end, and torchrun ends all; two are certified."""
-    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
+def test_one_process_passes(tmp_path: Path) -> None:
+    process = fork_context().Process(target=run_in, args=(tmp_path,))
+    process.start()
+    process.join(240)
+    passed((tmp_path / "output").read_text())
+    assert process.exitcode == 0
+
+
+@pytest.mark.slow
+def test_ranks_of_torchrun_are_certified_and_end_when_one_is_killed(tmp_path: Path) -> None:
     environment = environment_of_one() | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    more = {2: ["out=report.json"], 3: ["kill"]}.get(ranks, [])
+    launcher = "torch.distributed.run --standalone --nproc-per-node=3 -m scripts.conformance"
     found = subprocess.run(
-        [sys.executable, *torchrun, "-m", "scripts.conformance", *more],
+        [sys.executable, "-m", *launcher.split(), "kill", "out=report.json"],
         cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
-    rows = [line for line in found.stdout.splitlines() if line.startswith(("pass", "FAIL"))]
-    assert len(rows) == CHECKS and all(row.startswith("pass") for row in rows), found.stdout + found.stderr
-    assert (found.returncode != 0) == (ranks == 3), found.stderr
-    if ranks == 2:
-        report = json.loads((tmp_path / "report.json").read_text())
-        assert (report["passed"], report["ranks"], report["nodes"], report["launcher"]) == (True, 2, 1, "torchrun")
-        assert [one["check"] in row for one, row in zip(report["checks"], rows, strict=True)] == [True] * CHECKS
-        assert any(version.startswith("torch ") for version in report["versions"]) and str(tmp_path) not in str(report)
-        refuse_foreign(tmp_path / "report.json")  # its own may be renewed
+    rows = passed(found.stdout + found.stderr)
+    assert found.returncode != 0, found.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["passed"], report["ranks"], report["nodes"], report["launcher"]) == (True, 3, 1, "torchrun")
+    assert [one["check"] in row for one, row in zip(report["checks"], rows, strict=True)] == [True] * CHECKS
+    assert any(version.startswith("torch ") for version in report["versions"]) and str(tmp_path) not in str(report)
+    refuse_foreign(tmp_path / "report.json")  # its own may be renewed
 
 
 def test_what_breaks_is_in_the_certificate_and_no_other_file_is_overwritten(

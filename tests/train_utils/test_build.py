@@ -24,11 +24,12 @@ SHAPES = [
     "data=shapes", "data.root=shapes", "data.index_dir=index", "data.workers=0",
     "data.shapes={train_images: 6, val_images: 2, image_size: 64}",
 ]  # fmt: skip
+PLAIN = "logger.pictures=false"
 SMALL = cfg(conv(8, 3, 2), conv(8, 3, 2), conv(8, 3, 2), head(0, 1))
 
 
 PROGRAMS = {  # with the other options that each needs
-    "train": [*SHAPES, "train.epochs=1", "train.batch_size=2", "train.image_size=64", "train.device=cpu"],
+    "train": [*SHAPES, *"train.epochs=1 train.batch_size=2 train.image_size=64 train.device=cpu".split(), PLAIN],
     "eval": [*SHAPES, "device=cpu"],
     "predict": ["source=picture.png", "device=cpu", "out=found", "draw=false"],
     "export": ["format=torch"],
@@ -92,7 +93,7 @@ def test_the_closing_line_of_a_training_can_be_pasted_into_a_shell(
 ) -> None:
     (tmp_path / "a.cfg").write_text(SMALL)
     run_dir = "my run, übung"
-    assert start("train", "model.cfg=a.cfg", option("run_dir", run_dir).strip("'"), "logger.pictures=false") == ""
+    assert start("train", "model.cfg=a.cfg", option("run_dir", run_dir).strip("'")) == ""
     log = (tmp_path / run_dir / "train.log").read_text(encoding="utf-8")
     (command,) = (line.partition("python ")[2] for line in log.splitlines() if "python eval.py" in line)
     program, *typed = shlex.split(command)
@@ -162,6 +163,6 @@ def test_rectangular_networks_in_the_other_programs(start: Callable[..., str], t
     own = ["model.cfg=a.cfg", "train.batch_size=2", "train.epochs=1", "augment.mosaic=1"]
     assert "fix: train.image_size=[56,96]" in start("train", *own, "train.image_size=[50,96]")
     assert "train.rect" in start("train", *own, "train.image_size=[64,96]", "train.rect=true")
-    assert not start("train", *own, "train.image_size=[64,96]", "run_dir=run")
+    assert not start("train", *own, "train.image_size=[64,96]", "run_dir=run", "logger.pictures=true")
     assert open_checkpoint.open_checkpoint("run").image_size == [64, 96]
     assert not start("eval", "ckpt=run")

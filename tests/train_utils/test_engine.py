@@ -210,9 +210,7 @@ def start(
     return new_state(model or network_with_norm(), schedule, loss_scale)
 
 
-@pytest.mark.parametrize("clip_norm", [None, 0.5])
-@pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize(("clip_norm", "accumulate", "frozen"), [(None, 1, False), (0.5, 1, True), (0.5, 2, False)])
 @pytest.mark.parametrize(
     ("precision", "loss_scale", "optimizer"),
     [
@@ -258,10 +256,19 @@ def test_gradients_that_stay_broken_under_a_loss_scale_end_the_training(clip_nor
     assert ["at a loss scale of" in line for line in said] == [True] * 3 + [False] * 2, "then the steps that count"
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("place", ["0.weight", "1.weight", "1.running_var", "2.bias"])
-@pytest.mark.parametrize(("loss_scale", "optimizer"), [(None, "sgd"), (8.0, "sgd"), (None, "adamw")])
-@pytest.mark.parametrize(("steps", "saves"), [(1, False), (3, False), (3, True)])
+@pytest.mark.parametrize(
+    ("value", "place"),
+    [
+        (float("nan"), "0.weight"),
+        (float("inf"), "1.weight"),
+        (-float("inf"), "1.running_var"),
+        (float("nan"), "2.bias"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("steps", "saves", "loss_scale", "optimizer"),
+    [(1, False, None, "sgd"), (3, False, 8.0, "sgd"), (3, True, None, "adamw"), (3, True, 8.0, "sgd")],
+)
 def test_a_broken_weight_ends_the_training_before_it_is_saved_or_evaluated(
     steps: int, saves: bool, loss_scale: float | None, optimizer: str, place: str, value: float,
     monkeypatch: pytest.MonkeyPatch,
