@@ -2,7 +2,6 @@
 
 import copy
 import json
-import re
 import shutil
 import sys
 from pathlib import Path
@@ -20,7 +19,7 @@ from data import ShapesConfig, ensure_shapes
 from data.shapes import CLASSES
 from eval import evaluate
 from export import export
-from models import Darknet, ModelError, parse_cfg, save_darknet_weights, zoo_cfg
+from models import Darknet, ModelError, parse_cfg, save_darknet_weights
 from models.export import METADATA_FILE, DetectorGraph, read_metadata, run_onnx, write_onnx, write_torch
 from models.quantise import equalise, neighbours, quantise
 from predict import Detector
@@ -54,9 +53,17 @@ def test_what_does_not_fit_is_refused(checkpoint: Path, monkeypatch: pytest.Monk
     assert list(checkpoint.parent.iterdir()) == [checkpoint]
 
 
-def test_a_file_appears_only_if_it_agrees(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = [f"ckpt={checkpoint}", "format=torch", f"out={tmp_path / 'new' / 'tiny.pt2'}"]
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Options for a network of a few layers, for images that are not square."""
+    folder = tmp_path_factory.mktemp("wide")
+    text = cfg(*[conv(8, 3, 2)] * 5, head(0, 1)).replace("width=64", "width=96")
+    (folder / "a.cfg").write_text(text)
+    save_darknet_weights(Darknet(folder / "a.cfg").eval(), folder / "a.weights")
+    return [f"model.cfg={folder}/a.cfg", f"model.weights={folder}/a.weights", "format=torch"]
 
+
+def test_a_file_appears_only_if_it_agrees(wide: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def write_another(graph: DetectorGraph, *rest: object) -> None:
         wrong = copy.deepcopy(graph)
         wrong.network.head_convolutions(wrong.network.heads[0])[0].conv.bias.add_(0.1)
@@ -64,25 +71,21 @@ def test_a_file_appears_only_if_it_agrees(checkpoint: Path, tmp_path: Path, monk
 
     monkeypatch.setattr("models.export.write_torch", write_another)
     with pytest.raises(ModelError, match="the file differs from the network"):
-        export(options)
+        export([*wide, f"out={tmp_path / 'new' / 'a.pt2'}"])
     assert not list((tmp_path / "new").iterdir())
 
 
-def test_a_cfg_for_images_that_are_not_square_is_exported_at_its_size(tmp_path: Path) -> None:
-    text = re.sub("height=.*", "height=64", re.sub("width=.*", "width=96", zoo_cfg("yolov3-tiny").read_text(), count=1))
-    (tmp_path / "wide.cfg").write_text(text)
-    save_darknet_weights(Darknet(tmp_path / "wide.cfg", width=0.125).eval(), tmp_path / "wide.weights")
-    options = [f"model.cfg={tmp_path}/wide.cfg", f"model.weights={tmp_path}/wide.weights", *MODEL[1:], "format=torch"]
+def test_a_cfg_for_images_that_are_not_square_is_exported_at_its_size(wide: list[str], tmp_path: Path) -> None:
     extra = {METADATA_FILE: ""}
-    torch.export.load(export(options), extra_files=extra)
+    torch.export.load(export(wide), extra_files=extra)
     assert json.loads(json.loads(extra[METADATA_FILE])["image_size"]) == [64, 96]
     with pytest.raises(ConfigError, match=r"folder\.pt2 is a folder\. fix: out="):
         (tmp_path / "folder.pt2").mkdir()
-        export([*options, f"out={tmp_path}/folder.pt2"])
+        export([*wide, f"out={tmp_path}/folder.pt2"])
 
 
-def test_an_archive_refuses_sizes_that_are_no_multiples_of_the_stride(checkpoint: Path, tmp_path: Path) -> None:
-    out = export([f"ckpt={checkpoint}", "format=torch", "dynamic_size=true", f"out={tmp_path}/a.pt2"])
+def test_an_archive_refuses_sizes_that_are_no_multiples_of_the_stride(wide: list[str], tmp_path: Path) -> None:
+    out = export([*wide, "dynamic_size=true", f"out={tmp_path}/a.pt2"])
     extra = {METADATA_FILE: ""}
     detector = torch.export.load(out, extra_files=extra).module()
     assert detector(torch.rand(1, 3, 64, 160))[0].shape[2] == 4
