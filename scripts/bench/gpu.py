@@ -58,7 +58,7 @@ class Settings(NamedTuple):
 
 SHORT = (
     "data.shapes={train_images: 16, val_images: 4, image_size: 64}", "data.workers=0", "model.width=0.125",
-    "train.image_size=64", "train.epochs=3", "logger.pictures=false",
+    "train.image_size=64", "train.epochs=5", "logger.pictures=false",
 )  # fmt: skip
 TINY = Settings("yolov3-tiny", 0.125, 64, (2, 4), 1, (12, 96, 1), 128, SHORT)
 

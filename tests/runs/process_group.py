@@ -8,7 +8,8 @@ import runpy
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,12 +39,33 @@ def write_to(output: str) -> None:
         os.dup2(file.fileno(), 2)
 
 
-def run_program(words: Sequence[str], output: str) -> None:
-    """Do what ``python <words>`` does, in a process forked with everything imported."""
+def python(words: Sequence[str], output: str, folder: str = ".", environment: Mapping[str, str] = os.environ) -> Any:
+    """Start what ``python <words>`` does, with its output in a file, with everything imported."""
+    process = fork_context().Process(target=_python, args=(words, output, folder, {**environment}))
+    process.start()
+    return process
+
+
+def _python(words: Sequence[str], output: str, folder: str, environment: dict[str, str]) -> None:
     write_to(output)
-    sys.argv = [*words]
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
     torch.set_num_threads(1)
-    runpy.run_path(words[0], run_name="__main__")
+    if words[0] == "-m":
+        sys.argv = [*words[1:]]
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = [*words]
+        runpy.run_path(words[0], run_name="__main__")
+
+
+def finish_python(words: Sequence[str], folder: Path, environment: Mapping[str, str] = os.environ) -> tuple[int, str]:
+    """The exit code of ``python <words>`` in ``folder``, and all that it says."""
+    process, output = python(words, f"{folder}/output", str(folder), environment), folder / "output"
+    process.join(240)
+    process.kill()
+    return process.exitcode, output.read_text()
 
 
 def run_group(function: Callable[..., Any], world_size: int, *arguments: Any) -> list[Any]:

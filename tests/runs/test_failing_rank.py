@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from tests.runs.kill_resume import OPTIONS
-from tests.runs.process_group import fork_context, free_port, take_place, write_to
+from tests.runs.process_group import finish_python, fork_context, free_port, python, take_place, write_to
 from tests.runs.slurm_jobs import slurm_is_up
 from tests.train_utils.test_distributed import clean_environment
 
@@ -100,8 +100,8 @@ def errors_in(output: str) -> list[str]:
     return re.findall(r"error: .*?\nfix: ", output)  # anywhere in a line: another rank may have written half of one
 
 
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-LAUNCH = [sys.executable, "-m", "torch.distributed.launch", "--use-env", "--nproc-per-node=2"]
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+LAUNCH = ["-m", "torch.distributed.launch", "--use-env", "--nproc-per-node=2"]
 SRUN = ["srun", "--nodes=1", "--ntasks=2", "--overcommit", "--kill-on-bad-exit=1", sys.executable]
 SLURM = pytest.mark.skipif(not slurm_is_up(), reason="no SLURM with two nodes")
 CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="rank 1 finds a GPU here")
@@ -125,25 +125,28 @@ CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="rank 1 finds a GPU 
 def test_a_rank_that_fails_says_it_once_and_ends_all(
     tmp_path: Path, event: str, sentence: str, launcher: list[str]
 ) -> None:
+    command = [*launcher, __file__, event]
     with no_process_left(tmp_path):
-        done = subprocess.run(
-            [*launcher, __file__, event],
-            cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=240,
-        )  # fmt: skip
-    (said,) = errors_in(done.stderr)
+        if launcher is SRUN:
+            done = subprocess.run(command, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True)
+            code, printed = done.returncode, done.stdout + done.stderr
+        else:
+            code, printed = finish_python(command, tmp_path, clean_environment())
+    (said,) = errors_in(printed)
     assert re.fullmatch(f"error: {sentence}\nfix: ", said), said
-    assert re.search(r"exitcode *: 2\b|Exited with exit code 2", done.stderr) and done.returncode != 0, done.stderr
-    assert "exitcode  : -9" not in done.stderr, "a rank ignored SIGTERM"
+    assert re.search(r"exitcode *: 2\b|Exited with exit code 2", printed) and code != 0, printed
+    assert "exitcode  : -9" not in printed, "a rank ignored SIGTERM"
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux tells a process that its parent has ended")
 def test_ranks_end_with_their_torchrun_and_keep_their_steps(tmp_path: Path) -> None:
     with no_process_left(tmp_path):
-        torchrun = subprocess.Popen([*TORCHRUN, __file__, "is orphaned"], cwd=tmp_path, env=clean_environment())
+        output = f"{tmp_path}/output"
+        torchrun = python([*TORCHRUN, __file__, "is orphaned"], output, str(tmp_path), clean_environment())
         wait_for(tmp_path / "run" / "checkpoints" / "last.pt")
         torchrun.kill()
-        torchrun.wait()
+        torchrun.join()
     assert "stopped at step" in (tmp_path / "run" / "train.log").read_text()
 
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +12,7 @@ from conf import ConfigError
 from conf.errors import TrainError
 from conf.launch import environment_of_one
 from scripts.conformance import Conformance, largest_difference, main, refuse_foreign
-from tests.runs.process_group import fork_context, write_to
+from tests.runs.process_group import finish_python
 
 REPOSITORY = Path(__file__).parents[2]
 CHECKS = 6
@@ -28,33 +25,22 @@ def passed(printed: str) -> list[str]:
     return rows
 
 
-def run_in(folder: Path) -> None:
-    os.chdir(folder)
-    write_to("output")
-    main()
-
-
 @pytest.mark.slow
 def test_one_process_passes(tmp_path: Path) -> None:
-    process = fork_context().Process(target=run_in, args=(tmp_path,))
-    process.start()
-    process.join(240)
-    passed((tmp_path / "output").read_text())
-    assert process.exitcode == 0
+    code, printed = finish_python(["-m", "scripts.conformance"], tmp_path, environment_of_one())
+    passed(printed)
+    assert code == 0
 
 
 @pytest.mark.slow
 def test_ranks_of_torchrun_are_certified_and_end_when_one_is_killed(tmp_path: Path) -> None:
     environment = environment_of_one() | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    launcher = "torch.distributed.run --standalone --nproc-per-node=3 -m scripts.conformance"
-    found = subprocess.run(
-        [sys.executable, "-m", *launcher.split(), "kill", "out=report.json"],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    rows = passed(found.stdout + found.stderr)
-    assert found.returncode != 0, found.stderr
+    torchrun = "-m torch.distributed.run --standalone --nproc-per-node=2 -m scripts.conformance kill out=report.json"
+    code, printed = finish_python(torchrun.split(), tmp_path, environment)
+    rows = passed(printed)
+    assert code != 0, printed
     report = json.loads((tmp_path / "report.json").read_text())
-    assert (report["passed"], report["ranks"], report["nodes"], report["launcher"]) == (True, 3, 1, "torchrun")
+    assert (report["passed"], report["ranks"], report["nodes"], report["launcher"]) == (True, 2, 1, "torchrun")
     assert [one["check"] in row for one, row in zip(report["checks"], rows, strict=True)] == [True] * CHECKS
     assert any(version.startswith("torch ") for version in report["versions"]) and str(tmp_path) not in str(report)
     refuse_foreign(tmp_path / "report.json")  # its own may be renewed

@@ -15,7 +15,7 @@ import torch
 
 from conf.errors import DistributedError
 from conf.launch import claim_error, environment_of_one, is_lost_peer
-from tests.runs.process_group import fork_context, free_port
+from tests.runs.process_group import finish_python, fork_context, free_port
 from tests.train_utils.worker import run_in
 from train_utils import distributed
 from train_utils.distributed import World, choose_device, init_distributed_mode
@@ -52,9 +52,9 @@ def run_together(scenario: str, folder: Path, environments: Sequence[dict[str, s
 
 
 def run_launcher(scenario: str, folder: Path, *launcher: str) -> dict[int, dict[str, Any]]:
-    command = [sys.executable, "-m", *launcher, str(WORKER), str(folder), scenario]
-    done = subprocess.run(command, env=clean_environment(), timeout=SECONDS, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    command = ["-m", *launcher, str(WORKER), str(folder), scenario]
+    code, printed = finish_python(command, folder, clean_environment())
+    assert code == 0, printed
     return read_reports(folder)
 
 
