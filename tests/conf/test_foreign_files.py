@@ -90,8 +90,10 @@ def outcome(program: str, *words: str) -> str:
     return shown
 
 
-@pytest.mark.parametrize("program", ["train", "eval"])
-@pytest.mark.parametrize("case", DATA_FILES)
+@pytest.mark.parametrize(
+    ("case", "program"),
+    [*((case, "train") for case in DATA_FILES), *((case, "eval") for case in ("interpolation", "target", "bomb"))],
+)
 def test_a_data_file_sets_data_alone(case: str, program: str, place: Path) -> None:
     text, sentence = DATA_FILES[case]
     (place / "set.yaml").write_text(text)
@@ -100,8 +102,13 @@ def test_a_data_file_sets_data_alone(case: str, program: str, place: Path) -> No
     assert sentence in shown and shown.startswith("error: ") == bool(sentence)
 
 
-@pytest.mark.parametrize("program", READERS)
-@pytest.mark.parametrize("case", SAVED)
+@pytest.mark.parametrize(
+    ("case", "program"),
+    [
+        *((case, "eval") for case in SAVED),
+        *((case, name) for case in ("path", "section") for name in ("predict", "convert")),
+    ],
+)
 def test_a_checkpoint_imports_nothing_and_refers_to_nothing(case: str, program: str, run: Path, place: Path) -> None:
     change, sentence = SAVED[case]
     state = load_checkpoint(run)

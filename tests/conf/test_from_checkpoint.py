@@ -116,10 +116,8 @@ def test_a_network_starts_from_them_and_keeps_its_own_heads(
 
 
 def test_a_backbone_of_timm_is_known_by_its_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
-    monkeypatch.setattr("tests.models.test_timm.CHANNELS", (8, 16, 32, 64, 128, 256))
     torch.save(random_state(csp=False), tmp_path / "a.pth")
-    given = ["model=yolov3", "model.width=0.25", "model.weights=timm:darknet53.c2ns_in1k"]
-    config = compose("train", TrainConfig, given).model
+    config = compose("train", TrainConfig, ["model=yolov3", "model.weights=timm:darknet53.c2ns_in1k"]).model
     entry = next(entry for entry in PUBLISHED if entry.alias == config.weights)
     content = (tmp_path / "a.pth").read_bytes()
     with serving(content) as server:

@@ -15,7 +15,7 @@ import pytest
 from conf import compose
 from conf.run import override
 from conf.schema import AnchorsConfig
-from data import Annotations, DataError, open_annotations
+from data import Annotations, DataConfig, DataError, open_annotations
 from data.index import warn_of_shared_images
 
 HEIGHT, WIDTH, ROW, BOX = 32, 64, "0 .5 .5 .25 .5\n", [24.0, 8.0, 16.0, 16.0]
@@ -173,9 +173,13 @@ EXPORTS: dict[str, tuple[Write, int, int, str]] = {  # images of train and val w
 }  # fmt: skip
 
 
-def opened(root: Path, split: str, *more: str) -> Annotations:
+def typed(root: Path, *more: str) -> DataConfig:
     options = [override("data", root), f"data.index_dir={root.parent / 'index'}", *more]
-    return open_annotations(compose.compose("anchors", AnchorsConfig, options).data, split)
+    return compose.compose("anchors", AnchorsConfig, options).data
+
+
+def opened(root: Path, split: str, *more: str) -> Annotations:
+    return open_annotations(typed(root, *more), split)
 
 
 @pytest.mark.parametrize("case", EXPORTS)
@@ -183,8 +187,9 @@ def test_exports_are_read_as_they_are(case: str, tmp_path: Path) -> None:
     write, train, val, option = EXPORTS[case]
     write(tmp_path / "set")
     more = {"skip": ["data.on_error=skip"], "cat": ["data.names=[cat]"], "": []}[option]
+    config = typed(tmp_path / "set", *more)
     for split, count in (("train", train), ("val", val)):
-        found = opened(tmp_path / "set", split, *more)
+        found = open_annotations(config, split)
         assert len(found) == count and found.boxes_xywh.tolist() == [BOX] * count
         assert found.sizes.tolist() == [[HEIGHT, WIDTH]] * count and len(found.names) == 1
         assert all(Path(found.path(index)).is_file() for index in range(count))

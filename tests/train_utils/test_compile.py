@@ -108,10 +108,13 @@ def detector() -> Darknet:
 
 
 @pytest.fixture
-def traced_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch.compile without its code generator, which takes long."""
-    compile = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda *args, mode, **named: compile(*args, backend="aot_eager", **named))
+def traced_only(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.compile without its code generator, which takes long, or also without its autograd."""
+    compile, backend = torch.compile, getattr(request, "param", "aot_eager")
+    monkeypatch.setattr(torch, "compile", lambda *args, mode, **named: compile(*args, backend=backend, **named))
+
+
+GRAPHS_ALONE = pytest.mark.parametrize("traced_only", ["eager"], indirect=True)
 
 
 @pytest.mark.usefixtures("traced_only")
@@ -259,8 +262,8 @@ def test_auto_fuses_where_a_gpu_was_seen_to_gain(monkeypatch: pytest.MonkeyPatch
         assert train_utils.compile.fuses_norm(given, world, network, images) == expected, (images, world, options)
 
 
-@pytest.mark.usefixtures("traced_only")
-def test_colours_alone_are_one_graph_for_all_sizes() -> None:
+@GRAPHS_ALONE
+def test_colours_alone_are_one_graph_for_all_sizes(traced_only: None) -> None:
     _, to_input = compile_step(nn.Identity(), mean_loss, Batch.network_input, INPUT_ONLY, 1)
     for side in (64, 96, 32):
         torch.testing.assert_close(to_input(batch(side)), batch(side).network_input())
@@ -268,8 +271,8 @@ def test_colours_alone_are_one_graph_for_all_sizes() -> None:
         to_input(batch(48))
 
 
-@pytest.mark.usefixtures("traced_only")
-def test_ranks_break_no_graph() -> None:
+@GRAPHS_ALONE
+def test_ranks_break_no_graph(traced_only: None) -> None:
     """Neither DDP nor the loss with its exchange; in a group that no other rank has to join."""
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     try:
