@@ -85,7 +85,7 @@ def test_the_installed_package_does_what_a_clone_does(bin_folder: Path, tmp_path
 
     command, ranks = "hydra-yolov3-spp", ("python", "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone")
     trained = run(command, "train", *TINY, "data.workers=0", "devices=2", "train.device=cpu", "name=two")
-    assert f"\n  {command} eval ckpt={tmp_path}/runs/two/" in trained and (tmp_path / "datasets/.index").is_dir()
+    assert f"\n  {command} eval ckpt=runs/two/" in trained and (tmp_path / "datasets/.index").is_dir()
     scored = run(*ranks, "-m", "hydra_yolov3_spp", "eval", "ckpt=runs/two", "device=cpu")
     assert "AP50" in scored and "process(es)" not in scored
     assert "wrote two.pt2" in run(command, "export", "ckpt=runs/two", "format=torch", "out=two.pt2")
