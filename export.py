@@ -102,10 +102,11 @@ def export(config: schema.ExportConfig) -> Path:
             exporting.add_metadata(partial, {"scored": json.dumps(score(config, detector, partial))})
         for written, file in zip(files_of(partial), files_of(out), strict=True):
             os.replace(written, file)
+    unknown = "" if config.check is schema.ExportCheck.ap else "; check=ap tells its AP"
     print(
         f"wrote {out}: {sum(file.stat().st_size for file in files_of(out)) / 1e6:.1f} MB; on drawn pictures, noise and "
         f"black its boxes differ from the network's by up to {boxes:.1e} of the image size and its scores by up to "
-        f"{scores:.1e}",
+        f"{scores:.1e}{unknown}",
         flush=True,
     )
     return out

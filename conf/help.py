@@ -44,7 +44,8 @@ class Option(NamedTuple):
 def programs_page(programs: Mapping[str, Any]) -> str:
     """Each of PROGRAMS with the first line about it."""
     head = "The first word names a program, key=value are its options, --help after it lists them:"
-    rows = [f"  {word_of(one.command):<16}  {docstring_of(one.command).splitlines()[0]}" for one in programs.values()]
+    commands = [*(one.command for one in programs.values()), "scripts.conformance"]
+    rows = [f"  {word_of(command):<16}  {docstring_of(command).splitlines()[0]}" for command in commands]
     return "\n".join([head, *rows, "", f"{as_started('python train.py')} experiment=quickstart"])
 
 

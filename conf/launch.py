@@ -174,8 +174,9 @@ def _is_first_of_group(dist: Any) -> bool:
 
 
 def _is_first_of_node() -> bool:
-    """Whether this rank locks a file in the name of its launcher, until 2 seconds after its end."""
-    path = Path(tempfile.gettempdir(), f"hydra-yolov3-spp-{os.getuid()}-{os.getppid()}.lock")
+    """Whether this rank locks a file in the name of its group, until 2 seconds after its end."""
+    port = re.sub(r"\W", "", os.environ.get("MASTER_PORT", ""))  # one shell may start two groups by hand
+    path = Path(tempfile.gettempdir(), f"hydra-yolov3-spp-{os.getuid()}-{os.getppid()}-{port}.lock")
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     except OSError:

@@ -9,6 +9,7 @@ import errno
 import functools
 import os
 import pkgutil
+import runpy
 import shlex
 import signal
 import sys
@@ -87,8 +88,13 @@ def run_word(words: Sequence[str]) -> int:
     """Run the program that the first of ``words`` names, with the others as its options."""
     word, *options = words or ["--help"]
     names = {word_of(program.command): name for name, program in PROGRAMS.items()}
+    names["conformance"] = ""  # its words are not options
     if name := names.get(word_of(word)):  # train.py and check_data, too
         return run(name, options)
+    if word_of(word) == "conformance":
+        sys.argv[1:] = options
+        runpy.run_module("scripts.conformance", run_name="__main__")
+        return 0
     if word in ("--help", "-h", "--version"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--help | head` ends quietly
         print(help.version_page() if word == "--version" else help.programs_page(PROGRAMS))
@@ -251,7 +257,8 @@ def prepare_arguments(arguments: list[str], program: Program) -> list[str]:
     options = [word for word in arguments if word not in bare]
     key = program.bare.removesuffix("...")
     if not bare and key not in compose.keys_of(options):
-        raise ConfigError(f"nothing to work on. fix: name a value, as in python -m {program.command} <{key}>")
+        example = as_started(f"python -m {program.command} <{key}>")
+        raise ConfigError(f"nothing to work on. fix: name a value, as in {example}")
     if bare:
         options.append(override(key, bare if key != program.bare else " ".join(bare)))
     return options

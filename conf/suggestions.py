@@ -249,10 +249,10 @@ def _meant(typed: str, name: str, value: str | None, kinds: Mapping[str, Any]) -
 
 
 def _take(keys: Sequence[str], value: str | None, kinds: Mapping[str, Any]) -> bool:
-    """Whether one of ``keys`` may have a value; a note does, and what has its own."""
-    return any(
-        key[0] == "(" or "=" in key or value is None or _options_of_file(key, value, kinds) or _fits(key, value, kinds)
-        for key in keys
+    """Whether one of ``keys`` may have a value, or that of its own; a note does."""
+    pairs = [(key.partition("=")[0], key.partition("=")[2] or value) for key in keys if key[0] != "("]
+    return len(pairs) < len(keys) or any(
+        one is None or _options_of_file(key, one, kinds) or _fits(key, one, kinds) for key, one in pairs
     )
 
 
@@ -308,7 +308,7 @@ def near_keys(name: str, value: str | None, kinds: Mapping[str, Any], exact: boo
         fits = typed in ("true", "1") or "=" in other  # whether a fixed value may be meant
         here = [key for key in keys if key[0] == "(" or ((fits or "=" not in key) and key.partition("=")[0] in options)]
         if here or other == word:
-            by_word[other] = here
+            by_word[other] = sorted(here, key=lambda key: (key[0] == "(", key.count(".")))
     near = f"{word}={typed}" if f"{word}={typed}" in KEYS_OF_NAME else word
     if near not in by_word and len(word) > 3 and not exact:  # short words are seldom misspelt
         near = next(iter(get_close_matches(word, by_word, n=1, cutoff=0.8)), word)

@@ -22,6 +22,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -40,7 +41,6 @@ EXACT = 1e-9  # largest relative difference in float64: the network multiplies r
 CLOSE = 0.05  # largest relative difference of the losses in the training's precision
 BYTES = 2**26  # size of the timed exchange: the gradient of 16 million weights
 SECONDS = 120  # a rank waits this long for the others
-CERTIFICATE = "ranks train and evaluate exactly"  # by this title the program knows its own file
 
 
 class Conformance:
@@ -83,7 +83,7 @@ class Conformance:
         """Write the certificate whole or not at all."""
         world, on_gpu = self.world, self.world.device.type == "cuda"
         content = {
-            "certificate": CERTIFICATE,
+            "certificate": "ranks train and evaluate exactly",
             "passed": all(passed for _, passed, *_ in self.checks),
             "versions": help.version_page().splitlines(),
             "launcher": world.launcher,
@@ -197,23 +197,15 @@ def largest_difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Te
     return worst
 
 
-def refuse_foreign(out: Path) -> None:
-    """Raise TrainError if ``out`` is there and no certificate, or cannot be written."""
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-        if json.loads(out.read_text())["certificate"] == CERTIFICATE:
-            return
-    if os.path.lexists(out) or not os.access(out.absolute().parent, os.W_OK):
-        said = "is there already, and no certificate" if os.path.lexists(out) else "cannot be written"
-        raise errors.TrainError(f"{out} {said}. fix: out=<a new file>")
-
-
 def main(*arguments: str) -> None:
     """Run all checks; exit with 1 if one failed."""
-    outs = [Path(word.removeprefix("out=")) for word in arguments if word.startswith("out=")]
+    outs = [Path(word.removeprefix("out=")).absolute() for word in arguments if word.startswith("out=")]
     if unknown := [word for word in arguments if word != "kill" and not word.startswith("out=")]:
         raise ConfigError(f"{unknown[0]} is not a word of scripts.conformance. fix: out=<a new file>, or kill")
     world = distributed.init_distributed_mode("auto", SECONDS)
-    run_folder.on_main(world, lambda: any(map(refuse_foreign, outs)))
+    for out in outs:
+        run_folder.on_main(world, partial(run_files.refuse_existing, out, "out"))
+        run_folder.on_main(world, partial(run_folder.make_writable, out.parent, "out"))
     folder = Path(distributed.broadcast_text(f"runs/conformance/{time.strftime('%Y-%m-%d_%H-%M-%S')}")).resolve()
     conformance = Conformance(world, folder)
     try:
@@ -238,6 +230,6 @@ def main(*arguments: str) -> None:
 
 if __name__ == "__main__":
     try:
-        print(__doc__) if "--help" in sys.argv else main(*sys.argv[1:])
+        print(help.docstring_of("scripts.conformance")) if "--help" in sys.argv else main(*sys.argv[1:])
     except Exception as error:
         sys.exit(print_error(error, TrainConfig))

@@ -72,7 +72,8 @@ def test_training_on_two_processes_leaves_one_whole_run_folder(folder: Path, tra
     assert [(row["epoch"], row["step"]) for row in table] == [("1", "4"), ("2", "8")]
     assert trained.stdout.count("2 ranks x 2 images x 2 passes") == 1, "more than one process printed"
     assert "APm" in trained.stdout, "no table at the end"
-    assert [line for line in trained.stdout.splitlines() if len(line) > 80] == [], "a terminal has 80 columns"
+    ours = [line for line in trained.stdout.splitlines() if "[Gloo]" not in line]  # as torch 2.10 says
+    assert [line for line in ours if len(line) > 80] == [], "a terminal has 80 columns"
     assert "  python eval.py ckpt=run\n" in trained.stdout, "paths below the current folder are short"
 
 

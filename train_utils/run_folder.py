@@ -49,7 +49,7 @@ def reserve_run_folder(world: distributed.World, config: TrainConfig) -> Iterato
         else:
             job = launch.job_folder_name()
             base = Path("runs", config.name, job).resolve() if job is not None else _dated(config.name)
-            _make(base.parent, "run_dir")
+            make_writable(base.parent, "run_dir")
             locked.append(_locked(next(filter(_is_new, _numbered(base))), "run_dir"))
         if resume is not None and is_fetched:
             mirror.fetch(resume, *locked)
@@ -81,7 +81,7 @@ def open_out(world: distributed.World, out: str | None, name: str) -> Path:
             _refuse_links(folder, "out")
         else:
             run_files.refuse_existing(folder, "out")
-        _make(folder, "out")
+        make_writable(folder, "out")
 
     on_main(world, make)
     return folder
@@ -107,7 +107,7 @@ def _locked(folder: Path, key: str) -> Path:
     ``key``, if another run holds it or it is not writable.
     """
     _refuse_links(folder, key)
-    _make(folder / run_files.CHECKPOINTS, key)
+    make_writable(folder / run_files.CHECKPOINTS, key)
     path, ours = folder / LOCK, {"host": os.uname().nodename, "pid": os.getpid(), "job": launch.job_folder_name()}
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     with open(descriptor, "r+", encoding="utf-8", errors="replace") as file:
@@ -155,7 +155,7 @@ def _is_held(holder: dict[str, object], ours: dict[str, object]) -> bool:
     return True
 
 
-def _make(folder: Path, key: str) -> None:
+def make_writable(folder: Path, key: str) -> None:
     """Create a folder and write a file there, before any time is spent. Raises TrainError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -127,6 +127,37 @@ ULTRALYTICS = {
     ),
     "ema=False": ("optim.ema_decay=0", ""),
 }
+THEIR_MODES = {  # the same of its modes val and export: to eval.py, to export.py
+    "imgsz=640": ("evaluate.image_size=640", "image_size=640"),
+    "imgsz=[640,480]": ("evaluate.image_size=[640,480]", "image_size=[640,480]"),
+    "batch=16": ("evaluate.batch_size=16", "batch_size=16"),
+    "conf=0.25": ("evaluate.confidence=0.25", "confidence=0.25"),
+    "iou=0.45": ("evaluate.nms_iou=0.45", "nms_iou=0.45"),
+    "max_det=300": ("evaluate.max_detections=300", "max_detections=300"),
+    "half=True": ("evaluate.precision=float16", "precision=float16"),
+    "half=False": ("evaluate.precision=float32", "precision=float32"),
+    "device=cpu": ("ok", ""),
+    "plots=True": ("ok", ""),
+    "rect=True": ("evaluate.rect=True", "evaluate.rect=True"),
+    "split=test": ("ok", ""),
+    "project=mine": ("out=mine", "out=mine"),
+    "single_cls=True": ("data.single_class=True", "data.single_class=True"),
+    "classes=[0,2]": ("data.classes=[0,2]", "data.classes=[0,2]"),
+    "model=best.pt": ("ckpt=best.pt", "ckpt=best.pt"),
+    "format=onnx": ("", "ok"),
+    "include=onnx": ("", "format=onnx"),
+    "int8=True": ("", "precision=int8"),
+    "int8=False": ("", "precision=float32"),
+    "dynamic=True": ("", "dynamic_batch=True"),
+    "nms=True": ("", "ok"),
+    **dict.fromkeys(
+        "save_json=True save_txt=True save_conf=True augment=True agnostic_nms=False dnn=False verbose=True "
+        "visualize=True keras=False optimize=False simplify=True opset=17 workspace=4 fraction=0.5 format=engine "
+        "format=tensorrt format=torchscript format=coreml format=saved_model format=pb format=tflite format=edgetpu "
+        "format=tfjs format=paddle format=mnn format=ncnn format=imx format=rknn format=executorch".split(),
+        ("", ""),
+    ),
+}
 
 
 def options_meant(program: str, typed: str) -> str | None:
@@ -138,11 +169,11 @@ def options_meant(program: str, typed: str) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("program", ["train", "predict"])
+@pytest.mark.parametrize("program", ["train", "predict", "eval", "export"])
 def test_the_answer_to_an_option_of_ultralytics_can_be_pasted_and_means_the_same(program: str) -> None:
     command_lines: list[dict[str, str]] = []  # by key; several fixes in each, since composing takes a while
-    for typed, meant in ULTRALYTICS.items():
-        expected = meant[program == "predict"]
+    for typed, meant in (ULTRALYTICS if program in ("train", "predict") else THEIR_MODES).items():
+        expected = meant[program in ("predict", "export")]
         if expected != "ok":
             fix = answer(program, typed).partition("fix: ")[2]
             pasted = " ".join(shlex.split(fix.partition(" (")[0])) if re.match(r"'?[\w.]+=", fix) else ""
@@ -153,7 +184,8 @@ def test_the_answer_to_an_option_of_ultralytics_can_be_pasted_and_means_the_same
             command_lines += [] if line is not None else [line := {}]
             line[key] = option
     for options in command_lines:
-        others = {"train": {"data": "data=shapes"}, "predict": {"source": "source=x", "model": "model=yolov3"}}[program]
+        others = {"model": "model=yolov3", "data": "data=shapes"}
+        others = {"source": "source=x", "model": "model=yolov3"} if program == "predict" else others
         compose(program, PROGRAMS[program].schema, [*(others | options).values()])
 
 
