@@ -98,8 +98,8 @@ def test_a_checkpoint_scores_the_same_to_the_last_bit_on_any_number_of_processes
     assert metrics == {name: float(last[name]) for name in METRICS}, "not what training measured"
     elsewhere = folder / "elsewhere"
     elsewhere.mkdir()
-    done = start(elsewhere, "eval.py", "ckpt=../run/checkpoints/last.pt", "out=eval7", "evaluate.batch_size=7")
-    assert done.returncode == 0, done.stderr
+    options = ["ckpt=../run/checkpoints/last.pt", "out=eval7", "evaluate.batch_size=7"]
+    run_group(score_here, 1, elsewhere, 1, options)
     assert results(elsewhere / "eval7") == saved[0], "depends on the folder or the batch size"
 
 
