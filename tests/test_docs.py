@@ -21,6 +21,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from PIL import Image, ImageShow
 from torch.distributed.run import get_args_parser
 
+from conf import REPOSITORY
 from conf.compose import compose, defaults, keys_of
 from conf.run import PROGRAMS, override, prepare_arguments
 from data.errors import word_of
@@ -31,7 +32,6 @@ from tests.test_predict import folder
 
 __all__ = ["folder"]  # a fixture
 
-REPOSITORY = Path(__file__).resolve().parent.parent
 PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 STARTS = ("python ", "uv run ", "uvx ", "hydra-yolov3-spp ", "torchrun ", "sbatch ")
 NAMES = {program.command: name for name, program in PROGRAMS.items()}

@@ -17,10 +17,9 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from conf import compose, help
+from conf import REPOSITORY, compose, help
 from conf.run import PROGRAMS
 
-REPOSITORY = Path(__file__).resolve().parent.parent
 ENTRY_POINTS = ("train", "eval", "predict", "export", "plugins")
 FOLDERS = ("models", "data", "conf", "train_utils", "scripts", "hydra_yolov3_spp")
 LIMITS = {  # if you raise one, say why in the commit

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from conf import REPOSITORY
 from conf.run import PROGRAMS
 from data.errors import as_started
-from tests.test_house import REPOSITORY, all_sources
+from tests.test_house import all_sources
 
 TINY = [
     "data=shapes", "data.shapes={train_images: 8, val_images: 4, image_size: 64}", "data.workers=1",

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from conf import REPOSITORY
 from conf.compose import compose
 from conf.from_checkpoint import complete_from_checkpoint
 from conf.schema import EvalConfig
@@ -21,7 +22,6 @@ from tests.small_run import rows
 from train_utils.coco_eval import METRICS
 from train_utils.run_report import TABLES
 
-REPOSITORY = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.slow
 Finished = subprocess.CompletedProcess[str]
 

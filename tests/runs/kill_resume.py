@@ -78,6 +78,11 @@ def finish(processes: list[Any], seconds: float) -> bool:
     return all(process.exitcode == 0 for process in processes)
 
 
+def train_well(run: Path, world_size: int, *more: str, seconds: float = PATIENCE) -> None:
+    """Train to the end, without an error."""
+    assert finish(start(run, world_size, *more), seconds), Path(f"{run}.txt").read_text()[-3000:]
+
+
 def begun(run: Path) -> int:
     """How often a training has begun in the folder."""
     log = run / "train.log"
@@ -186,14 +191,14 @@ def compare(
     """What happened at each kill, and the final differences from an undisturbed training."""
     generator = random.Random(seed)
     whole, killed = folder / f"whole_{world_size}", folder / f"killed_{world_size}"
-    assert finish(start(whole, world_size, *more), 10 * PATIENCE), Path(f"{whole}.txt").read_text()[-3000:]
+    train_well(whole, world_size, *more, seconds=10 * PATIENCE)
     events: list[str] = []
     while len(events) < kills:
         moment = MOMENTS[len(events) % len(MOMENTS)]
         events.append(kill_once(killed, world_size, generator, longest, moment, more))
         if events[-1] in ("over", "failed"):
             break
-    assert finish(start(killed, world_size, *more), 10 * PATIENCE), Path(f"{killed}.txt").read_text()[-3000:]
+    train_well(killed, world_size, *more, seconds=10 * PATIENCE)
     return events, differing_parts(whole, killed)
 
 

@@ -5,10 +5,13 @@ import multiprocessing.context
 import os
 import queue
 import runpy
+import signal
 import socket
 import sys
+import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +69,30 @@ def finish_python(words: Sequence[str], folder: Path, environment: Mapping[str, 
     process.join(240)
     process.kill()
     return process.exitcode, output.read_text()
+
+
+def processes_in(folder: Path, link: str = "cwd") -> list[int]:
+    """The processes that work in or below ``folder`` or, by ``fd/1``, write to a file there."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if (entry / link).readlink().is_relative_to(folder):
+                found.append(int(entry.name))
+    return found
+
+
+@contextmanager
+def no_process_left(folder: Path, link: str = "cwd") -> Iterator[None]:
+    """At the end no process of ``folder`` is left, and none after an error either."""
+    try:
+        yield
+        until = time.monotonic() + 10  # loader processes look for their rank every 5 s
+        while processes_in(folder, link) and time.monotonic() < until:
+            time.sleep(0.1)
+        assert not processes_in(folder, link)
+    finally:
+        for process in processes_in(folder, link):
+            os.kill(process, signal.SIGKILL)
 
 
 def run_group(function: Callable[..., Any], world_size: int, *arguments: Any) -> list[Any]:

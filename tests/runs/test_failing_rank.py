@@ -11,8 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,15 @@ import pytest
 import torch
 
 from tests.runs.kill_resume import OPTIONS
-from tests.runs.process_group import finish_python, fork_context, free_port, python, take_place, write_to
+from tests.runs.process_group import (
+    finish_python,
+    fork_context,
+    free_port,
+    no_process_left,
+    python,
+    take_place,
+    write_to,
+)
 from tests.runs.slurm_jobs import slurm_is_up
 from tests.train_utils.test_distributed import clean_environment
 
@@ -63,30 +69,6 @@ def run_by_hand(folder: Path, event: str, rank: int, port: int) -> None:
     write_to("output")
     take_place(rank, 2, port)
     run_rank(event)
-
-
-def processes_in(folder: Path) -> list[int]:
-    """The processes that work in or below ``folder``: ranks and what they started."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if (entry / "cwd").readlink().is_relative_to(folder):
-                found.append(int(entry.name))
-    return found
-
-
-@contextmanager
-def no_process_left(folder: Path) -> Iterator[None]:
-    """At the end no process works in ``folder``, and none after an error either."""
-    try:
-        yield
-        until = time.monotonic() + 10  # loader processes look for their rank every 5 s
-        while processes_in(folder) and time.monotonic() < until:
-            time.sleep(0.1)
-        assert not processes_in(folder)
-    finally:
-        for process in processes_in(folder):
-            os.kill(process, signal.SIGKILL)
 
 
 def wait_for(*paths: Path) -> None:

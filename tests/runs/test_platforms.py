@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from conf import REPOSITORY
 from data import ShapesConfig, ensure_shapes
-
-REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def run_python(text: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:

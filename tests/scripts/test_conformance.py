@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from conf import ConfigError
+from conf import REPOSITORY, ConfigError
 from conf.errors import TrainError
 from conf.launch import environment_of_one
 from scripts.conformance import Conformance, largest_difference, main
 from tests.runs.process_group import finish_python
 
-REPOSITORY = Path(__file__).parents[2]
 CHECKS = 6
 
 

@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from conf import REPOSITORY
 from scripts.bench import gpu
 from scripts.bench.gpu import STAGES, main
 from tests.runs.process_group import python
-
-REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 def test_each_stage_of_a_call_has_its_time_and_the_call_ends_within_six_minutes() -> None:
