@@ -96,9 +96,9 @@ def test_an_archive_refuses_sizes_that_are_no_multiples_of_the_stride(wide: list
 
 
 @pytest.mark.slow
-def test_an_onnx_file_lies_beside_its_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
-    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
-    shutil.copy(checkpoint, tmp_path / "run" / "checkpoints" / "best.pt")
+def test_an_onnx_file_lies_beside_its_checkpoint(wide: list[str], tmp_path: Path) -> None:
+    config = compose("train", TrainConfig, ["model=base", wide[0], "train.image_size=96"])
+    save_random_network(tmp_path / "run/checkpoints/best.pt", config, CLASSES, [1, 2, 3, 4, 5], seed=0, gain=30)
     path = export([f"ckpt={tmp_path / 'run'}", "nms=true", "batch_size=2", "max_detections=50"])
     assert path == tmp_path / "run" / "checkpoints" / "best.onnx"
     assert [file.name for file in path.parent.iterdir() if file.suffix != ".pt"] == [path.name]
