@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +92,7 @@ def outcome(program: str, *words: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("case", "program"),
-    [*((case, "train") for case in DATA_FILES), *((case, "eval") for case in ("interpolation", "target", "bomb"))],
+    ("case", "program"), [*product(DATA_FILES, ["train"]), *product(("interpolation", "target", "bomb"), ["eval"])]
 )
 def test_a_data_file_sets_data_alone(case: str, program: str, place: Path) -> None:
     text, sentence = DATA_FILES[case]
@@ -103,11 +103,7 @@ def test_a_data_file_sets_data_alone(case: str, program: str, place: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("case", "program"),
-    [
-        *((case, "eval") for case in SAVED),
-        *((case, name) for case in ("path", "section") for name in ("predict", "convert")),
-    ],
+    ("case", "program"), [*product(SAVED, ["eval"]), *product(("path", "section"), ("predict", "convert"))]
 )
 def test_a_checkpoint_imports_nothing_and_refers_to_nothing(case: str, program: str, run: Path, place: Path) -> None:
     change, sentence = SAVED[case]
