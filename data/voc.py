@@ -112,7 +112,8 @@ def read_voc(listed: list[_Listed], path: Path, image_root: Path, names: list[st
         if isinstance(annotation, str):
             findings.add("unusable annotation files", [annotation])
             continue
-        image = _image_of(item, annotation.file_name, image_names, below)
+        image, is_guess = _image_of(item, annotation.file_name, image_names, below)
+        notes.add("images chosen among several of one name", [image] * is_guess)
         image_ids.append(image_id)
         file_names.append(relative_name(image, image_root))
         header = None if all(annotation.size) else headers.header_of(image)
@@ -157,11 +158,12 @@ def _images_below(folder: str) -> dict[str, list[str]]:
     return images
 
 
-def _image_of(item: _Listed, file_name: str, present: dict[str, frozenset[str]], below: _Below) -> str:
+def _image_of(item: _Listed, file_name: str, present: dict[str, frozenset[str]], below: _Below) -> tuple[str, bool]:
     """The image of an xml file: named like it, as in ``<filename>``, or like it with any suffix.
 
     Files edited by hand often lack the suffix in ``<filename>``, or name another image. Of images
     elsewhere below the set's folder, that whose folders are most like the xml file's is taken.
+    Returned with it is whether there are others as like.
     """
     base = os.path.basename(file_name.replace("\\", "/"))
     stem = os.path.basename(item.stem)
@@ -169,11 +171,13 @@ def _image_of(item: _Listed, file_name: str, present: dict[str, frozenset[str]],
     names = (first, base, *(item.stem + suffix for suffix in sorted(layouts.IMAGE_SUFFIXES)))
     matches = (f"{folder}/{name}" for folder in item.image_folders for name in names if name in present.get(folder, ()))
     if image := next(matches, None):
-        return image
+        return image, False
     others = below(item.top).get(stem) or below(item.top).get(os.path.splitext(base)[0], [])
     folders = set(item.xml.split("/"))
-    like = max(others, key=lambda image: len(folders.intersection(image.split("/"))), default=None)
-    return like or f"{item.image_folders[-1]}/{first}"
+    likeness = [len(folders.intersection(image.split("/"))) for image in others]
+    if not others:
+        return f"{item.image_folders[-1]}/{first}", False
+    return others[likeness.index(max(likeness))], likeness.count(max(likeness)) > 1
 
 
 def _parse(xml: str) -> _Annotation | str:
