@@ -45,6 +45,7 @@ class _Annotation(msgspec.Struct, gc=False):
     bbox: tuple[float, ...] | None = None
     area: float | None = None
     iscrowd: int | bool = 0
+    ignore: Any = None  # of some converters; pycocotools does not read it
 
 
 class _Category(msgspec.Struct, gc=False):
@@ -79,12 +80,15 @@ def read_coco(path: Path, images: Place, names: list[str] | None, content: Mappi
             instances = msgspec.convert(content, type=_Whole, strict=False)
         findings, notes, other_ids = Findings(), Findings(), dict[int, Any]()
         count = -(-len(instances.annotations or ()) // CHUNK)
-        columns = [
-            _columns(
-                start, entries, other_ids, lambda text: findings.add("incomplete annotations", [f"{path}: {text}"])
+        columns = []
+        for start, entries in tracked(_chunks(instances), count, "reading annotations", "part"):
+            columns.append(
+                _columns(
+                    start, entries, other_ids, lambda text: findings.add("incomplete annotations", [f"{path}: {text}"])
+                )
             )
-            for start, entries in tracked(_chunks(instances), count, "reading annotations", "part")
-        ]
+            ignored = [f"{path}: annotation {e.id}" for e in entries if e.ignore in (1, "1") and not e.iscrowd]
+            notes.add("annotations with ignore=1, which count like any other", ignored)
     except msgspec.ValidationError as error:
         raise DataError(
             f"{path} is not a COCO instances file: {error}. fix: check data.<split>.annotations, or correct the file"
