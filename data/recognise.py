@@ -64,8 +64,8 @@ def _folders_with(top: Path, suffixes: Set[str]) -> Folders:
 
 def _split_in(path: str) -> str | None:
     """Which split a file or folder is for by the last such word in its path: train, val or test."""
-    words = re.findall("[a-z]+", path.lower())
-    return next((SPLIT_WORDS[word] for word in reversed(words) if word in SPLIT_WORDS), None)
+    words = (word.lower().removesuffix("set") for word in re.findall("[A-Z]*[a-z]*", path))  # "TestImages", "testset"
+    return next((SPLIT_WORDS[word] for word in reversed([*words]) if word in SPLIT_WORDS), None)
 
 
 def _splits_of(folders: Iterable[str]) -> tuple[list[str], list[str]] | None:

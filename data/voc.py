@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from data import headers, io, layouts
-from data.annotations_read import Findings, LocatedSplit, Source, relative_name
+from data.annotations_read import ROTATED, Findings, LocatedSplit, Source, relative_name
 from data.errors import DataError, shown
 
 BoxXywh = tuple[float, float, float, float]  # left, top, width, height
@@ -37,6 +37,7 @@ class _Annotation(NamedTuple):
     file_name: str  # of the image; may be empty
     size: tuple[int, int]  # height, width
     objects: list[tuple[str, BoxXywh | None]]  # class and left, top, width, height; None: a corner is missing
+    rotated: int  # number of objects that CVAT says are rotated
 
 
 def locate_voc(pairs: Sequence[tuple[Path, Path]], image_root: Path, names: list[str] | None) -> LocatedSplit:
@@ -114,6 +115,7 @@ def read_voc(listed: list[_Listed], path: Path, image_root: Path, names: list[st
             continue
         image, is_guess = _image_of(item, annotation.file_name, image_names, below)
         notes.add("images chosen among several of one name", [image] * is_guess)
+        notes.add(ROTATED, [item.xml] * annotation.rotated)
         image_ids.append(image_id)
         file_names.append(relative_name(image, image_root))
         header = None if all(annotation.size) else headers.header_of(image)
@@ -193,7 +195,9 @@ def _parse(xml: str) -> _Annotation | str:
     except (ElementTree.ParseError, ValueError, LookupError) as error:  # LookupError: an unknown encoding
         return f"{xml} is not valid XML with width and height in <size> ({error})"
     objects = [_object(element) for element in root.iterfind("object")]
-    return _Annotation(root.findtext("filename", "").strip(), size, objects)
+    angles = (item.findtext("value") for item in root.iterfind("object/attributes/attribute[name='rotation']"))
+    rotated = sum(angle not in ("0", "0.0") for angle in angles)
+    return _Annotation(root.findtext("filename", "").strip(), size, objects, rotated)
 
 
 def _object(element: ElementTree.Element) -> tuple[str, BoxXywh | None]:

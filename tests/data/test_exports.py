@@ -189,6 +189,9 @@ EXPORTS: dict[str, tuple[Write, int, int, str]] = {  # images of train and val w
     "no images for validation": (both(voc("train", "train"), voc("test", "test")), 4, 4, ""),
     "unnamed folders beside tests": (both(yolo("images", "labels"), yolo("test/images", "test/labels")), 4, 4, "cat"),
     "train, dev and test": (both(*(yolo(f"{name}/images", f"{name}/labels") for name in SPLITS)), 4, 4, "cat"),
+    "a trainset and a testset": (
+        both(*(yolo(f"{name}/images", f"{name}/labels") for name in ("trainset", "TestPictures"))), 4, 4, "cat"
+    ),
     "train, dev and test of xml files": (both(*(voc(name, name) for name in SPLITS)), 4, 4, ""),
     "a list whose first image is gone": (
         both(
@@ -265,6 +268,18 @@ GUESSES: dict[str, tuple[Write, str]] = {  # what is left out or may be meant ot
     "annotations to ignore": (
         both(coco_at("a.json", "a"), lambda root: edit(root, '"category_id"', '"ignore": 1, "category_id"')),
         r"ignore=1, .* \(2\), first: .*a.json: annotation 0",
+    ),
+    "rotated boxes in a json": (
+        both(
+            coco_at("a.json", "a"),
+            lambda root: edit(root, '"category_id"', '"attributes": {"rotation": 30.0}, "category_id"'),
+        ), r"rotation, .* \(2\), first: .*a.json: annotation 0",
+    ),
+    "rotated boxes in xml files": (
+        both(voc("a", "a"), lambda root: edit(
+            root, "</object>", "<attributes><attribute><name>rotation</name><value>9</value></attribute></attributes>"
+            "</object>"
+        )), r"rotation, .* \(4\), first: .*a/0.xml",
     ),
     "one xml file for two images": (both(voc("a/1", "xml"), voc("a/2", "xml")), "several .*a/1/0.png"),
 }  # fmt: skip
