@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from data import io, layouts
+from data import layouts
 from data.errors import DataError
 
 SPLIT_WORDS = {
@@ -53,6 +53,8 @@ def recognise(place: Path) -> dict[str, Any]:
 
 def _folders_with(top: Path, suffixes: Set[str]) -> Folders:
     """By suffix: the folders from ``top`` down with such files, relative to it, and the names."""
+    from data import io  # which imports numpy: --help needs none
+
     found: dict[str, dict[str, list[str]]] = {}
     paths = (os.path.split(os.path.relpath(path, top)) for path in io.files_below(top, suffixes))
     for parent, name in sorted(paths):
