@@ -19,6 +19,7 @@ from data.remote import Place
 
 REPORTED_FINDINGS = 20
 Entries = Sequence[Any] | NDArray[Any]
+ROTATED = "boxes with an attribute rotation, which are read as if it were 0"
 COPY = re.compile(r"\.rf\.[0-9A-Za-z]+$")  # Roboflow names its augmented copies x_jpg.rf.<hash>.jpg
 
 

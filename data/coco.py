@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from data.annotations_read import Findings, Source, relative_name
+from data.annotations_read import ROTATED, Findings, Source, relative_name
 from data.errors import DataError, shown
 from data.layouts import COMPARED_NAMES, choose_classes, find_files
 from data.progress import tracked
@@ -45,6 +45,8 @@ class _Annotation(msgspec.Struct, gc=False):
     bbox: tuple[float, ...] | None = None
     area: float | None = None
     iscrowd: int | bool = 0
+    ignore: Any = None  # of some converters; pycocotools does not read it
+    attributes: Any = None  # of CVAT: the rotation of a box, in degrees
 
 
 class _Category(msgspec.Struct, gc=False):
@@ -79,12 +81,19 @@ def read_coco(path: Path, images: Place, names: list[str] | None, content: Mappi
             instances = msgspec.convert(content, type=_Whole, strict=False)
         findings, notes, other_ids = Findings(), Findings(), dict[int, Any]()
         count = -(-len(instances.annotations or ()) // CHUNK)
-        columns = [
-            _columns(
-                start, entries, other_ids, lambda text: findings.add("incomplete annotations", [f"{path}: {text}"])
+        columns = []
+        for start, entries in tracked(_chunks(instances), count, "reading annotations", "part"):
+            columns.append(
+                _columns(
+                    start, entries, other_ids, lambda text: findings.add("incomplete annotations", [f"{path}: {text}"])
+                )
             )
-            for start, entries in tracked(_chunks(instances), count, "reading annotations", "part")
-        ]
+            for kind, which in (
+                ("annotations with ignore=1, which count like any other", lambda e: e.ignore in (1, "1")),
+                (ROTATED, lambda e: isinstance(e.attributes, dict) and e.attributes.get("rotation")),
+            ):
+                found = [f"{path}: annotation {e.id}" for e in entries if which(e) and not e.iscrowd]
+                notes.add(kind, found)
     except msgspec.ValidationError as error:
         raise DataError(
             f"{path} is not a COCO instances file: {error}. fix: check data.<split>.annotations, or correct the file"

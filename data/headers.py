@@ -34,6 +34,7 @@ BARE_MARKERS = frozenset({0x01, *range(0xD0, 0xD8)})  # without a length
 ORIENTATION_TAG = 274  # of EXIF
 FLIPS = {2: 1, 3: -1, 4: 0, 6: 1, 7: -1, 8: 0}  # OpenCV's code by orientation; 5 to 8 are transposed first
 TURNED = "images turned upright by their EXIF tag"
+SWAPPED = "images with boxes that are upright as their EXIF tag says, and width and height that are not"
 STORED = "images with an EXIF tag that are read as stored, since their sizes are annotated so"
 
 
@@ -171,12 +172,28 @@ def rule_of(source: Source, exif: Exif) -> TurnRule:
     stored, tagged = headers[:, :2], headers[:, 2] > 1
     turned = np.where(headers[:, 2:] > 4, stored[:, ::-1], stored)
     fits_stored, fits_turned = (tagged & (each == sizes).all(axis=1) for each in (stored, turned))
+    mixed = np.flatnonzero(fits_stored & ~fits_turned) if len(names) == count else rows[:0]
+    if _are_boxes_upright(source, mixed):  # as Label Studio exports COCO jsons
+        source.notes.add(SWAPPED, mixed, describe=names.__getitem__)
+        source.sizes[mixed] = turned[mixed]
+        fits_stored[mixed], fits_turned[mixed] = False, True
     rule = TurnRule(exif, unclear=bool((fits_turned & ~fits_stored).sum() >= (fits_stored & ~fits_turned).sum()))
     are_turned = fits_turned & (rule.unclear | ~fits_stored)
     for kind, which in ((TURNED, are_turned), (STORED, fits_stored & ~are_turned)):
         of_some = f", of {len(names):,} that were read" * (len(names) < count)
         source.notes.add(kind + of_some, np.flatnonzero(which), describe=names.__getitem__)
     return rule
+
+
+def _are_boxes_upright(source: Source, images: NDArray[np.int64]) -> bool:
+    """Whether more boxes of ``images`` fit only into swapped sides than only into given ones."""
+    images = images[np.argsort(source.image_ids[images])]
+    ids = source.image_ids[images]
+    boxes = np.flatnonzero(np.isin(source.box_image_ids, ids))
+    height, width = source.sizes[images[np.searchsorted(ids, source.box_image_ids[boxes])]].T
+    right, bottom = (source.boxes_xywh[boxes, :2] + source.boxes_xywh[boxes, 2:]).T - 1  # a pixel may be rounding
+    fits, fits_swapped = (right <= width) & (bottom <= height), (right <= height) & (bottom <= width)
+    return bool((fits_swapped & ~fits).sum() > (fits & ~fits_swapped).sum())
 
 
 def _read_rows(paths: Sequence[str]) -> NDArray[np.int64]:

@@ -4,6 +4,7 @@ import hashlib
 import io
 import logging
 import os
+import re
 import shutil
 import struct
 import uuid
@@ -39,6 +40,7 @@ logger = logging.getLogger(__name__)
 HUFFMAN_FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended and progressive (T.81, table B.1)
 CHROMA_ROWS = 2  # chroma at half height: upsampling a row reads the next pair of rows
 OF_PILLOW = ("AVIF", "GIF", "TIFF")  # whose transparent pixels OpenCV mixes up, darkens or fills
+_LARGEST = re.compile(rb"P[56](?:(?:\s|#[^\n]*\n)+(\d+)){3}\s")  # value in Netpbm's binary files
 AS_STORED = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION  # RGB; OpenCV turns only TIFF files
 CHECKED_IMAGES = 20  # read before a training starts
 MAX_UNREADABLE = 20  # in a row; also of a set of up to 2,000 images
@@ -106,6 +108,9 @@ def open_image(path: str, fix: str, read: Callable[[str], bytes] = read_file) ->
 
 def decode_stored(path: str | Path, data: bytes, header: Header, fix: str) -> Image:
     """Decode an image with OpenCV, not yet turned. Raises ``DataError``."""
+    if header.kind == "PPM" and (found := _LARGEST.match(data)) and found[1] not in (b"255", b"65535"):
+        why = f"its values go to {found[1][:20].decode()}, not to 255 or 65535"
+        raise DataError(f"{path} cannot be decoded: {why}. {fix}")
     if header.kind in OF_PILLOW and (pixels := _without_alpha(data)) is not None:
         return pixels
     # OpenCV prints warnings about broken images that do not name the file.

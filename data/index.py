@@ -40,7 +40,7 @@ from data.progress import counted
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 12  # raise it when the columns or the checks change
+FORMAT_VERSION = 13  # raise it when the columns or the checks change
 # A lost file, something else in its place, a bad sector. Other errors say nothing about the files.
 DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO)
 UNREADABLE_FIX = "free memory or file handles (ulimit -n), or allow reading it"
@@ -223,11 +223,15 @@ def read_annotations(config: DataConfig, split: str) -> tuple[Annotations, Findi
 def _read(config: DataConfig, split: str, located: LocatedSplit) -> tuple[dict[str, Any], dict[str, Any], Source]:
     """The columns of the index, its other values as plain data, and the checked source."""
     source = located.read()
+    pairs = [pair for each in ("train", "val") for pair in _places(config, each)]
+    places, folders = [place for place, _ in pairs], [Path(folder) for _, folder in pairs]
     if config.format in (DataFormat.coco, DataFormat.voc) and isinstance(source.image_root, Path):
-        places = [place for each in ("train", "val") for place, _ in _places(config, each)]
         for kind, files in recognise.files_beside(source.image_root, source.file_names, places).items():
             source.notes.add(kind, files)
     if config.format in (DataFormat.yolo, DataFormat.voc):
+        read = [*places, *(folders if config.format == DataFormat.voc else ())]
+        unread = recognise.folders_beside(Path(config.root).absolute(), read) if split == "train" else []
+        source.notes.add("folders of images that no split reads", unread)
         source = numbered_by_name(source)
     # These formats state image sizes, which may show how images were turned.
     annotated = config.format in (DataFormat.coco, DataFormat.voc, *FORMATS)

@@ -59,13 +59,15 @@ def files_below(folder: Path, suffixes: Collection[str]) -> list[str]:
     def stop(error: OSError) -> None:
         raise error
 
-    files, visited = [], set()
-    for parent, folders, names in os.walk(folder, onerror=stop, followlinks=True):
-        target = os.path.realpath(parent)  # links may lead round in circles
-        folders[:] = [] if target in visited else sorted(name for name in folders if name[0] != ".")
-        if target not in visited:
-            files += [f"{parent}/{name}" for name in names if name[name.rfind(".") :].lower() in suffixes]
-        visited.add(target)
+    files, visited, tops = list[str](), set[str](), [os.fspath(folder)]
+    for top in tops:  # links follow, so that a folder keeps its own name; they may lead round in circles
+        for parent, folders, names in os.walk(top, onerror=stop):
+            target = os.path.realpath(parent)
+            folders[:] = [] if target in visited else [name for name in folders if name[0] != "."]
+            tops += [path for path in (f"{parent}/{name}" for name in folders) if os.path.islink(path)]
+            if target not in visited:
+                files += [f"{parent}/{name}" for name in names if name[name.rfind(".") :].lower() in suffixes]
+            visited.add(target)
     return sorted(file for file in files if not os.path.basename(file).startswith("."))
 
 

@@ -6,6 +6,7 @@ import os
 import re
 import stat
 import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -64,6 +65,23 @@ def names_in(folder: str) -> list[str]:
     return []
 
 
+class _UniqueKeys(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
+    """Of two equal keys YAML takes the last one: of two classes with one number, say."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:
+        ((key, times),) = Counter(str(key.value) for key, _ in node.value).most_common(1) or [("", 0)]
+        if times > 1:
+            raise yaml.YAMLError(f"the key {shown(key)} is there {times} times")
+        return super().construct_mapping(node, deep)
+
+
+def unknown_files(folders: Iterable[str], more: Iterable[str] = ()) -> list[str]:
+    """Files in ``folders`` whose suffix is none of images, OTHER_SUFFIXES and ``more``."""
+    known = IMAGE_SUFFIXES | OTHER_SUFFIXES | {*more, ""}
+    paths = (f"{folder}/{name}" for folder in sorted(folders) for name in sorted(names_in(folder)))
+    return [path for path in paths if os.path.splitext(path)[1].lower() not in known and not os.path.isdir(path)]
+
+
 def load_yaml(path: remote.Place) -> dict[str, Any]:
     """Read a YAML file, also at an address. Raises ``DataError`` if it does not hold keys."""
     try:
@@ -73,7 +91,7 @@ def load_yaml(path: remote.Place) -> dict[str, Any]:
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if isinstance(event, yaml.AliasEvent) or depth > 100:  # reading takes the square of the depth
                 raise yaml.YAMLError("it has an alias or is nested deep: a few lines can be billions of values")
-        content = yaml.safe_load(text)
+        content = yaml.load(text, _UniqueKeys)
     except remote.FetchError:
         raise
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: e.g. a date with a 13th month

@@ -95,6 +95,7 @@ def find_media(source: str) -> list[Medium]:
         medium = Medium.at(source, "")
         whole_name = re.sub(r"\W+", "-", medium.shown.partition("://")[2]).strip("-")
         return [replace(medium, name=whole_name if medium.is_video else os.path.basename(medium.shown))]
+    base = source
     if os.path.isfile(source):
         paths = [Path(source)]
     else:
@@ -107,7 +108,10 @@ def find_media(source: str) -> list[Medium]:
         what = "holds no picture or video" if is_there else "is not a file or folder"
         raise DataError(f"source={source} {what}. fix: a file, a folder or a pattern in quotes")
     whole = sorted({Path(os.path.abspath(path)) for path in paths})
-    base = source if os.path.isdir(source) else os.path.commonpath([path.parent for path in whole])
+    if not os.path.isdir(source):
+        base = os.path.commonpath([path.parent for path in whole])
+    elif unknown := layouts.unknown_files({str(path.parent) for path in whole}, VIDEO_SUFFIXES):
+        logger.warning("%d files that are not pictures or videos of a known type, first: %s", len(unknown), unknown[0])
     return [Medium(path, path.relative_to(os.path.abspath(base)).as_posix()) for path in whole]
 
 

@@ -1,5 +1,6 @@
 """What ``data=<path>`` may be: a set is images and labels, found by their names."""
 
+import html
 import json
 import mmap
 import os
@@ -9,7 +10,6 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
-from xml.sax.saxutils import unescape
 
 from data import layouts
 from data.errors import DataError
@@ -19,9 +19,10 @@ SPLIT_WORDS = {
     "testing": "test",
 }  # fmt: skip
 TWINS = [pair for word in ("val", "valid", "validation") for pair in (("train", word), (word, "train"))]
-LISTS = ("train", "trainval", "default", "val", "valid")  # of images in a set of VOC; of tests: eval.py split=test
+# Of images in a set of VOC; of tests: eval.py split=test.
+LISTS = ("train", "training", "trainval", "default", "val", "valid", "validation")
 COCO_KEYS = (b'"images"', b'"annotations"', b'"categories"')
-_CLASS = re.compile(r"<object>.*?<name>(.*?)</name>", re.DOTALL)
+_CLASS = re.compile(r"<object\b.*?<name>(.*?)</name>", re.DOTALL)
 Folders = Mapping[str, Mapping[str, Sequence[str]]]  # by suffix, the folders with such files and the names
 
 
@@ -52,38 +53,48 @@ def recognise(place: Path) -> dict[str, Any]:
 
 def _folders_with(top: Path, suffixes: Set[str]) -> Folders:
     """By suffix: the folders from ``top`` down with such files, relative to it, and the names."""
+    from data import io  # which imports numpy: --help needs none
+
     found: dict[str, dict[str, list[str]]] = {}
-    for parent, below, names in os.walk(top):
-        below[:] = sorted(name for name in below if name[0] != ".")
-        for name in sorted(names):
-            suffix = os.path.splitext(name)[1].lower()
-            if suffix in suffixes and name[0] != ".":
-                kind = "image" if suffix in layouts.IMAGE_SUFFIXES else suffix
-                found.setdefault(kind, {}).setdefault(os.path.relpath(parent, top), []).append(name)
+    paths = (os.path.split(os.path.relpath(path, top)) for path in io.files_below(top, suffixes))
+    for parent, name in sorted(paths):
+        suffix = os.path.splitext(name)[1].lower()
+        kind = "image" if suffix in layouts.IMAGE_SUFFIXES else suffix
+        found.setdefault(kind, {}).setdefault(parent or ".", []).append(name)
     return found
 
 
 def _split_in(path: str) -> str | None:
     """Which split a file or folder is for by the last such word in its path: train, val or test."""
-    words = re.findall("[a-z]+", path.lower())
-    return next((SPLIT_WORDS[word] for word in reversed(words) if word in SPLIT_WORDS), None)
+    words = (word.lower().removesuffix("set") for word in re.findall("[A-Z]*[a-z]*", path))  # "TestImages", "testset"
+    return next((SPLIT_WORDS[word] for word in reversed([*words]) if word in SPLIT_WORDS), None)
 
 
 def _splits_of(folders: Iterable[str]) -> tuple[list[str], list[str]] | None:
     """The folders of training and validation images, if some are called so; tests are left out.
 
-    Without any for validation both are those of training, if all others are for tests.
+    Without any for training, those that are called nothing are; without any for validation, both
+    are those of training. Raises ``DataError`` if others lie below those of training.
     """
-    tops: dict[str | None, list[str]] = {}
+    tops: dict[str | None, dict[str, None]] = {}
     for folder in folders:
         parts = folder.split("/")
-        depth = next((depth for depth, part in enumerate(parts, start=1) if _split_in(part)), 0)
+        depth = next((depth for depth, part in enumerate(parts, start=1) if _split_in(part)), len(parts))
         top = "/".join(parts[:depth])
-        of_split = tops.setdefault(_split_in(top), [])
-        of_split += [top] * (top not in of_split)
-    if "train" not in tops or ("val" not in tops and None in tops):
+        of_split = tops.setdefault(_split_in(top), {})
+        if of_split.keys().isdisjoint([".", *("/".join(parts[:length]) for length in range(depth))]):
+            of_split[top] = None
+    if tops.keys() in ({None}, {"train", None}) or tops.keys().isdisjoint({"train", None}):
         return None
-    return tops["train"], tops.get("val", tops["train"])
+    train = tops.get("train", tops.get(None, {}))
+    others = (other for split in ("val", "test") for other in tops.get(split, ()))
+    if below := next(((other, top) for other in others for top in train if _is_below(other, top)), None):
+        raise DataError(f"the images in {below[1]} lie above those in {below[0]}. fix: move them to a folder train")
+    return list(train), list(tops.get("val", train))
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return folder == "." or f"{path}/".startswith(f"{folder}/")
 
 
 def _of_folder_of_jsons(folder: Path, folders: Folders) -> dict[str, Any] | None:
@@ -163,10 +174,10 @@ def _of_xmls(folder: Path, folders: Folders) -> dict[str, Any] | None:
     """The options for Pascal VOC's xml files, wherever they and their images lie below a folder."""
     xmls = folders.get(".xml", {})
     texts = (layouts.read_file(folder / place / name) for place, names in xmls.items() for name in names)
-    classes = {unescape(name) for text in texts for name in _CLASS.findall(layouts.xml_text(text))}
+    classes = {html.unescape(name).strip() for text in texts for name in _CLASS.findall(layouts.xml_text(text))}
     if not classes:
         return None
-    options = {"format": "voc", "root": str(folder), "names": sorted(map(str.strip, classes))}
+    options = {"format": "voc", "root": str(folder), "names": sorted(classes)}
     images = os.path.commonpath(folders.get("image", {"."}))
     if lists := _lists_of(folder, folders):
         # Without a list for validation both are the first: data.split takes some of these images.
@@ -174,6 +185,10 @@ def _of_xmls(folder: Path, folders: Folders) -> dict[str, Any] | None:
         found = [[root for root, _ in lists]] * 2
     elif named := _splits_of(xmls):
         splits, found = [*named], [*(_splits_of(folders.get("image", ())) or named)]
+    elif _splits_of(folders.get("image", ())):
+        raise DataError(
+            f"{folder}: the images lie in folders of splits, and the xml files do not. fix: move them into such folders"
+        )
     else:
         splits, found = [[os.path.commonpath(xmls)]] * 2, [[images]] * 2
     train, val = (
@@ -190,7 +205,7 @@ def _lists_of(folder: Path, folders: Folders) -> list[tuple[str, dict[str, str]]
     # VOC's lists in ImageSets/Main are for detection, those in Layout and Segmentation are not.
     for place, names in sorted(folders.get(".txt", {}).items(), key=lambda item: not item[0].endswith("Main")):
         lists = {Path(name).stem.lower(): f"{place}/{name}" for name in names}
-        named = {name: lists[name] for name in LISTS if name in lists and _first_stem(folder / lists[name]) in stems}
+        named = {name: lists[name] for name in LISTS if name in lists and _lists_any(folder / lists[name], stems)}
         root = place.partition("ImageSets")[0].rstrip("/") or "."
         if not any(f"{xmls}/".startswith(f"{root}/") for xmls in folders[".xml"]):
             root = "."
@@ -199,11 +214,9 @@ def _lists_of(folder: Path, folders: Folders) -> list[tuple[str, dict[str, str]]
     return list(found.values())
 
 
-def _first_stem(path: Path) -> str:
-    """The stem of the first image in a list; "" if there is none."""
-    with suppress(DataError, OSError):
-        return _stem(next(filter(None, map(str.strip, layouts.read_lines(path))), ""))
-    return ""
+def _lists_any(path: Path, stems: Set[str]) -> bool:
+    """Whether a text file is a list of images: the first ones of it may be missing."""
+    return not stems.isdisjoint(_stems_of(path))
 
 
 def _of_label_files(folder: Path, folders: Folders) -> dict[str, Any] | None:
@@ -213,14 +226,21 @@ def _of_label_files(folder: Path, folders: Folders) -> dict[str, Any] | None:
     labels = (name for names in folders.get(".txt", {}).values() for name in names)
     if not any(os.path.splitext(name)[0] in stems for name in labels):
         return None
-    places = (os.path.join(place, name) for place in (".", *images) for name in layouts.CLASS_FILES)
-    names_file = next((os.path.normpath(place) for place in places if (folder / place).is_file()), None)
+    around = dict.fromkeys((".", *images, *folders[".txt"]))
+    places = (os.path.normpath(f"{place}/{name}") for place in around for name in layouts.CLASS_FILES)
+    files = [place for place in places if (folder / place).is_file()]
+    for file in files[1:]:  # labelImg writes one into each folder of labels
+        if layouts.read_names(folder / file) != layouts.read_names(folder / files[0]):
+            raise DataError(f"{folder}: {files[0]} and {file} differ. fix: make them agree, or delete one")
     train, val = _splits_of(images) or [[os.path.commonpath(images)]] * 2
-    texts = {SPLIT_WORDS.get(Path(name).stem.lower()): name for name in folders[".txt"].get(".", ())}
-    lists = {split: name for split, name in texts.items() if split and _first_stem(folder / name) in stems}
-    if "train" in lists:
-        train, val = [lists["train"]], [lists.get("val", lists["train"])]
-    return {"format": "yolo", "root": str(folder), "names": names_file, "train": _split(train), "val": _split(val)}
+    for place, texts in folders[".txt"].items():
+        by_split = {SPLIT_WORDS.get(Path(name).stem.lower()): os.path.normpath(f"{place}/{name}") for name in texts}
+        lists = {split: name for split, name in by_split.items() if split and _lists_any(folder / name, stems)}
+        if "train" in lists:
+            train, val = [lists["train"]], [lists.get("val", lists["train"])]
+            break
+    names = files[0] if files else None
+    return {"format": "yolo", "root": str(folder), "names": names, "train": _split(train), "val": _split(val)}
 
 
 def _split(annotations: str | list[str], images: str | list[str] = ".") -> dict[str, str | list[str]]:
@@ -237,21 +257,28 @@ def _file_names_in(path: Path, count: int | None) -> list[str]:
         return [json.loads(match[1]).replace("\\", "/") for match in found]
 
 
+def folders_beside(root: Path, places: Sequence[Path]) -> list[str]:
+    """Folders of images below ``root`` that lie in none of ``places`` and are not for tests."""
+    if not all(place.is_dir() for place in (root, *places)):  # a list says what is left out
+        return []
+    found = [root / folder for folder in _folders_with(root, layouts.IMAGE_SUFFIXES).get("image", ())]
+    unread = [folder for folder in found if not any(folder.is_relative_to(place) for place in places)]
+    return [str(folder) for folder in unread if _split_in(str(folder.relative_to(root))) != "test"]
+
+
 def files_beside(root: Path, images: Sequence[str], places: Sequence[Path]) -> dict[str, list[str]]:
     """Files in the folders of ``images``, relative to ``root``, that go with none of them, by kind.
 
     ``places`` are the jsons, lists and folders of xml files of all splits, which name images.
     """
     named = {stem for place in {*places} for stem in _stems_of(place)} | {*map(_stem, images)}
-    unnamed, unknown = [], []
-    for folder in sorted({os.path.dirname(os.path.join(root, image)) for image in images}):
+    unnamed, folders = [], {os.path.dirname(os.path.join(root, image)) for image in images}
+    for folder in sorted(folders):
         for name in sorted(layouts.names_in(folder)):
             stem, suffix = os.path.splitext(name)
-            if suffix.lower() not in layouts.IMAGE_SUFFIXES | layouts.OTHER_SUFFIXES and suffix:
-                unknown.append(f"{folder}/{name}")
-            elif suffix.lower() in layouts.IMAGE_SUFFIXES and stem not in named:
+            if suffix.lower() in layouts.IMAGE_SUFFIXES and stem not in named:
                 unnamed.append(f"{folder}/{name}")
-    kinds = {"images that the annotations do not name": unnamed, layouts.UNKNOWN: unknown}
+    kinds = {"images that the annotations do not name": unnamed, layouts.UNKNOWN: layouts.unknown_files(folders)}
     return {kind: files for kind, files in kinds.items() if files}
 
 

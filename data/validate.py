@@ -1,6 +1,7 @@
 """Check what a reader returned and sort it into columns; ``on_error`` decides on bad entries."""
 
 import os
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from itertools import compress
@@ -80,6 +81,8 @@ def _check_images(source: Source, split: str) -> NDArray[np.bool_]:
             f"none of the {count} images of {source.path} is in {root}: {source.file_names[:3]}. "
             f"fix: set data.root or data.{split}.images to the folder that the file names start from"
         )
+    again = [name for name, times in Counter(source.file_names).items() for _ in range(times - 1)]
+    source.notes.add("images that are named again", again)
     first = np.zeros(count, dtype=bool)
     first[np.unique(source.image_ids, return_index=True)[1]] = True
     # Each side first: the product of two absurd ones may overflow.

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from data import headers, io, layouts
-from data.annotations_read import Findings, LocatedSplit, Source, relative_name
+from data.annotations_read import ROTATED, Findings, LocatedSplit, Source, relative_name
 from data.errors import DataError, shown
 
 BoxXywh = tuple[float, float, float, float]  # left, top, width, height
@@ -37,6 +37,7 @@ class _Annotation(NamedTuple):
     file_name: str  # of the image; may be empty
     size: tuple[int, int]  # height, width
     objects: list[tuple[str, BoxXywh | None]]  # class and left, top, width, height; None: a corner is missing
+    rotated: int  # number of objects that CVAT says are rotated
 
 
 def locate_voc(pairs: Sequence[tuple[Path, Path]], image_root: Path, names: list[str] | None) -> LocatedSplit:
@@ -112,7 +113,9 @@ def read_voc(listed: list[_Listed], path: Path, image_root: Path, names: list[st
         if isinstance(annotation, str):
             findings.add("unusable annotation files", [annotation])
             continue
-        image = _image_of(item, annotation.file_name, image_names, below)
+        image, is_guess = _image_of(item, annotation.file_name, image_names, below)
+        notes.add("images chosen among several of one name", [image] * is_guess)
+        notes.add(ROTATED, [item.xml] * annotation.rotated)
         image_ids.append(image_id)
         file_names.append(relative_name(image, image_root))
         header = None if all(annotation.size) else headers.header_of(image)
@@ -157,11 +160,12 @@ def _images_below(folder: str) -> dict[str, list[str]]:
     return images
 
 
-def _image_of(item: _Listed, file_name: str, present: dict[str, frozenset[str]], below: _Below) -> str:
+def _image_of(item: _Listed, file_name: str, present: dict[str, frozenset[str]], below: _Below) -> tuple[str, bool]:
     """The image of an xml file: named like it, as in ``<filename>``, or like it with any suffix.
 
     Files edited by hand often lack the suffix in ``<filename>``, or name another image. Of images
     elsewhere below the set's folder, that whose folders are most like the xml file's is taken.
+    Returned with it is whether there are others as like.
     """
     base = os.path.basename(file_name.replace("\\", "/"))
     stem = os.path.basename(item.stem)
@@ -169,11 +173,13 @@ def _image_of(item: _Listed, file_name: str, present: dict[str, frozenset[str]],
     names = (first, base, *(item.stem + suffix for suffix in sorted(layouts.IMAGE_SUFFIXES)))
     matches = (f"{folder}/{name}" for folder in item.image_folders for name in names if name in present.get(folder, ()))
     if image := next(matches, None):
-        return image
+        return image, False
     others = below(item.top).get(stem) or below(item.top).get(os.path.splitext(base)[0], [])
     folders = set(item.xml.split("/"))
-    like = max(others, key=lambda image: len(folders.intersection(image.split("/"))), default=None)
-    return like or f"{item.image_folders[-1]}/{first}"
+    likeness = [len(folders.intersection(image.split("/"))) for image in others]
+    if not others:
+        return f"{item.image_folders[-1]}/{first}", False
+    return others[likeness.index(max(likeness))], likeness.count(max(likeness)) > 1
 
 
 def _parse(xml: str) -> _Annotation | str:
@@ -189,7 +195,9 @@ def _parse(xml: str) -> _Annotation | str:
     except (ElementTree.ParseError, ValueError, LookupError) as error:  # LookupError: an unknown encoding
         return f"{xml} is not valid XML with width and height in <size> ({error})"
     objects = [_object(element) for element in root.iterfind("object")]
-    return _Annotation(root.findtext("filename", "").strip(), size, objects)
+    angles = (item.findtext("value") for item in root.iterfind("object/attributes/attribute[name='rotation']"))
+    rotated = sum(angle not in ("0", "0.0") for angle in angles)
+    return _Annotation(root.findtext("filename", "").strip(), size, objects, rotated)
 
 
 def _object(element: ElementTree.Element) -> tuple[str, BoxXywh | None]:

@@ -137,6 +137,10 @@ def read_yolo(
     unlabelled = np.flatnonzero(listed.image_is_file & ~listed.label_is_file)
     notes.add("images without a label file, taken as background", unlabelled, describe=listed.images.__getitem__)
     notes.add(headers.TURNED, turned, describe=listed.images.__getitem__)
+    images = zip(listed.images, listed.labels, listed.label_is_file.tolist(), strict=True)
+    first = dict[str, str]()
+    shared = [image for image, label, is_file in images if is_file and first.setdefault(label, image) != image]
+    notes.add("images that have the label file of another image, too", shared)
 
     def box_name(row: int) -> str:
         return f"{listed.labels[rows[row, 0]]}:{rows[row, 1]}"
@@ -271,15 +275,13 @@ def find_labels(images: list[str]) -> tuple[list[str], dict[str, list[str]]]:
     labels_of: dict[str, dict[str, str]] = {}  # names of label files by stem, in such a place
     stems_in: dict[str, set[str]] = {}  # of the images in a folder, listed or not
     used: dict[str, set[str]] = {}  # places of labels with the folders of their images
-    labels, unknown = [], []
+    labels = []
     for image in images:
         parent, _, name = image.rpartition("/")
         if parent not in places:
             names = layouts.names_in(parent)
             types = [(name, os.path.splitext(name)[1].lower()) for name in names]
             stems_in[parent] = {os.path.splitext(name)[0] for name, kind in types if kind in layouts.IMAGE_SUFFIXES}
-            known = layouts.IMAGE_SUFFIXES | layouts.OTHER_SUFFIXES
-            unknown += [f"{parent}/{name}" for name, kind in types if kind not in known and "." in name[1:]]
             places[parent] = _label_folders(parent)
             for place in places[parent]:
                 if place not in labels_of:
@@ -297,7 +299,7 @@ def find_labels(images: list[str]) -> tuple[list[str], dict[str, list[str]]]:
         if not any(stem in stems_in[parent] for parent in parents)
         if place not in stems_in or _has_boxes(f"{place}/{file}")  # beside images there may be any text
     ]
-    kinds = {"label files of no image": sorted(lonely), layouts.UNKNOWN: sorted(unknown)}
+    kinds = {"label files of no image": sorted(lonely), layouts.UNKNOWN: layouts.unknown_files(places)}
     return labels, {kind: files for kind, files in kinds.items() if files}
 
 

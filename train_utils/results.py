@@ -123,12 +123,12 @@ def read_results(
 
     ``image_ids`` and ``category_ids`` (in the order of the classes) are those of the data; with
     ``single_class`` all of these are class 0. Like pycocotools, this leaves out rows of other
-    categories; ``warn`` gets their number. Raises TrainError if the file is not such a file, or an
-    image or all categories are not in the data.
+    categories and keeps rows that repeat another one; ``warn`` gets their numbers. Raises
+    TrainError if the file is not such a file, or an image or all categories are not in the data.
     """
     images = set(image_ids.tolist())
     classes = {category: 0 if single_class else n for n, category in enumerate(np.asarray(category_ids).tolist())}
-    rows, foreign, where = [], Counter[int](), ""
+    rows, distinct, foreign, where = [], set[tuple[float, ...]](), Counter[int](), ""
     try:
         for number, row in enumerate(json.loads(path.read_text(encoding="utf-8")), start=1):
             where = f"row {number}: "
@@ -140,6 +140,7 @@ def read_results(
                 raise ValueError(f"its image {image} is not in the data")
             if category in classes:
                 rows.append((image, classes[category], score, (left, top, width, height)))
+                distinct.add((image, category, score, left, top, width, height))
             else:
                 foreign[category] += 1
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
@@ -152,6 +153,8 @@ def read_results(
         if not rows:
             raise TrainError(f"detections={path}: {sentence}, none of the data. fix: the ids of the annotation file")
         warn(f"{path}: {sentence}, which the data does not have, and are left out")
+    if repeated := len(rows) - len(distinct):
+        warn(f"{path}: {repeated} of its {len(rows)} rows repeat another one and count as wrong")
     return np.array(rows, dtype=DETECTION_AS_READ)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import zlib
 from collections.abc import Callable
@@ -106,6 +107,25 @@ def both(*writers: Write) -> Write:
     return write
 
 
+def linked(kind: str) -> Write:
+    """The other folders of a set with images/train lie elsewhere, and it has a second name."""
+
+    def write(root: Path) -> None:
+        yolo("images", "labels", 4)(root.parent / "elsewhere")
+        (root.parent / "elsewhere/images/7.png").unlink()
+        (root / kind / "val").symlink_to(root.parent / "elsewhere" / kind)
+        (root / kind / "again").symlink_to("train")
+
+    return write
+
+
+def edit(root: Path, old: str, new: str) -> None:
+    """Replace a text in all label files and annotations."""
+    for path in (path for path in root.rglob("*") if path.suffix in (".xml", ".txt", ".json")):
+        path.write_text(path.read_text().replace(old, new))
+
+
+SPLITS = ("train", "dev", "test")
 EXPORTS: dict[str, tuple[Write, int, int, str]] = {  # images of train and val with one box each; options
     "images beside annotations": (voc("images", "annotations"), 4, 4, ""),
     "sub-folders": (voc("JPEGImages/cam", "Annotations/cam", "default"), 2, 2, ""),
@@ -167,6 +187,28 @@ EXPORTS: dict[str, tuple[Write, int, int, str]] = {  # images of train and val w
         both(*(yolo(f"images/{name}", f"labels/{name}") for name in ("training", "validation", "testing"))), 4, 4, "cat"
     ),
     "no images for validation": (both(voc("train", "train"), voc("test", "test")), 4, 4, ""),
+    "unnamed folders beside tests": (both(yolo("images", "labels"), yolo("test/images", "test/labels")), 4, 4, "cat"),
+    "train, dev and test": (both(*(yolo(f"{name}/images", f"{name}/labels") for name in SPLITS)), 4, 4, "cat"),
+    "a trainset and a testset": (
+        both(*(yolo(f"{name}/images", f"{name}/labels") for name in ("trainset", "TestPictures"))), 4, 4, "cat"
+    ),
+    "train, dev and test of xml files": (both(*(voc(name, name) for name in SPLITS)), 4, 4, ""),
+    "a list whose first image is gone": (
+        both(
+            yolo("images", "labels", classes_txt="cat"), file("ImageSets/train.txt", "gone.png\nimages/1.png"),
+            file("ImageSets/test.txt", "images/2.png"),
+        ), 1, 1, "skip",
+    ),
+    "a list whose first xml is gone": (
+        both(voc("pictures", "labels"), file("training.txt", "gone\n1"), file("testing.txt", "2")), 1, 1, "skip"
+    ),
+    "linked folders": (
+        both(yolo("images/train", "labels/train"), linked("images"), linked("labels")), 4, 3, "cat"
+    ),
+    "classes beside the labels": (both(yolo("images", "labels"), file("labels/classes.txt", "cat")), 4, 4, ""),
+    "objects with attributes": (
+        both(voc("a", "a", name="&#29483;"), lambda root: edit(root, "<object>", '<object id="1">')), 4, 4, ""
+    ),
     "of Windows": (lambda root: coco(root, ["a\\0.png", "a\\1.png"]), 2, 2, ""),
     "NaN where nobody reads": (lambda root: coco(root, ["0.png", "1.png"], '"attributes": NaN, '), 2, 2, ""),
     "first image gone": (lambda root: coco(root, ["0.png", "1.png"], '"note": "first is gone", '), 1, 1, "skip"),
@@ -215,6 +257,65 @@ def test_each_file_beside_the_images_is_learnt_or_named(case: str, tmp_path: Pat
     for name in ("/lost.png", "/other.heic", *(["/alone.txt"] if beside else [])):
         (note,) = (note for note in notes if name in note)
         assert " (1), first" in note
+
+
+TWO_NAMES = '"file_name": "1.png"', '"file_name": "0.png"'
+GUESSES: dict[str, tuple[Write, str]] = {  # what is left out or may be meant otherwise, and the line that says so
+    "a folder in no split": (
+        both(*(yolo(f"images/{name}", f"labels/{name}") for name in ("train", "val", "more"))), "no split .*images/more"
+    ),
+    "xml files in no split": (both(*(voc(name, name) for name in ("train", "val", "more"))), "no split reads .*more"),
+    "two images of one name": (both(yolo("a", "a"), lambda root: picture(root / "a/0.webp")), "label file .*0.webp"),
+    "a list with an image twice": (both(yolo("a", "a"), file("train.txt", "a/0.png\n./a/0.png")), "again .*a/0.png"),
+    "a json with an image twice": (
+        both(coco_at("a.json", "a"), lambda root: edit(root, *TWO_NAMES)), "named again .*0.png"
+    ),
+    "annotations to ignore": (
+        both(coco_at("a.json", "a"), lambda root: edit(root, '"category_id"', '"ignore": 1, "category_id"')),
+        r"ignore=1, .* \(2\), first: .*a.json: annotation 0",
+    ),
+    "rotated boxes in a json": (
+        both(
+            coco_at("a.json", "a"),
+            lambda root: edit(root, '"category_id"', '"attributes": {"rotation": 30.0}, "category_id"'),
+        ), r"rotation, .* \(2\), first: .*a.json: annotation 0",
+    ),
+    "rotated boxes in xml files": (
+        both(voc("a", "a"), lambda root: edit(
+            root, "</object>", "<attributes><attribute><name>rotation</name><value>9</value></attribute></attributes>"
+            "</object>"
+        )), r"rotation, .* \(4\), first: .*a/0.xml",
+    ),
+    "one xml file for two images": (both(voc("a/1", "xml"), voc("a/2", "xml")), "several .*a/1/0.png"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", GUESSES)
+def test_what_is_guessed_or_left_out_is_named(case: str, tmp_path: Path) -> None:
+    write, line = GUESSES[case]
+    write(tmp_path / "set")
+    more = ["data.names=[cat]"] if any(tmp_path.rglob("*/0.txt")) else []
+    notes = opened(tmp_path / "set", "train", *more).notes
+    assert sum(re.search(line, note) is not None for note in notes) == 1
+
+
+UNCLEAR: dict[str, tuple[Write, str]] = {
+    "classes in another order": (
+        both(*(both(yolo(name, name), file(f"{name}/classes.txt", order)) for name, order in (
+            ("train", "cat\ndog"), ("val", "dog\ncat")
+        ))), "train/classes.txt and val/classes.txt differ",
+    ),
+    "tests below the images": (both(yolo(".", "."), yolo("test", "test")), r"in \. lie above those in test"),
+    "splits of images alone": (both(*(voc(f"a/{name}", "xml") for name in SPLITS)), "the xml files do not"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", UNCLEAR)
+def test_what_cannot_be_told_apart_is_refused(case: str, tmp_path: Path) -> None:
+    write, said = UNCLEAR[case]
+    write(tmp_path / "set")
+    with pytest.raises(DataError, match=f"{said}.* fix: "):
+        opened(tmp_path / "set", "train", "data.names=[cat,dog]")
 
 
 def test_a_set_beside_another_is_its_own(tmp_path: Path) -> None:

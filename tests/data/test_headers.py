@@ -112,6 +112,16 @@ def test_most_of_the_images_whose_size_tells_decide_for_those_whose_size_does_no
     assert orientations(replace(config, exif=data.Exif.ignore)) == [1] * 8
 
 
+def test_boxes_may_be_upright_where_sizes_are_as_stored(tmp_path: Path) -> None:
+    config = write_set(tmp_path / "set", data.DataFormat.coco, "jpeg", True)
+    retag(config, {tag: (HEIGHT, WIDTH) for tag in (5, 6, 7, 8)})
+    assert orientations(config) == [1, 2, 3, 4, 5, 6, 7, 8]
+    annotations = data.open_annotations(config, "train")
+    assert sum("width and height that are not (4)" in note for note in annotations.notes) == 1
+    source = data.ImageSource(annotations, data.OnError.stop)
+    assert all(box_is_bright(source.read(i), annotations.training_boxes(i)[1][0]) for i in range(8))
+
+
 def test_tiff_files_are_always_turned(tmp_path: Path) -> None:
     picture = Image.fromarray(stored_picture())
     for tag in (3, 6):

@@ -44,7 +44,9 @@ def folder(tmp_path: Path) -> Path:
 EVERYTHING = ["a.JPG", "b.png", "deep/c.bmp", "deep/clip.avi", "deep/er/b.png"]
 
 
-def test_sources(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sources(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("empty").mkdir()
 
@@ -54,6 +56,10 @@ def test_sources(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         return [medium.name for medium in found]
 
     assert names(str(folder)) == EVERYTHING == names("pictures") == names("pictures/../pictures/")
+    assert not caplog.messages
+    for unknown in ("phone.heic", "deep/er/clip.wmv"):
+        (folder / unknown).write_bytes(b"")
+    assert names("pictures") == EVERYTHING and "2 files" in caplog.text and "phone.heic" in caplog.text
     assert names("pictures/deep/er/b.png") == ["b.png"]
     assert names("pictures/*.png") == ["b.png"]
     assert names("pictures/**/*.png") == ["b.png", "deep/er/b.png"]

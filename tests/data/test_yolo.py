@@ -162,6 +162,7 @@ WRONG_YAMLS = {
     "train: images\nnames: [x, y, x]": r"lists 'x' twice",
     "train: images\nkpt_shape: [17, 3]\nnames: [x]": r"is for key points",
     "train: images\nnames: [x, y]\nnc: 3": r"data\.yaml holds 2 names for 3 classes",
+    "train: images\nnames: {0: x, 1: y, 1: z}": r"not valid YAML \(the key '1' is there 2 times",
     "train: images": r"data\.yaml holds no class names. fix: set data.names",
 }
 

@@ -201,6 +201,9 @@ def test_ids_may_be_texts_and_rows_of_other_categories_are_counted(tmp_path: Pat
     assert found["class"].tolist() == [1, 0] and len(said) == 1 and "1 of its 3 rows" in said[0] and "99" in said[0]
     merged = read_results(tmp_path / "results.json", np.array([7]), [1, 3, 99], single_class=True, warn=said.append)
     assert merged["class"].tolist() == [0, 0, 0] and len(said) == 1
+    (tmp_path / "results.json").write_text(json.dumps([*rows[:2], ROW, ROW | {"score": 0.1}, ROW | {"score": 0.1}]))
+    assert len(read_results(tmp_path / "results.json", np.array([7]), [1, 3], warn=said.append)) == 5
+    assert "2 of its 5 rows repeat" in said[1]
 
 
 @pytest.mark.parametrize(
