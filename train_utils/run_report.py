@@ -5,7 +5,6 @@ import signal
 import textwrap
 import time
 from collections.abc import Iterator, Mapping
-from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -254,9 +253,6 @@ def save_config(folder: Path, config: TrainConfig) -> None:
 
 def report_run(folder: Path) -> Path:
     """Write ``report.html`` of a run into its folder; return the file. Raises TrainError."""
-    options = flat(from_checkpoint.read_config(folder, ""))
+    options, defaults = flat(from_checkpoint.read_config(folder, "")), flat(compose.defaults("train", TrainConfig))
     # Of the defaults, only the name stands for another option.
-    return report_page.write_report(folder, options, _defaults() | {"name": options["data.name"]})
-
-
-_defaults = cache(lambda: flat(compose.defaults("train", TrainConfig)))
+    return report_page.write_report(folder, options, defaults | {"name": options["data.name"]})
