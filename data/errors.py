@@ -4,6 +4,7 @@ import re
 import reprlib
 import sys
 import unicodedata
+from contextlib import suppress
 from pathlib import Path
 
 # After ://, an @ before any of / ? #, or a colon without a port. A password may contain what should
@@ -51,8 +52,9 @@ def shown(value: object) -> str:
 
 def from_here(path: Path | str) -> str:
     """``path`` from the current folder, where it is below it."""
-    here = Path.cwd()
-    return str(Path(path).relative_to(here) if Path(path).is_relative_to(here) else path)
+    with suppress(OSError, ValueError):  # it may be gone, and then the whole path is right
+        return str(Path(path).relative_to(Path.cwd()))
+    return str(path)
 
 
 def word_of(program: str) -> str:
