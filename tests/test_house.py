@@ -29,7 +29,7 @@ LIMITS = {  # if you raise one, say why in the commit
     "lines of a file": 400,
     "lines of a function": 80,
     "options of train.py": 101,  # as the page of options counts
-    "lines of tests": 18_885,
+    "lines of tests": 18_910,
     "pages of docs": 25,
     "words of docs": 17_720,  # without results and the page of options
     "words of the notebook": 5_000,

@@ -116,3 +116,11 @@ def test_resume_needs_only_the_folder_and_goes_on_after_the_last_epoch(folder: P
     assert [row["epoch"] for row in rows(folder / "run")] == ["1", "2", "3"]
     assert "resumed" in done.stdout and "after epoch 2" in done.stdout
     assert "changed: train.epochs: 2 -> 3" in done.stdout
+
+
+def test_one_process_says_what_is_wrong_and_all_end(folder: Path) -> None:
+    done = start(folder, "train.py", "train.epoch=3", processes=2)
+    assert done.returncode != 0
+    lines = [line for line in done.stderr.splitlines() if line.startswith(("error:", "fix:"))]
+    assert lines == ["error: train.epoch=3 is not an option here.", "fix: train.epochs=3"]
+    assert done.stderr.count("Traceback (most recent call last)") <= 1, "more than the launcher's own"

@@ -15,7 +15,7 @@ def of_busy_cores(threads: int) -> str | None:
     """A line for busy cores, where ``threads`` of an operator wait for each other; else None."""
     cores, load = os.cpu_count() or 1, os.getloadavg()[0]
     fix = "OMP_NUM_THREADS=1 before the command may be many times as fast"
-    return f"the {cores} cores are busy (load {load:.0f}): {fix}" if threads > 1 and load > 1.5 * cores else None
+    return f"the {cores} cores are busy (load {load:.0f}):\n  {fix}" if threads > 1 and load > 1.5 * cores else None
 
 
 class GrowingFile:

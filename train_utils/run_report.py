@@ -216,7 +216,7 @@ class RunReport:
         ckpt, seconds = option("ckpt", from_here(self.folder)), time.monotonic() - self._started
         self.line(f"trained for {progress.duration(seconds)}; see {from_here(self.folder / 'report.html')}")
         source = printable(option("source", from_here(val_set.path(0))))
-        self.line(as_started(f"next:\n  python eval.py {ckpt}\n  python predict.py {ckpt} {source}"))
+        self.line(as_started(f"next:\n  python eval.py {ckpt}\n  python predict.py {ckpt} \\\n      {source}"))
 
     @contextlib.contextmanager
     def failure_logged(self, what: str) -> Iterator[None]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from conf import launch
 from conf.errors import DistributedError
 from conf.launch import claim_error, environment_of_one, is_lost_peer
 from tests.runs.process_group import finish_python, fork_context, free_port
@@ -158,6 +161,16 @@ def test_cuda_asked_for_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> 
     cpu = torch.device("cpu")
     assert world == World(0, 0, 1, 1, num_nodes=1, device=cpu, launcher="none")
     assert claim_error()
+
+
+def test_two_groups_that_one_shell_starts_each_say_their_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(atexit, "register", lambda *_, **__: None)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(launch, "LAUNCHER_SECONDS", 0)
+    for port, is_first in ((1, True), (1, False), (2, True)):
+        for key, value in {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 2, "MASTER_PORT": port}.items():
+            monkeypatch.setenv(key, str(value))
+        assert claim_error() == is_first
 
 
 def test_a_gpu_that_torch_cannot_use_is_no_silent_run_on_the_cpu(

@@ -92,7 +92,7 @@ def test_a_full_disk_delays_rows_and_lines_and_loses_none(tmp_path: Path, capsys
 def test_cores_that_others_keep_busy_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     for load, threads, said in (
-        (18.2, 2, "the 2 cores are busy (load 18): OMP_NUM_THREADS=1"),
+        (18.2, 2, "the 2 cores are busy (load 18):\n  OMP_NUM_THREADS=1"),
         (18, 1, ""),
         (2, 2, ""),
     ):
