@@ -110,6 +110,9 @@ def steps(
         add(f"{name}: first step", images / run([batch]).images_per_second, "s")
         _, speed = (run([batch] * settings.steps).images_per_second for _ in range(2))
         add(name, speed, "images/s")
+        with torch.autograd.set_multithreading_enabled(False):  # else the backward pass is on a thread of autograd's
+            _, alone = (run([batch] * settings.steps).images_per_second for _ in range(2))
+        add(f"{name}: with the backward pass on this thread", alone, "images/s")
         add(f"{name}: of the peak", 100 * operations * speed / peak(settings.matrix), "%")
         add("bfloat16 matrix product", peak(settings.matrix) / 1e12, "TFLOP/s")
         add(f"{name}: memory at most", torch.cuda.max_memory_allocated() / 2**30, "GiB")
