@@ -115,9 +115,10 @@ def _of_folder_of_jsons(folder: Path, folders: Folders) -> dict[str, Any] | None
 
 
 def _is_coco(path: Path) -> bool:
-    with path.open("rb") as file:
+    with suppress(OSError), path.open("rb") as file:
         text = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if path.stat().st_size else b""
         return all(text.find(key) >= 0 for key in COCO_KEYS)
+    return False
 
 
 def _twin_of(path: Path) -> Path:
