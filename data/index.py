@@ -230,7 +230,7 @@ def _read(config: DataConfig, split: str, located: LocatedSplit) -> tuple[dict[s
             source.notes.add(kind, files)
     if config.format == DataFormat.coco and split == "train":
         source.notes.add("COCO jsons that no split reads", recognise.jsons_beside(places))
-    if split == "train":
+    if split == "train" and config.format not in FORMATS:
         source.notes.add("images of tests that are trained on", _images_of_tests(config, source))
     if config.format in (DataFormat.yolo, DataFormat.voc):
         read = [*places, *(folders if config.format == DataFormat.voc else ())]

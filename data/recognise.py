@@ -83,7 +83,7 @@ def _splits_of(folders: Iterable[str]) -> tuple[list[str], list[str]] | None:
         of_split = tops.setdefault(_split_in(top), {})
         if of_split.keys().isdisjoint([".", *("/".join(parts[:length]) for length in range(depth))]):
             of_split[top] = None
-    if tops.keys() in ({None}, {"train", None}, {"test"}):
+    if tops.keys() in (set(), {None}, {"train", None}, {"val"}, {"test"}):
         return None
     train = next((tops[split] for split in ("train", None, "val") if split in tops), {})
     others = (other for split in ("val", "test") for other in tops.get(split, ()) if other not in train)
@@ -281,10 +281,11 @@ def folders_beside(root: Path, places: Sequence[Path]) -> list[str]:
 
 
 def jsons_beside(places: Sequence[Path]) -> list[str]:
-    """COCO jsons of no usual split beside ``places``, or in folders beside theirs and called so."""
-    found = {path for place in places for path in place.parent.glob("*.json")}.difference(places)
-    found |= {path for place in places for path in place.parents[1].glob(f"*/{place.name}")}.difference(places)
-    unusual = (path for path in found if _split_in("/".join(path.parts[-2:]), [SPLIT_WORDS]) is None)
+    """COCO jsons of no usual split beside ``places``; if in folders of splits, in those beside."""
+    found = {path for place in places for path in place.parent.glob("*.json")}
+    of_splits = [place for place in places if _split_in(place.parent.name)]
+    found |= {path for place in of_splits for path in place.parents[1].glob(f"*/{place.name}")}
+    unusual = (path for path in found.difference(places) if _split_in("/".join(path.parts[-2:]), [SPLIT_WORDS]) is None)
     return sorted(str(path) for path in unusual if path.is_file() and _is_coco(path))
 
 
