@@ -186,6 +186,7 @@ def _file_names(images: list[_Image], root: Place, notes: Findings) -> list[str]
     if isinstance(root, str):
         return in_shards(names, root) if root.endswith(".tar") else [name.replace("\\", "/") for name in names]
     given = [name.replace("\\", "/") if "\\" in name and not (root / name).is_file() else name for name in names]
+    given = [os.path.normpath(name) if "./" in name or "//" in name else name for name in given]
     if any(os.path.isfile(root / name) for name in given[:COMPARED_NAMES]):
         return given
     found = find_files(given, [root]) if given else []

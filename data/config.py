@@ -178,7 +178,7 @@ class DataConfig:
         for part, key in ((self.val, "data.val"), (self.train, "data.train")):
             pairs = [
                 (root / swap(names), swapped if isinstance(swapped, str) or swapped.exists() else root / images)
-                for names, images in part.pairs(key)
+                for names, images in (part.pairs(key) if part.annotations is not None else ())
                 for swapped in [remote.place(root, swap(images))]
                 if (root / swap(names)).exists() and (swap(names) != names or Path(names).stem == "test")
             ]

@@ -40,7 +40,7 @@ from data.progress import counted
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 13  # raise it when the columns or the checks change
+FORMAT_VERSION = 14  # raise it when the columns or the checks change
 # A lost file, something else in its place, a bad sector. Other errors say nothing about the files.
 DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO)
 UNREADABLE_FIX = "free memory or file handles (ulimit -n), or allow reading it"
@@ -228,6 +228,10 @@ def _read(config: DataConfig, split: str, located: LocatedSplit) -> tuple[dict[s
     if config.format in (DataFormat.coco, DataFormat.voc) and isinstance(source.image_root, Path):
         for kind, files in recognise.files_beside(source.image_root, source.file_names, places).items():
             source.notes.add(kind, files)
+    if config.format == DataFormat.coco and split == "train":
+        source.notes.add("COCO jsons that no split reads", recognise.jsons_beside(places))
+    if split == "train" and config.format not in FORMATS:
+        source.notes.add("images of tests that are trained on", _images_of_tests(config, source))
     if config.format in (DataFormat.yolo, DataFormat.voc):
         read = [*places, *(folders if config.format == DataFormat.voc else ())]
         unread = recognise.folders_beside(Path(config.root).absolute(), read) if split == "train" else []
@@ -283,29 +287,37 @@ def check_same_classes(train: Annotations, val: Annotations) -> None:
 
 
 def warn_of_shared_images(train: Annotations, val: Annotations) -> str | None:
-    """Warn if some of a sample of ``val`` are in ``train`` as well.
+    """Warn if images of ``val`` are in ``train`` as well.
 
-    The same paths in sets of one size are taken as intended. Files of other paths are compared if
-    their first boxes are equal.
+    Files of other paths are compared for a sample of ``val``, if their first boxes are equal.
     """
+    trained = set(map(train.path, range(len(train))))
+    pairs = [(path, path) for path in map(val.path, range(len(val))) if path in trained]
     annotated, boxed = (np.flatnonzero(np.diff(split.offsets)) for split in (train, val))
     first_boxes = train.boxes_xywh[train.offsets[annotated]]
     by_box = {box.tobytes(): position for box, position in zip(first_boxes, annotated.tolist(), strict=True)}
-    sample = boxed[:: len(boxed) // COMPARED_IMAGES + 1].tolist()
-    pairs = []
+    sample = [] if pairs else boxed[:: len(boxed) // COMPARED_IMAGES + 1].tolist()
     for index in sample:
         position = by_box.get(val.boxes_xywh[val.offsets[index]].tobytes())
         pair = val.path(index), train.path(position) if position is not None else ""
-        is_intended = pair[0] == pair[1] and len(train) == len(val)
         with suppress(OSError):
-            if not is_intended and all(pair) and layouts.read_file(pair[0]) == layouts.read_file(pair[1]):
+            if all(pair) and layouts.read_file(pair[0]) == layouts.read_file(pair[1]):
                 pairs.append(pair)
     if not pairs:
         return None
     return (
-        f"warning: {len(pairs)} of {len(sample)} validation images are training images, too, such as "
+        f"warning: {len(pairs)} of {len(sample) or len(val)} validation images are training images, too, such as "
         f"{' and '.join(dict.fromkeys(pairs[0]))}: the metrics say nothing about new images. fix: data.split=0.1"
     )
+
+
+def _images_of_tests(config: DataConfig, source: Source) -> list[str]:
+    """The images of a source that are for tests, too."""
+    with suppress(DataError):  # mostly there are no tests
+        tests = locate(config, "test").read()
+        named = {os.path.join(tests.image_root, name) for name in tests.file_names}
+        return [name for name in source.file_names if os.path.join(source.image_root, name) in named]
+    return []
 
 
 def _places(config: DataConfig, split: str) -> list[tuple[Path, remote.Place]]:

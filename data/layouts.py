@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import yaml
 
@@ -51,11 +52,23 @@ def is_set_file(place: Path) -> bool:
     return place.suffix.lower() in (*YAML_SUFFIXES, ".data")
 
 
-def xml_text(content: bytes) -> str:
-    """The text of an XML file by the encoding that it declares. Raises ValueError, LookupError."""
+def xml_root(path: str | os.PathLike[str]) -> ElementTree.Element:
+    """The root of a VOC file, tags in lower case, without namespace. Raises OSError, DataError."""
+    content = read_file(path)
     declared = _ENCODING.match(content)  # not of UTF-16, which has a mark at its start
     usual = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
-    return content.decode(declared[1].decode("ascii") if declared else usual)
+    try:
+        # expat knows few encodings, and limits what entities expand to.
+        root = ElementTree.fromstring(content.decode(declared[1].decode("ascii") if declared else usual))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not in the encoding that it declares ({error}); save it as UTF-8") from error
+    except (ElementTree.ParseError, ValueError, LookupError) as error:  # LookupError: an unknown encoding
+        raise DataError(f"{path} is not valid XML ({error})") from error
+    for element in root.iter():
+        element.tag = element.tag.rpartition("}")[2].lower()
+    if root.tag != "annotation":
+        raise DataError(f"{path} is not of Pascal VOC: it begins with <{root.tag}>, not with <annotation>")
+    return root
 
 
 def names_in(folder: str) -> list[str]:
@@ -252,6 +265,8 @@ def _names_in(path: Path) -> list[str]:
     if "" in lines:
         number = lines.index("") + 1
         raise DataError(f"{path}:{number} is empty, but each line counts as a class. fix: write a name, or remove it")
+    if comment := next((line for line in lines if re.match("(#|//) ", line)), None):
+        raise DataError(f"{path} holds {shown(comment)}, but each line counts as a class. fix: remove it")
     return lines
 
 
@@ -261,6 +276,13 @@ def read_lines(path: Path) -> list[str]:
     if b"\0" in content:  # binary, or UTF-16
         raise DataError(f"{path} is not a text file in UTF-8. fix: name one with an entry per line")
     return content.decode("utf-8", "surrogateescape").splitlines()
+
+
+def first_column(line: str) -> str:
+    """The image in a line of a list: -1 or 1 of a class (VOC), an xml file or boxes may follow."""
+    columns = line.split() or [""]
+    is_image = os.path.splitext(columns[0])[1].lower() in IMAGE_SUFFIXES
+    return columns[0] if is_image or len(columns) == 2 else line.strip()
 
 
 def read_file(path: str | os.PathLike[str], limit: int = sys.maxsize) -> bytes:

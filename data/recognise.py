@@ -1,6 +1,5 @@
 """What ``data=<path>`` may be: a set is images and labels, found by their names."""
 
-import html
 import json
 import mmap
 import os
@@ -18,11 +17,10 @@ SPLIT_WORDS = {
     "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test",
     "testing": "test",
 }  # fmt: skip
-TWINS = [pair for word in ("val", "valid", "validation") for pair in (("train", word), (word, "train"))]
-# Of images in a set of VOC; of tests: eval.py split=test.
-LISTS = ("train", "training", "trainval", "default", "val", "valid", "validation")
+RARE_WORDS = {"dev": "val", "devel": "val", "eval": "val", "holdout": "test"}  # unless another is there: "test-dev"
+TWINS = [pair for word in ("val", "valid", "validation", "dev") for pair in (("train", word), (word, "train"))]
+TRAINING_LISTS = ("trainval", "default")  # the latter is CVAT's
 COCO_KEYS = (b'"images"', b'"annotations"', b'"categories"')
-_CLASS = re.compile(r"<object\b.*?<name>(.*?)</name>", re.DOTALL)
 Folders = Mapping[str, Mapping[str, Sequence[str]]]  # by suffix, the folders with such files and the names
 
 
@@ -64,17 +62,18 @@ def _folders_with(top: Path, suffixes: Set[str]) -> Folders:
     return found
 
 
-def _split_in(path: str) -> str | None:
+def _split_in(path: str, words_of: Sequence[Mapping[str, str]] = (SPLIT_WORDS, RARE_WORDS)) -> str | None:
     """Which split a file or folder is for by the last such word in its path: train, val or test."""
-    words = (word.lower().removesuffix("set") for word in re.findall("[A-Z]*[a-z]*", path))  # "TestImages", "testset"
-    return next((SPLIT_WORDS[word] for word in reversed([*words]) if word in SPLIT_WORDS), None)
+    found = re.findall("[A-Z]*[a-z]*", path)
+    words = [word.lower().removesuffix("set") for word in reversed(found)]  # "TestImages", "testset"
+    return next((known[word] for known in words_of for word in words if word in known), None)
 
 
 def _splits_of(folders: Iterable[str]) -> tuple[list[str], list[str]] | None:
     """The folders of training and validation images, if some are called so; tests are left out.
 
-    Without any for training, those that are called nothing are; without any for validation, both
-    are those of training. Raises ``DataError`` if others lie below those of training.
+    Without any for training, those that are called nothing are, or those for validation; without
+    any for validation, both are those of training. Raises ``DataError`` if others lie below these.
     """
     tops: dict[str | None, dict[str, None]] = {}
     for folder in folders:
@@ -84,10 +83,10 @@ def _splits_of(folders: Iterable[str]) -> tuple[list[str], list[str]] | None:
         of_split = tops.setdefault(_split_in(top), {})
         if of_split.keys().isdisjoint([".", *("/".join(parts[:length]) for length in range(depth))]):
             of_split[top] = None
-    if tops.keys() in ({None}, {"train", None}) or tops.keys().isdisjoint({"train", None}):
+    if tops.keys() in (set(), {None}, {"train", None}, {"val"}, {"test"}):
         return None
-    train = tops.get("train", tops.get(None, {}))
-    others = (other for split in ("val", "test") for other in tops.get(split, ()))
+    train = next((tops[split] for split in ("train", None, "val") if split in tops), {})
+    others = (other for split in ("val", "test") for other in tops.get(split, ()) if other not in train)
     if below := next(((other, top) for other in others for top in train if _is_below(other, top)), None):
         raise DataError(f"the images in {below[1]} lie above those in {below[0]}. fix: move them to a folder train")
     return list(train), list(tops.get("val", train))
@@ -116,9 +115,10 @@ def _of_folder_of_jsons(folder: Path, folders: Folders) -> dict[str, Any] | None
 
 
 def _is_coco(path: Path) -> bool:
-    with path.open("rb") as file:
+    with suppress(OSError), path.open("rb") as file:
         text = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if path.stat().st_size else b""
         return all(text.find(key) >= 0 for key in COCO_KEYS)
+    return False
 
 
 def _twin_of(path: Path) -> Path:
@@ -173,15 +173,17 @@ def _images_of(path: Path, others: Sequence[Path]) -> Path:
 def _of_xmls(folder: Path, folders: Folders) -> dict[str, Any] | None:
     """The options for Pascal VOC's xml files, wherever they and their images lie below a folder."""
     xmls = folders.get(".xml", {})
-    texts = (layouts.read_file(folder / place / name) for place, names in xmls.items() for name in names)
-    classes = {html.unescape(name).strip() for text in texts for name in _CLASS.findall(layouts.xml_text(text))}
+    classes = set[str]()
+    for path in (folder / place / name for place, names in xmls.items() for name in names):
+        with suppress(OSError, DataError):  # reading that file says more
+            classes.update(element.findtext("name", "").strip() for element in layouts.xml_root(path).iter("object"))
+    classes.discard("")
     if not classes:
         return None
     options = {"format": "voc", "root": str(folder), "names": sorted(classes)}
     images = os.path.commonpath(folders.get("image", {"."}))
     if lists := _lists_of(folder, folders):
-        # Without a list for validation both are the first: data.split takes some of these images.
-        splits = [[names.get(split) or next(iter(names.values())) for _, names in lists] for split in ("train", "val")]
+        splits = [[names.get(split, names["train"]) for _, names in lists] for split in ("train", "val")]
         found = [[root for root, _ in lists]] * 2
     elif named := _splits_of(xmls):
         splits, found = [*named], [*(_splits_of(folders.get("image", ())) or named)]
@@ -199,24 +201,40 @@ def _of_xmls(folder: Path, folders: Folders) -> dict[str, Any] | None:
 
 
 def _lists_of(folder: Path, folders: Folders) -> list[tuple[str, dict[str, str]]]:
-    """For each folder of images and xml files, the lists of its splits in the order of LISTS."""
-    stems = {Path(name).stem for names in folders[".xml"].values() for name in names}
+    """For each folder of images and xml files, the lists of its splits but that of tests."""
     found: dict[str, tuple[str, dict[str, str]]] = {}
-    # VOC's lists in ImageSets/Main are for detection, those in Layout and Segmentation are not.
-    for place, names in sorted(folders.get(".txt", {}).items(), key=lambda item: not item[0].endswith("Main")):
-        lists = {Path(name).stem.lower(): f"{place}/{name}" for name in names}
-        named = {name: lists[name] for name in LISTS if name in lists and _lists_any(folder / lists[name], stems)}
+    for place, lists in _all_lists(folder, folders, folders[".xml"]):
         root = place.partition("ImageSets")[0].rstrip("/") or "."
         if not any(f"{xmls}/".startswith(f"{root}/") for xmls in folders[".xml"]):
             root = "."
-        if named and root not in found:
-            found[root] = root, {SPLIT_WORDS.get(name, name): path for name, path in named.items()}
+        found.setdefault(root, (root, lists))
     return list(found.values())
 
 
-def _lists_any(path: Path, stems: Set[str]) -> bool:
-    """Whether a text file is a list of images: the first ones of it may be missing."""
-    return not stems.isdisjoint(_stems_of(path))
+def _all_lists(folder: Path, folders: Folders, named: Mapping[str, Sequence[str]]) -> list[tuple[str, dict[str, str]]]:
+    """The folders with lists of some of the ``named`` images or xml files; the lists by split.
+
+    Raises ``DataError`` if one list is as good as another, or none is for training.
+    """
+    stems = {os.path.splitext(name)[0] for names in named.values() for name in names}
+    result = []
+    # VOC's lists in ImageSets/Main are for detection, those in Layout and Segmentation are not.
+    for place, texts in sorted(folders.get(".txt", {}).items(), key=lambda item: not item[0].endswith("Main")):
+        lists: dict[str, str] = {}
+        for name in sorted(texts, key=lambda name: (len(name), name)):  # train.txt before cat_train.txt
+            stem, path = os.path.splitext(name)[0], os.path.normpath(f"{place}/{name}")
+            split = "train" if stem.lower() in TRAINING_LISTS else _split_in(stem)
+            if split is None or stem in stems or stems.isdisjoint(_stems_of(folder / path)):
+                continue
+            first = Path(lists.setdefault(split, path)).stem.lower()
+            if first != stem.lower() and first not in (*SPLIT_WORDS, *RARE_WORDS, *TRAINING_LISTS):
+                raise DataError(f"{folder}: {lists[split]} and {path} are for one split. fix: a list {split}.txt")
+        result += [(place, lists)] if lists else []
+    chosen = [(place, lists) for place, lists in result if "train" in lists]
+    if result and not chosen:
+        other = next(iter(result[0][1].values()))
+        raise DataError(f"{folder}: {other} names images, and there is no list for training. fix: a list train.txt")
+    return chosen
 
 
 def _of_label_files(folder: Path, folders: Folders) -> dict[str, Any] | None:
@@ -233,12 +251,8 @@ def _of_label_files(folder: Path, folders: Folders) -> dict[str, Any] | None:
         if layouts.read_names(folder / file) != layouts.read_names(folder / files[0]):
             raise DataError(f"{folder}: {files[0]} and {file} differ. fix: make them agree, or delete one")
     train, val = _splits_of(images) or [[os.path.commonpath(images)]] * 2
-    for place, texts in folders[".txt"].items():
-        by_split = {SPLIT_WORDS.get(Path(name).stem.lower()): os.path.normpath(f"{place}/{name}") for name in texts}
-        lists = {split: name for split, name in by_split.items() if split and _lists_any(folder / name, stems)}
-        if "train" in lists:
-            train, val = [lists["train"]], [lists.get("val", lists["train"])]
-            break
+    for _, lists in _all_lists(folder, folders, images)[:1]:
+        train, val = [lists["train"]], [lists.get("val", lists["train"])]
     names = files[0] if files else None
     return {"format": "yolo", "root": str(folder), "names": names, "train": _split(train), "val": _split(val)}
 
@@ -266,6 +280,15 @@ def folders_beside(root: Path, places: Sequence[Path]) -> list[str]:
     return [str(folder) for folder in unread if _split_in(str(folder.relative_to(root))) != "test"]
 
 
+def jsons_beside(places: Sequence[Path]) -> list[str]:
+    """COCO jsons of no usual split beside ``places``; if in folders of splits, in those beside."""
+    found = {path for place in places for path in place.parent.glob("*.json")}
+    of_splits = [place for place in places if _split_in(place.parent.name)]
+    found |= {path for place in of_splits for path in place.parents[1].glob(f"*/{place.name}")}
+    unusual = (path for path in found.difference(places) if _split_in("/".join(path.parts[-2:]), [SPLIT_WORDS]) is None)
+    return sorted(str(path) for path in unusual if path.is_file() and _is_coco(path))
+
+
 def files_beside(root: Path, images: Sequence[str], places: Sequence[Path]) -> dict[str, list[str]]:
     """Files in the folders of ``images``, relative to ``root``, that go with none of them, by kind.
 
@@ -290,7 +313,8 @@ def _stems_of(place: Path) -> set[str]:
             return {_stem(name) for names in xmls.values() for name in names}
         if place.suffix.lower() == ".json":
             return {*map(_stem, _file_names_in(place, None))}
-        return {_stem(line.strip()) for line in layouts.read_lines(place)}
+        lines = layouts.read_lines(place)
+        return {_stem(part) for line in lines for part in (line.strip(), layouts.first_column(line))}
     return set()
 
 

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from itertools import compress
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,8 @@ SCORED_OUTSIDE = "boxes that reach out of their image and are scored unchanged"
 SCORED_EMPTY = "boxes without area that are scored unchanged"
 TINY = 2.0  # pixels
 TINY_BOXES = f"boxes below {TINY:g} pixels, and no larger one, as if they were fractions of the image"
+UNLIKE = "boxes read as [left, top, width, height] that look like "
+MANY_OUTSIDE = 0.2  # of the boxes, beyond the right and lower edges: their numbers may mean something else
 CROWDS = "crowds (iscrowd=1), which are not learnt"
 
 # A kind of finding, which entries are good, and what is wrong with one that is not.
@@ -165,11 +168,31 @@ def _check_boxes(
     sides = source.boxes_xywh[usable, 2:]
     if len(sides) and sides.max() < TINY:
         source.notes.add(TINY_BOXES, np.flatnonzero(usable), describe=partial(describe, problem="is tiny"))
+    if other := looks_like(source.boxes_xywh[usable], source.sizes[positions[usable]], source.areas[usable]):
+        source.notes.add(UNLIKE + other, np.flatnonzero(usable), describe=partial(describe, problem="is one"))
     if not scored:
         start, extents = np.hsplit(source.boxes_xywh[rows], 2)
         end, start = np.minimum(start + extents, source.sizes[positions[rows], ::-1]), np.maximum(start, 0)
         source.boxes_xywh[rows] = np.concatenate([start, end - start], axis=1)
     return positions, usable
+
+
+def looks_like(boxes: NDArray[Any], sizes: NDArray[Any], areas: NDArray[Any]) -> str | None:
+    """What the numbers of boxes (M, 4) seem to be if not left, top, width, height; else None.
+
+    ``sizes`` (M, 2) are height and width of the images, ``areas`` (M,) those of the objects.
+    """
+    start, extent = np.hsplit(boxes, 2)
+    limit = sizes[:, ::-1] + BORDER_TOLERANCE
+    of_corners = np.isclose(areas, (extent - start).prod(axis=1)) & ~np.isclose(areas, extent.prod(axis=1))
+    if len(boxes) < 2 or not (of_corners.all() or (start + extent > limit).any(axis=1).mean() > MANY_OUTSIDE):
+        return None
+    corners = "[left, top, right, bottom]", start, extent
+    centres = "[centre x, centre y, width, height]", start - extent / 2, start + extent / 2
+    fits = (
+        (name, (low >= -BORDER_TOLERANCE) & (low < high) & (high <= limit)) for name, low, high in (corners, centres)
+    )
+    return next((name for name, inside in fits if inside.all()), None)
 
 
 def _reach(source: Source, positions: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:

@@ -70,6 +70,7 @@ def _items_of_list(image_list: Path, voc_root: Path) -> list[_Listed]:
     xml_folder, image_folder = (_folder_or(voc_root, name) for name in ("Annotations", "JPEGImages"))
     items = []
     for line in filter(None, map(str.strip, layouts.read_lines(image_list))):
+        line = line if os.path.isfile(f"{xml_folder}/{line}.xml") else layouts.first_column(line)  # noqa: PLW2901
         stem, suffix = os.path.splitext(line.replace("\\", "/"))
         stem = stem if suffix.lower() in layouts.IMAGE_SUFFIXES else line
         items.append(_Listed(stem, f"{xml_folder}/{stem}.xml", (image_folder,), str(voc_root)))
@@ -171,31 +172,31 @@ def _image_of(item: _Listed, file_name: str, present: dict[str, frozenset[str]],
     stem = os.path.basename(item.stem)
     first = item.stem + (os.path.splitext(base)[1] or ".jpg")
     names = (first, base, *(item.stem + suffix for suffix in sorted(layouts.IMAGE_SUFFIXES)))
-    matches = (f"{folder}/{name}" for folder in item.image_folders for name in names if name in present.get(folder, ()))
-    if image := next(matches, None):
-        return image, False
-    others = below(item.top).get(stem) or below(item.top).get(os.path.splitext(base)[0], [])
+    matches = [f"{folder}/{name}" for folder in item.image_folders for name in names if name in present.get(folder, ())]
+    if matches:
+        others = {os.path.basename(image) for image in matches} - {base}
+        return matches[0], os.path.basename(matches[0]) != base and len(others) > 1
+    elsewhere = below(item.top).get(stem) or below(item.top).get(os.path.splitext(base)[0], [])
     folders = set(item.xml.split("/"))
-    likeness = [len(folders.intersection(image.split("/"))) for image in others]
-    if not others:
+    likeness = [len(folders.intersection(image.split("/"))) for image in elsewhere]
+    if not elsewhere:
         return f"{item.image_folders[-1]}/{first}", False
-    return others[likeness.index(max(likeness))], likeness.count(max(likeness)) > 1
+    return elsewhere[likeness.index(max(likeness))], likeness.count(max(likeness)) > 1
 
 
 def _parse(xml: str) -> _Annotation | str:
     """Return the content of an xml file, or a sentence that says why it is unusable."""
     try:
-        # expat knows few encodings, and limits what entities expand to.
-        root = ElementTree.fromstring(layouts.xml_text(layouts.read_file(xml)))
+        root = layouts.xml_root(xml)
         size = (int(root.findtext("size/height", "0")), int(root.findtext("size/width", "0")))
     except OSError as error:
         return f"{xml} cannot be read ({error.strerror})"
-    except UnicodeDecodeError as error:
-        return f"{xml} is not in the encoding that it declares ({error}); save it as UTF-8"
-    except (ElementTree.ParseError, ValueError, LookupError) as error:  # LookupError: an unknown encoding
+    except DataError as error:
+        return str(error)
+    except ValueError as error:
         return f"{xml} is not valid XML with width and height in <size> ({error})"
-    objects = [_object(element) for element in root.iterfind("object")]
-    angles = (item.findtext("value") for item in root.iterfind("object/attributes/attribute[name='rotation']"))
+    objects = [_object(element) for element in root.iter("object")]
+    angles = (item.findtext("value") for item in root.iterfind(".//object/attributes/attribute[name='rotation']"))
     rotated = sum(angle not in ("0", "0.0") for angle in angles)
     return _Annotation(root.findtext("filename", "").strip(), size, objects, rotated)
 

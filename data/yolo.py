@@ -25,6 +25,8 @@ MAX_FRACTION = 2  # larger numbers are pixels; just above 1, a box reaches out o
 MAX_OF_POLYGON = 1.1  # tools cut polygons at the edges of the image, but for rounding
 IMAGE_FOLDERS = ("images", "JPEGImages")  # the usual ones, with a folder "labels" beside them
 BOX_COLUMNS, CORNER_COLUMNS = 5, 9  # of a row: class cx cy w h; class and four corners
+CROSSED = 8  # stands for 9 columns whose points do not go round a convex shape, as a box with two key points
+MANY_CROSSED = 0.2  # of the rows of 9 columns
 COLUMNS = [np.dtype(kind) for kind in ("(2,)i8", "i8", "(4,)i4", "(4,)f8")]  # of _read_chunk
 SPLIT_KEYS = {"train": ("train",), "val": ("val", "valid"), "test": ("test",)}  # in a data.yaml or obj.data
 
@@ -147,8 +149,11 @@ def read_yolo(
 
     is_longer = rows[:, 3] > BOX_COLUMNS
     lengths = set(rows[is_longer, 3].tolist())
-    if is_longer.sum() > 1 and len(lengths) == 1 and CORNER_COLUMNS not in lengths:
-        why = f"{min(lengths)} columns, as all rows but boxes: not polygons, but a tracker's row or key points"
+    has_nine = lengths <= {CORNER_COLUMNS, CROSSED}
+    crossed = (rows[:, 3] == CROSSED).sum() / max(1, is_longer.sum())
+    if is_longer.sum() > 1 and (crossed > MANY_CROSSED if has_nine else len(lengths) == 1):
+        count = CORNER_COLUMNS if has_nine else min(lengths)
+        why = f"{count} columns, as all rows but boxes: not polygons, but a tracker's row or key points"
         unlike = np.flatnonzero(is_longer)
         findings.add("rows that are not boxes", unlike, describe=lambda row: f"{box_name(row)} has {why}")
         rows, boxes_xywh = rows[~is_longer], boxes_xywh[~is_longer]
@@ -228,6 +233,9 @@ def _parse(line: str, num_classes: int) -> list[float]:
     if len(box) > 4:  # a polygon
         if max(map(abs, box)) > MAX_OF_POLYGON:
             raise ValueError(f"{max(map(abs, box)):g} in a polygon of fractions, or a tracker's row or key points")
+        edges = np.diff([complex(*point) for point in zip(box[::2], box[1::2], strict=True)] * 2)[:5]
+        turns = (edges[1:] * edges[:-1].conj()).imag
+        length = CROSSED if length == CORNER_COLUMNS and turns.min() * turns.max() < 0 else length
         left, right, top, bottom = min(box[::2]), max(box[::2]), min(box[1::2]), max(box[1::2])
         box = [(left + right) / 2, (top + bottom) / 2, right - left, bottom - top]
     if (largest := max(map(abs, box))) > MAX_FRACTION:

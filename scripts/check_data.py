@@ -19,6 +19,7 @@ import importlib.util
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -108,6 +109,7 @@ def check_dataset(
         annotations = splits[split]
         for kind, count in changed.counts.items():
             is_fault = kind in (validate.CUT, validate.SCORED_OUTSIDE, validate.SCORED_EMPTY, validate.TINY_BOXES)
+            is_fault |= kind.startswith(validate.UNLIKE)
             (problems if is_fault else notes)[split].add(kind, changed.examples[kind], count)
         repeated = [_box_name(annotations, row) for row in repeated_boxes(annotations).tolist()]
         problems[split].add("repeated boxes", repeated)
@@ -141,6 +143,8 @@ def _check_images(splits: dict[str, data.Annotations], problems: dict[str, Findi
     for split, annotations in splits.items():
         readable[split] = []
         source, count = data.ImageSource(annotations, data.OnError.stop), len(annotations)
+        with suppress(data.DataError):  # of all images below
+            source.read_sample()
         with ThreadPoolExecutor(source.readers) as pool:
             hashes = pool.map(_pixel_hash, [source] * count, range(count))
             for index, (result, damage) in enumerate(tracked(hashes, count, f"decoding {split}")):

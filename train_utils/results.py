@@ -12,7 +12,7 @@ import numpy as np
 from conf.errors import TrainError
 from data.annotations_read import ids_by_name
 from data.errors import shown
-from data.validate import TINY
+from data.validate import TINY, looks_like
 
 # A row per detection. "class" counts from 0; "box_xywh" is left, top, width and height in pixels of
 # the original image.
@@ -169,6 +169,8 @@ def warn_of_units(path: Path, detections: Detections, image_ids: np.ndarray, siz
     beyond = (left + wide > width + 1) | (top + high > height + 1)
     if len(detections) and max(wide.max(), high.max()) < TINY:
         print(f"warning: all boxes of {path} are below {TINY:g} pixels, as if they were fractions of the image")
+    elif other := looks_like(detections["box_xywh"], np.column_stack([height, width]), wide * high):
+        print(f"warning: the boxes of {path} look like {other}, and are read as [left, top, width, height]")
     elif len(detections) and beyond.mean() > 0.5:
         about = f"{beyond.sum():,} of {len(beyond):,} boxes of {path} reach out of their image"
         print(f"warning: {about}, as if they were not [left, top, width, height] in pixels")

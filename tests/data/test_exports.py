@@ -16,7 +16,7 @@ import pytest
 from conf import compose
 from conf.run import override
 from conf.schema import AnchorsConfig
-from data import Annotations, DataConfig, DataError, open_annotations
+from data import Annotations, DataConfig, open_annotations
 from data.index import warn_of_shared_images
 
 HEIGHT, WIDTH, ROW, BOX = 32, 64, "0 .5 .5 .25 .5\n", [24.0, 8.0, 16.0, 16.0]
@@ -119,10 +119,18 @@ def linked(kind: str) -> Write:
     return write
 
 
-def edit(root: Path, old: str, new: str) -> None:
-    """Replace a text in all label files and annotations."""
-    for path in (path for path in root.rglob("*") if path.suffix in (".xml", ".txt", ".json")):
-        path.write_text(path.read_text().replace(old, new))
+def changed(write: Write, *pairs: tuple[str, str]) -> Write:
+    """With texts replaced in all label files and annotations."""
+
+    def write_changed(root: Path) -> None:
+        write(root)
+        for path in (path for path in root.rglob("*") if path.suffix in (".xml", ".txt", ".json")):
+            content = path.read_text()
+            for pair in pairs:
+                content = content.replace(*pair)
+            path.write_text(content)
+
+    return write_changed
 
 
 SPLITS = ("train", "dev", "test")
@@ -193,6 +201,26 @@ EXPORTS: dict[str, tuple[Write, int, int, str]] = {  # images of train and val w
         both(*(yolo(f"{name}/images", f"{name}/labels") for name in ("trainset", "TestPictures"))), 4, 4, "cat"
     ),
     "train, dev and test of xml files": (both(*(voc(name, name) for name in SPLITS)), 4, 4, ""),
+    "train, holdout and dev": (
+        both(*(yolo(f"{name}/images", f"{name}/labels") for name in ("train", "holdout", "dev"))), 4, 4, "cat"
+    ),
+    "val and test": (both(*(yolo(f"{name}/images", f"{name}/labels") for name in ("val", "test"))), 4, 4, "cat"),
+    "lists of a class": (
+        both(voc("JPEGImages", "Annotations"), *(
+            file(f"ImageSets/Main/cat_{split}.txt", lines) for split, lines in (("train", "0 1\n1 -1"), ("val", "2  1"))
+        )), 2, 1, "",
+    ),
+    "lists of images and xml files": (
+        both(
+            voc("a", "b"), file("train_list.txt", "a/0.png b/0.xml\na/1.png b/1.xml"), file("val_list.txt", "a/2.png")
+        ), 2, 1, "",
+    ),
+    "lists of a splitting tool": (
+        both(
+            yolo("images", "labels", classes_txt="cat"), file("autosplit_train.txt", "./images/0.png\n./images/1.png"),
+            file("autosplit_val.txt", "./images/2.png"), file("autosplit_test.txt", "./images/3.png"),
+        ), 2, 1, "",
+    ),
     "a list whose first image is gone": (
         both(
             yolo("images", "labels", classes_txt="cat"), file("ImageSets/train.txt", "gone.png\nimages/1.png"),
@@ -207,12 +235,23 @@ EXPORTS: dict[str, tuple[Write, int, int, str]] = {  # images of train and val w
     ),
     "classes beside the labels": (both(yolo("images", "labels"), file("labels/classes.txt", "cat")), 4, 4, ""),
     "objects with attributes": (
-        both(voc("a", "a", name="&#29483;"), lambda root: edit(root, "<object>", '<object id="1">')), 4, 4, ""
+        changed(voc("a", "a", name="&#29483;"), ("<object>", '<object id="1">')), 4, 4, ""
     ),
+    "tags in capitals": (changed(voc("a", "a"), ("<object", "<OBJECT"), ("</object", "</OBJECT")), 4, 4, ""),
+    "a namespace, and objects below others": (
+        changed(
+            voc("a", "a"), ("<annotation>", '<annotation xmlns="http://a.b">'), ("<object>", "<objects><object>"),
+            ("</object>", "</object></objects>"),
+        ), 4, 4, "",
+    ),
+    "comments": (changed(voc("a", "a"), ("<name>cat", "<!-- <name>old</name> --><name>c<![CDATA[at]]>")), 4, 4, ""),
     "of Windows": (lambda root: coco(root, ["a\\0.png", "a\\1.png"]), 2, 2, ""),
     "NaN where nobody reads": (lambda root: coco(root, ["0.png", "1.png"], '"attributes": NaN, '), 2, 2, ""),
     "first image gone": (lambda root: coco(root, ["0.png", "1.png"], '"note": "first is gone", '), 1, 1, "skip"),
 }  # fmt: skip
+
+
+OPTIONS = {"skip": ["data.on_error=skip"], "cat": ["data.names=[cat]"], "": []}
 
 
 def typed(root: Path, *more: str) -> DataConfig:
@@ -228,8 +267,7 @@ def opened(root: Path, split: str, *more: str) -> Annotations:
 def test_exports_are_read_as_they_are(case: str, tmp_path: Path) -> None:
     write, train, val, option = EXPORTS[case]
     write(tmp_path / "set")
-    more = {"skip": ["data.on_error=skip"], "cat": ["data.names=[cat]"], "": []}[option]
-    config = typed(tmp_path / "set", *more)
+    config = typed(tmp_path / "set", *OPTIONS[option])
     for split, count in (("train", train), ("val", val)):
         found = open_annotations(config, split)
         assert len(found) == count and found.boxes_xywh.tolist() == [BOX] * count
@@ -244,8 +282,7 @@ LISTED = {case for case in EXPORTS if "list" in case} | {"moved", "sub-folders",
 def test_each_file_beside_the_images_is_learnt_or_named(case: str, tmp_path: Path) -> None:
     write, _, _, option = EXPORTS[case]
     write(tmp_path / "set")
-    more = {"skip": ["data.on_error=skip"], "cat": ["data.names=[cat]"], "": []}[option]
-    before = opened(tmp_path / "set", "train", *more)
+    before = opened(tmp_path / "set", "train", *OPTIONS[option])
     assert not any("do not name" in note or "of no image" in note for note in before.notes)
     path = Path(before.path(0))
     picture(path.with_name("lost.png"))
@@ -253,39 +290,41 @@ def test_each_file_beside_the_images_is_learnt_or_named(case: str, tmp_path: Pat
     beside = [file for file in (tmp_path / "set").rglob("*.txt") if file.stem == path.stem]
     for label in beside:
         text(label.with_name("alone.txt"), ROW)
-    notes = opened(tmp_path / "set", "train", f"data.index_dir={tmp_path / 'new'}", *more).notes
+    notes = opened(tmp_path / "set", "train", f"data.index_dir={tmp_path / 'new'}", *OPTIONS[option]).notes
     for name in ("/lost.png", "/other.heic", *(["/alone.txt"] if beside else [])):
         (note,) = (note for note in notes if name in note)
         assert " (1), first" in note
 
 
-TWO_NAMES = '"file_name": "1.png"', '"file_name": "0.png"'
+JSON = coco_at("a.json", "a")
+ATTRIBUTES = "<attributes><attribute><name>rotation</name><value>9</value></attribute></attributes></object>"
+CORNERS = r"look like \[left, top, right, bottom\] \(2\)"
 GUESSES: dict[str, tuple[Write, str]] = {  # what is left out or may be meant otherwise, and the line that says so
     "a folder in no split": (
         both(*(yolo(f"images/{name}", f"labels/{name}") for name in ("train", "val", "more"))), "no split .*images/more"
     ),
     "xml files in no split": (both(*(voc(name, name) for name in ("train", "val", "more"))), "no split reads .*more"),
-    "two images of one name": (both(yolo("a", "a"), lambda root: picture(root / "a/0.webp")), "label file .*0.webp"),
-    "a list with an image twice": (both(yolo("a", "a"), file("train.txt", "a/0.png\n./a/0.png")), "again .*a/0.png"),
-    "a json with an image twice": (
-        both(coco_at("a.json", "a"), lambda root: edit(root, *TWO_NAMES)), "named again .*0.png"
+    "a json in no split": (both(*(coco_at(f"{to}/a.json", to) for to in ("train", "val", "dev"))), "no split .*dev/a"),
+    "tests that are trained on": (
+        both(yolo("a", "a"), file("train.txt", "a/0.png\na/1.png"), file("test.txt", "a/1.png\na/2.png")),
+        r"tests .* trained on \(1\), first: a/1.png",
     ),
+    "two images of one name": (both(yolo("a", "a"), lambda root: picture(root / "a/0.webp")), "label file .*0.webp"),
+    "two images of an xml file": (
+        both(changed(voc("a", "a"), ("0.png<", "0<")), lambda root: picture(root / "a/0.webp")), "several .*0.png"
+    ),
+    "a list with an image twice": (both(yolo("a", "a"), file("train.txt", "a/0.png\n./a/0.png")), "again .*a/0.png"),
+    "a json with an image twice": (changed(JSON, ('"1.png', '"./b/..//0.png')), "again .*0.png"),
+    "corners by their areas": (changed(JSON, (json.dumps(BOX), '[8, 8, 24, 16], "area": 128')), CORNERS),
+    "corners that reach out": (changed(JSON, (json.dumps(BOX), "[40, 8, 60, 16]")), CORNERS),
+    "centres": (changed(JSON, (json.dumps(BOX), "[56, 16, 16, 16]")), r"look like \[centre x, .* \(2\)"),
     "annotations to ignore": (
-        both(coco_at("a.json", "a"), lambda root: edit(root, '"category_id"', '"ignore": 1, "category_id"')),
-        r"ignore=1, .* \(2\), first: .*a.json: annotation 0",
+        changed(JSON, ('"category_id"', '"ignore": 1, "category_id"')), r"ignore=1, .* \(2\), .*a.json: annotation 0"
     ),
     "rotated boxes in a json": (
-        both(
-            coco_at("a.json", "a"),
-            lambda root: edit(root, '"category_id"', '"attributes": {"rotation": 30.0}, "category_id"'),
-        ), r"rotation, .* \(2\), first: .*a.json: annotation 0",
+        changed(JSON, ('"category_id"', '"attributes": {"rotation": 3.0}, "category_id"')), r"rotation, .*\(2\).*a.json"
     ),
-    "rotated boxes in xml files": (
-        both(voc("a", "a"), lambda root: edit(
-            root, "</object>", "<attributes><attribute><name>rotation</name><value>9</value></attribute></attributes>"
-            "</object>"
-        )), r"rotation, .* \(4\), first: .*a/0.xml",
-    ),
+    "rotated boxes in xml files": (changed(voc("a", "a"), ("</object>", ATTRIBUTES)), r"rotation, .*\(4\).*a/0.xml"),
     "one xml file for two images": (both(voc("a/1", "xml"), voc("a/2", "xml")), "several .*a/1/0.png"),
 }  # fmt: skip
 
@@ -306,6 +345,12 @@ UNCLEAR: dict[str, tuple[Write, str]] = {
         ))), "train/classes.txt and val/classes.txt differ",
     ),
     "tests below the images": (both(yolo(".", "."), yolo("test", "test")), r"in \. lie above those in test"),
+    "only a list of tests": (both(yolo("a", "a"), file("test.txt", "a/0.png")), "test.txt names images.* no list"),
+    "lists of others": (both(voc("a", "b"), file("test.txt", "1"), file("val.txt", "2")), "names images.* no list"),
+    "two lists": (both(voc("a", "b"), file("x_train.txt", "1"), file("y_train.txt", "2")), "are for one split"),
+    "a page in place of an xml file": (both(voc("a", "a"), file("a/0.xml", "<html/>")), "a/0.xml is not of Pascal VOC"),
+    "a lost encoding": (both(voc("a", "a"), file("a/0.xml", "<?xml encoding='x-y'?><a/>")), "a/0.xml is not valid XML"),
+    "a comment": (both(yolo("a", "a"), file("classes.txt", "# animals\ncat")), "classes.txt holds '# animals'"),
     "splits of images alone": (both(*(voc(f"a/{name}", "xml") for name in SPLITS)), "the xml files do not"),
 }  # fmt: skip
 
@@ -314,8 +359,9 @@ UNCLEAR: dict[str, tuple[Write, str]] = {
 def test_what_cannot_be_told_apart_is_refused(case: str, tmp_path: Path) -> None:
     write, said = UNCLEAR[case]
     write(tmp_path / "set")
-    with pytest.raises(DataError, match=f"{said}.* fix: "):
-        opened(tmp_path / "set", "train", "data.names=[cat,dog]")
+    more = [] if (tmp_path / "set/classes.txt").exists() else ["data.names=[cat,dog]"]
+    with pytest.raises(ValueError, match=f"{said}.* fix: "):
+        opened(tmp_path / "set", "train", *more)
 
 
 def test_a_set_beside_another_is_its_own(tmp_path: Path) -> None:
@@ -344,10 +390,10 @@ def test_validation_inside_training_is_a_warning(tmp_path: Path) -> None:
         text(label, f"0 .5 .5 .25 {0.1 + number / 20}\n")
     text(tmp_path / "set" / "data.yaml", "train: [images/train, images/val]\nval: images/val\nnames: [cat]")
     train, val = (opened(tmp_path / "set", split) for split in ("train", "val"))
-    assert "4 of 4" in str(warn_of_shared_images(train, val)) and warn_of_shared_images(val, val) is None
-
-
-def test_a_data_file_names_no_place_that_is_written(tmp_path: Path) -> None:
-    text(tmp_path / "set.yaml", "defaults: [shapes]\nindex_dir: elsewhere")
-    with pytest.raises(DataError, match=r"index_dir.* fix: data\.index_dir="):
-        compose.compose("anchors", AnchorsConfig, [f"data={tmp_path}/set.yaml"])
+    assert all("4 of 4" in str(warn_of_shared_images(other, val)) for other in (train, val))
+    text(tmp_path / "set" / "data.yaml", "train: a.txt\nval: b.txt\nnames: [cat]")
+    for name, numbers in (("a", "012"), ("b", "123")):  # as many, and the first of both has no boxes
+        text(tmp_path / f"set/{name}.txt", "".join(f"images/train/{number}.png\n" for number in numbers))
+    text(tmp_path / "set/labels/train/1.txt", "")
+    train, val = (opened(tmp_path / "set", split) for split in ("train", "val"))
+    assert "2 of 3" in str(warn_of_shared_images(train, val)) and "1.png" in str(warn_of_shared_images(train, val))

@@ -296,3 +296,9 @@ def test_what_cannot_be_read_is_named(yolo_set: YoloSet, monkeypatch: pytest.Mon
             DataError, match=rf"{path.strip('/')} is not a data set that can be read as it is. fix: name"
         ):
             composed("train", f"data={path}")
+
+
+def test_a_data_file_names_no_place_that_is_written(tmp_path: Path) -> None:
+    (tmp_path / "set.yaml").write_text("defaults: [shapes]\nindex_dir: elsewhere")
+    with pytest.raises(DataError, match=r"index_dir.* fix: data\.index_dir="):
+        composed("anchors", f"data={tmp_path}/set.yaml")

@@ -235,8 +235,12 @@ def test_files_that_belong_to_nothing_are_named(yolo_set: YoloSet) -> None:
 
 
 @pytest.mark.parametrize(
-    "row", ["0 .5 .5 .2 .2 .9 17", "0 .5 .5 .2 .2 .45 .45 .55 .55 .5 .5", "0 .5 .5 .2 .2 .4 .4 2 .6 .6 1"]
-)
+    "row",
+    [
+        "0 .5 .5 .2 .2 .9 17", "0 .5 .5 .2 .2 .45 .45 .55 .55 .5 .5", "0 .5 .5 .2 .2 .4 .4 2 .6 .6 1",
+        "0 .5 .5 .2 .2 .45 .45 .55 .55",
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("others", ["", "0 .5 .5 .1 .1\n"])
 def test_rows_of_trackers_and_key_points_are_not_polygons(row: str, others: str, yolo_set: YoloSet) -> None:
     yolo_set.add("images", "labels", "abc")
