@@ -75,7 +75,7 @@ class ModelConfig:
 
 def _is_size(pair: Any) -> bool:
     are_numbers = isinstance(pair, list) and {*map(type, pair)} <= {int, float}
-    return are_numbers and len(pair) == 2 and MIN_ANCHOR <= min(pair) and max(pair) <= MAX_ANCHOR
+    return are_numbers and len(pair) == 2 and min(pair) >= MIN_ANCHOR and max(pair) <= MAX_ANCHOR
 
 
 @dataclass
