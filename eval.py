@@ -33,6 +33,7 @@ from conf.train_options import EvalPrecision
 from data.progress import Progress, counted
 from train_utils import build, coco_eval, detect, numerics, open_checkpoint, plots, report_page, results, run_folder
 from train_utils.distributed import World, broadcast_module, gather_arrays, init_distributed_mode
+from train_utils.engine import HELP
 from train_utils.open_checkpoint import TrainedNetwork
 from train_utils.train_state import LOSS_NAMES
 
@@ -257,6 +258,8 @@ class Evaluator:
         images, *columns = np.concatenate([rows for rows in rows_of_ranks if len(rows)]).T
         # An image has the loss of its batch. fsum rounds once, so ranks and order do not matter.
         means = [math.fsum(images * column) / images.sum() for column in columns]
+        if not all(map(math.isfinite, means)):
+            log_line(f"val: the loss is not finite, and neither is what the network computes. fix: {HELP}")
         return evaluation._replace(losses=dict(zip(LOSS_NAMES, means, strict=True)))
 
     def to_original(self, batch: data.Batch, i: int, boxes_xyxy: np.ndarray) -> np.ndarray:

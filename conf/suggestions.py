@@ -86,7 +86,9 @@ def explain(error: Exception, schema: Any) -> str:
         return f"cannot read the option {error.override}. fix: write {pasted}"
     if unknown := re.search(r"Could not override '([^']+)'|^Key '([^']+)' not in", text):
         key = str(getattr(error, "full_key", None) or unknown[1] or unknown[2])
-        return _answer([(key, key, None)], kinds_of(schema))
+        if key in (kinds := kinds_of(schema)):  # that of another choice
+            return f"{key} is not an option of the {key.partition('.')[0]}= that is chosen. fix: leave it out"
+        return _answer([(key, key, None)], kinds)
     if choice := re.search(r"Could not (?:find|load) '((?:hydra/)?[^/]+)/(.+)'\.?$", text, flags=re.MULTILINE):
         group, name = choice.groups()
         listed = re.findall(r"^\t(?!base$)(\S+)$", text, flags=re.MULTILINE)  # not if the choice is one of several

@@ -159,7 +159,10 @@ class ImageSource:
             self._whole = torch.zeros(len(annotations) + 1, dtype=torch.bool).share_memory_().numpy()
 
     def __reduce__(self) -> tuple[object, ...]:
-        made_of = self.annotations, self.on_error, self.cache  # a spawned worker maps the cache itself
+        cache = self.cache  # a spawned worker maps it itself, unlinked or not
+        if cache is not None and not cache.exists():
+            cache = Path(f"/proc/{os.getpid()}/fd/{self._file.fileno()}")
+        made_of = self.annotations, self.on_error, cache
         return type(self), made_of, {"_left_out": self._left_out, "fetcher": self.fetcher}
 
     def read(self, index: int, rows: int | None = None) -> NDArray[np.uint8] | None:

@@ -11,6 +11,7 @@ from models.cfg import ZOO
 from models.published import BACKBONE, Published, find_published
 
 MAX_SCALE_X_Y = 100  # cells
+MIN_ANCHOR, MAX_ANCHOR = 0.01, 1_000_000  # pixels
 MIN_DECOUPLED_SCALE = 3  # scale_x_y from which boxes may be centred a whole cell away, as loss=yolox needs it
 AUTO = "auto"  # a value of model.anchors and of loss
 
@@ -47,7 +48,8 @@ class ModelConfig:
         are_sizes = isinstance(self.anchors, list) and all(map(_is_size, self.anchors))
         if self.anchors not in (None, AUTO) and not are_sizes:
             raise ValueError(
-                f"model.anchors must be pairs [width, height] of pixels above 0, {AUTO} or null, got {self.anchors}"
+                f"model.anchors must be pairs [width, height] in {MIN_ANCHOR}..{MAX_ANCHOR} pixels, {AUTO} or null, "
+                f"got {self.anchors}"
             )
         if self.frozen_layers() < 0:
             raise ValueError(f"model.freeze must be 0 or more, got {self.freeze}")
@@ -72,8 +74,8 @@ class ModelConfig:
 
 
 def _is_size(pair: Any) -> bool:
-    are_numbers = isinstance(pair, list) and all(type(value) in (int, float) and value > 0 for value in pair)
-    return are_numbers and len(pair) == 2
+    are_numbers = isinstance(pair, list) and {*map(type, pair)} <= {int, float}
+    return are_numbers and len(pair) == 2 and min(pair) >= MIN_ANCHOR and max(pair) <= MAX_ANCHOR
 
 
 @dataclass

@@ -315,7 +315,8 @@ def yolo(graph: Graph, section: Section) -> Node:
         raise section.error(f"{message}. fix: give both the same", "classes")
     head = read_head(section, len(graph.nodes), shape.stride.numerator, num_classes, parts)
     if head.box_bins == 1 or (head.box_bins and len(parts) == 1):
-        raise section.error("box_bins must be 0 or 2 and more, and the [yolo] read a [route] of boxes and classes")
+        what = "box_bins must be 0, or 2 and more where the [yolo] reads a [route] of boxes and classes"
+        raise section.error(f"{what}. fix: model.box_bins=0, or decoupled heads", "box_bins")
     if len(parts) > 1 and len(head.anchors) != 1:
         raise section.error("reads a [route] of boxes and classes, so it has one anchor only. fix: mask=0", "mask")
     for part in parts:

@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from models.cfg import Cfg, Section, parse_cfg, with_options
-from models.config import MAX_SCALE_X_Y, IouKind
+from models.config import MAX_ANCHOR, MAX_SCALE_X_Y, MIN_ANCHOR, IouKind
 from models.errors import ModelError
 
 MISSING_HEIGHT = 0.5  # pixels, of an incomplete last anchor, as in Darknet
 MAX_BINS = 64
-MIN_ANCHOR, MAX_ANCHOR = 0.01, 1_000_000  # pixels
 Sizes = tuple[tuple[float, float], ...]  # (width, height) in pixels at network scale
 
 

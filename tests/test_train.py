@@ -121,6 +121,14 @@ def test_a_validation_set_without_boxes_leaves_checkpoints_and_no_metrics(shapes
     assert re.search(r" 3/3( +[-+.\de]+){4}( +-){2} .*\*$", log, re.MULTILINE) and "no better AP" not in log
 
 
+def test_a_network_that_computes_no_finite_numbers_in_validation_is_named(shapes: Path, tmp_path: Path) -> None:
+    """One step of such a rate leaves finite weights, whose products overflow. No other follows."""
+    step = ("train.batch_size=18", "train.micro_batch_size=18", "optim.warmup_epochs=0", "optim.ema_decay=0")
+    train(options(shapes, tmp_path / "run", *step, "optim.lr=1e9"))
+    assert rows(tmp_path / "run")[0]["val_loss"] == "nan"
+    assert "val: the loss is not finite" in (tmp_path / "run" / "train.log").read_text()
+
+
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_images_that_vanish_end_a_training_and_a_damaged_one_is_counted(
     split: str, shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

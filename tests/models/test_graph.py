@@ -199,7 +199,7 @@ def test_the_sides_of_a_box_as_distributions(tmp_path: Path) -> None:
         ({"join": "-1,0"}, "needs filters=5 in layer 4"),
         ({"join": "-1,-2,-3"}, "must follow a .convolutional. layer"),
         ({"join": "-1,9"}, "layers refers to layer 9"),
-        ({"box_bins": 1}, "box_bins must be 0 or 2 and more"),
+        ({"box_bins": 1}, "box_bins must be 0, or 2 and more"),
         ({"box_bins": 65}, "box_bins must lie in 0"),
     ],
 )
