@@ -49,6 +49,7 @@ SINGLE_CLASS_NAME = "object"
 MOST_CLASSES = 20_000
 MOST_SCORED = 100  # detections of a class on an image that COCO's metrics count
 CROWDED = f"images with more than {MOST_SCORED} objects of a class, of which at most {MOST_SCORED} detections count"
+HASH, KEYS_AT_ONCE = np.array([0x9E3779B97F4A7C15, 1], np.uint64), 100_000
 COMPARED_IMAGES = 20  # of validation, which are looked for among the training images
 
 
@@ -291,24 +292,42 @@ def warn_of_shared_images(train: Annotations, val: Annotations) -> str | None:
 
     Files of other paths are compared for a sample of ``val``, if their first boxes are equal.
     """
-    trained = set(map(train.path, range(len(train))))
-    pairs = [(path, path) for path in map(val.path, range(len(val))) if path in trained]
-    annotated, boxed = (np.flatnonzero(np.diff(split.offsets)) for split in (train, val))
-    first_boxes = train.boxes_xywh[train.offsets[annotated]]
-    by_box = {box.tobytes(): position for box, position in zip(first_boxes, annotated.tolist(), strict=True)}
-    sample = [] if pairs else boxed[:: len(boxed) // COMPARED_IMAGES + 1].tolist()
-    for index in sample:
-        position = by_box.get(val.boxes_xywh[val.offsets[index]].tobytes())
-        pair = val.path(index), train.path(position) if position is not None else ""
-        with suppress(OSError):
-            if all(pair) and layouts.read_file(pair[0]) == layouts.read_file(pair[1]):
-                pairs.append(pair)
+    keys, val_keys = _name_keys(train), np.sort(_name_keys(val))
+    likely = np.flatnonzero(np.searchsorted(val_keys, keys, "left") < np.searchsorted(val_keys, keys, "right"))
+    trained = set(map(train.path, likely.tolist()))
+    named = map(val.path, range(len(val) if trained else 0))
+    pairs, among = [(path, path) for path in named if path in trained], len(val)
+    if not pairs:
+        annotated, boxed = (np.flatnonzero(np.diff(split.offsets)) for split in (train, val))
+        first_boxes = train.boxes_xywh[train.offsets[annotated]]
+        sample = boxed[:: len(boxed) // COMPARED_IMAGES + 1].tolist()
+        for index in sample:
+            box = val.boxes_xywh[val.offsets[index]]
+            wide = np.flatnonzero(first_boxes[:, 2] == box[2])
+            equal = annotated[wide[(first_boxes[wide] == box).all(axis=1)]]
+            pair = val.path(index), train.path(equal[-1]) if len(equal) else ""
+            with suppress(OSError):
+                if all(pair) and layouts.read_file(pair[0]) == layouts.read_file(pair[1]):
+                    pairs.append(pair)
+        among = len(sample)
     if not pairs:
         return None
     return (
-        f"warning: {len(pairs)} of {len(sample) or len(val)} validation images are training images, too, such as "
+        f"warning: {len(pairs)} of {among} validation images are training images, too, such as "
         f"{' and '.join(dict.fromkeys(pairs[0]))}: the metrics say nothing about new images. fix: data.split=0.1"
     )
+
+
+def _name_keys(split: Annotations) -> NDArray[np.uint64]:
+    """A hash (N,) of the last 16 bytes of each name without folders: equal for equal paths."""
+    keys = np.empty(len(split), np.uint64)
+    for part in np.split(np.arange(len(split)), range(KEYS_AT_ONCE, len(split), KEYS_AT_ONCE)):
+        positions = split.name_offsets[part + 1, None] - np.arange(16, 0, -1)
+        tails = split.name_bytes[np.maximum(positions, 0)]
+        before = (positions < split.name_offsets[part, None]) | (tails == ord("/"))
+        before = np.logical_or.accumulate(before[:, ::-1], axis=1)[:, ::-1]
+        keys[part] = np.where(before, 0, tails).view(np.uint64) @ HASH
+    return keys
 
 
 def _images_of_tests(config: DataConfig, source: Source) -> list[str]:

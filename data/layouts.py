@@ -78,14 +78,22 @@ def names_in(folder: str) -> list[str]:
     return []
 
 
-class _UniqueKeys(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
-    """Of two equal keys YAML takes the last one: of two classes with one number, say."""
+class _Plain(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
+    """Neither the last of two equal keys nor octal or base-60 numbers: 010 and 1:30 are texts."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 - the base class has it so
+        first: [pair for pair in pairs if pair[0] != "tag:yaml.org,2002:int"]
+        for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:
         ((key, times),) = Counter(str(key.value) for key, _ in node.value).most_common(1) or [("", 0)]
         if times > 1:
             raise yaml.YAMLError(f"the key {shown(key)} is there {times} times")
         return super().construct_mapping(node, deep)
+
+
+_Plain.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[-+]?(0|[1-9]\d*)$"), [*"-+0123456789"])
 
 
 def unknown_files(folders: Iterable[str], more: Iterable[str] = ()) -> list[str]:
@@ -104,7 +112,7 @@ def load_yaml(path: remote.Place) -> dict[str, Any]:
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if isinstance(event, yaml.AliasEvent) or depth > 100:  # reading takes the square of the depth
                 raise yaml.YAMLError("it has an alias or is nested deep: a few lines can be billions of values")
-        content = yaml.load(text, _UniqueKeys)
+        content = yaml.load(text, _Plain)
     except remote.FetchError:
         raise
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: e.g. a date with a 13th month

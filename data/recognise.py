@@ -214,7 +214,7 @@ def _lists_of(folder: Path, folders: Folders) -> list[tuple[str, dict[str, str]]
 def _all_lists(folder: Path, folders: Folders, named: Mapping[str, Sequence[str]]) -> list[tuple[str, dict[str, str]]]:
     """The folders with lists of some of the ``named`` images or xml files; the lists by split.
 
-    Raises ``DataError`` if one list is as good as another, or none is for training.
+    Raises ``DataError`` if one list is as good as another, or none is for training, nor a folder.
     """
     stems = {os.path.splitext(name)[0] for names in named.values() for name in names}
     result = []
@@ -231,7 +231,7 @@ def _all_lists(folder: Path, folders: Folders, named: Mapping[str, Sequence[str]
                 raise DataError(f"{folder}: {lists[split]} and {path} are for one split. fix: a list {split}.txt")
         result += [(place, lists)] if lists else []
     chosen = [(place, lists) for place, lists in result if "train" in lists]
-    if result and not chosen:
+    if result and not chosen and _splits_of(named) is None:
         other = next(iter(result[0][1].values()))
         raise DataError(f"{folder}: {other} names images, and there is no list for training. fix: a list train.txt")
     return chosen

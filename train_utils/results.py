@@ -130,7 +130,10 @@ def read_results(
     classes = {category: 0 if single_class else n for n, category in enumerate(np.asarray(category_ids).tolist())}
     rows, distinct, foreign, where = [], set[tuple[float, ...]](), Counter[int](), ""
     try:
-        for number, row in enumerate(json.loads(path.read_text(encoding="utf-8")), start=1):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, list):
+            raise ValueError("it is no list of detections")
+        for number, row in enumerate(content, start=1):
             where = f"row {number}: "
             image, category = _id(row, "image_id"), _id(row, "category_id")
             score, left, top, width, height = map(float, (row["score"], *row["bbox"]))

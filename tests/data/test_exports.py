@@ -146,6 +146,10 @@ EXPORTS: dict[str, tuple[Write, int, int, str]] = {  # images of train and val w
     "folders of splits": (
         both(yolo("train/images", "train/labels"), yolo("valid/images", "valid/labels")), 4, 4, "cat"
     ),
+    "folders of splits, and a list of tests": (
+        both(yolo("train", "train"), yolo("val", "val", 4), yolo("test", "test", 8), file("test.txt", "test/8.png")),
+        4, 4, "cat",
+    ),
     "moved": (
         yolo(
             "obj_train_data", "obj_train_data", obj_names="cat",

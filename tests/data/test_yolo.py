@@ -134,7 +134,7 @@ YAMLS = {
     "an absolute folder": "train: {root}/images/train\nnames: [x, y, z]",
     "a list": "train: train.txt\nnames: [x, y, z]",
     "several": "train: [images/train/1, images/train/2]\nnames: [x, y, z]",
-    "names of numbers": "train: images/train\nnames: [7, 8, 9]",
+    "names of numbers": "train: images/train\nnames: [7, 010, 1:30]",
 }
 
 
@@ -148,7 +148,7 @@ def test_data_yaml(case: str, yolo_set: YoloSet) -> None:
     yolo_set.write("data.yaml", YAMLS[case].format(root=yolo_set.root))
     annotations = yolo_set.open("data.yaml", names=None)
     assert_whole(annotations)
-    assert annotations.names == (["7", "8", "9"] if case == "names of numbers" else ["x", "y", "z"])
+    assert annotations.names == (["7", "010", "1:30"] if case == "names of numbers" else ["x", "y", "z"])
 
 
 WRONG_YAMLS = {

@@ -181,7 +181,7 @@ WRONG: list[dict[str, Any]] = [
 @pytest.mark.parametrize(
     "content",
     [
-        None, "[", '{"annotations": []}',
+        None, "[", "{}", '{"annotations": []}',
         *(json.dumps([ROW, ROW | wrong]) for wrong in WRONG),
         json.dumps([{"image_id": 7}]), json.dumps([ROW | {"category_id": 0}]),
     ],
