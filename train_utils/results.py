@@ -132,7 +132,7 @@ def read_results(
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(content, list):
-            raise ValueError("it is no list of detections")
+            raise ValueError("it is not a list of detections")
         for number, row in enumerate(content, start=1):
             where = f"row {number}: "
             image, category = _id(row, "image_id"), _id(row, "category_id")
