@@ -46,6 +46,7 @@ CHECKED_IMAGES = 20  # read before a training starts
 MAX_UNREADABLE = 20  # in a row; also of a set of up to 2,000 images
 MIN_UNREADABLE_BATCH = 4  # images; a batch of these, all unreadable, is not an accident
 DARKEST = 16  # of 255; 12 bits in files of 16 stay below
+DARK = "images that are dark, as if they had 12 bits in files of 16"
 CACHE_VERSION = 4  # raise it when the file layout or the decoding changes
 MISSING = -1  # in place of the checksum of an image that could not be read
 
@@ -192,8 +193,8 @@ class ImageSource:
         if self.is_remote and self.cache is None:
             self.fetcher.begin(map(self.annotations.path, positions))
 
-    def read_sample(self) -> None:
-        """Read a few images, since files may vanish after indexing. Raises what ``read`` does."""
+    def read_sample(self) -> list[str]:
+        """Read a few images, which may be gone. Returns paths of DARK ones; raises as ``read``."""
         indices = np.unique(np.linspace(0, len(self.annotations) - 1, CHECKED_IMAGES, dtype=np.int64)).tolist()
         self.begin(indices)
         dark = list[str]()
@@ -201,9 +202,7 @@ class ImageSource:
             image, path = self.read(index, 1), self.annotations.path(index)
             if image is not None and image.max() < DARKEST and not path.lower().endswith((".jpg", ".jpeg")):  # a row
                 dark.append(path)
-        if dark:
-            which = f"{len(dark)} of {len(indices)} images that were read"
-            logger.warning("%s are dark, as if they had 12 bits in files of 16, first: %s", which, dark[0])
+        return dark
 
     def take_left_out(self) -> NDArray[np.int64]:
         """Positions (k,) of images left out since the last call, also by loader processes."""

@@ -70,7 +70,8 @@ def _items_of_list(image_list: Path, voc_root: Path) -> list[_Listed]:
     xml_folder, image_folder = (_folder_or(voc_root, name) for name in ("Annotations", "JPEGImages"))
     items = []
     for line in filter(None, map(str.strip, layouts.read_lines(image_list))):
-        line = line if os.path.isfile(f"{xml_folder}/{line}.xml") else layouts.first_column(line)  # noqa: PLW2901
+        if line.split()[1:] and not os.path.isfile(f"{xml_folder}/{line}.xml"):
+            line = layouts.first_column(line)  # noqa: PLW2901
         stem, suffix = os.path.splitext(line.replace("\\", "/"))
         stem = stem if suffix.lower() in layouts.IMAGE_SUFFIXES else line
         items.append(_Listed(stem, f"{xml_folder}/{stem}.xml", (image_folder,), str(voc_root)))

@@ -233,9 +233,10 @@ def _parse(line: str, num_classes: int) -> list[float]:
     if len(box) > 4:  # a polygon
         if max(map(abs, box)) > MAX_OF_POLYGON:
             raise ValueError(f"{max(map(abs, box)):g} in a polygon of fractions, or a tracker's row or key points")
-        edges = np.diff([complex(*point) for point in zip(box[::2], box[1::2], strict=True)] * 2)[:5]
-        turns = (edges[1:] * edges[:-1].conj()).imag
-        length = CROSSED if length == CORNER_COLUMNS and turns.min() * turns.max() < 0 else length
+        if length == CORNER_COLUMNS:
+            edges = np.diff([complex(*point) for point in zip(box[::2], box[1::2], strict=True)] * 2)[:5]
+            turns = (edges[1:] * edges[:-1].conj()).imag
+            length = CROSSED if turns.min() * turns.max() < 0 else length
         left, right, top, bottom = min(box[::2]), max(box[::2]), min(box[1::2]), max(box[1::2])
         box = [(left + right) / 2, (top + bottom) / 2, right - left, bottom - top]
     if (largest := max(map(abs, box))) > MAX_FRACTION:

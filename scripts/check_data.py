@@ -115,6 +115,8 @@ def check_dataset(
         problems[split].add("repeated boxes", repeated)
         empty = np.flatnonzero(objects_per_image(annotations) == 0)
         notes[split].add("images without boxes", [annotations.path(index) for index in empty.tolist()])
+        with suppress(data.DataError):  # of which _check_images says more
+            notes[split].add(images.DARK, data.ImageSource(annotations, data.OnError.stop).read_sample())
         absent = np.flatnonzero(np.bincount(annotations.classes, minlength=len(annotations.names)) == 0)
         notes[split].add("classes without boxes", [annotations.names[number] for number in absent])
         sizes = network_sizes(annotations, image_size)
@@ -143,8 +145,6 @@ def _check_images(splits: dict[str, data.Annotations], problems: dict[str, Findi
     for split, annotations in splits.items():
         readable[split] = []
         source, count = data.ImageSource(annotations, data.OnError.stop), len(annotations)
-        with suppress(data.DataError):  # of all images below
-            source.read_sample()
         with ThreadPoolExecutor(source.readers) as pool:
             hashes = pool.map(_pixel_hash, [source] * count, range(count))
             for index, (result, damage) in enumerate(tracked(hashes, count, f"decoding {split}")):

@@ -21,8 +21,9 @@ from conf import ConfigError, compose, run_files
 from conf.from_checkpoint import fetch_weights
 from conf.schema import CHOICES, DetectConfig, EvaluateConfig, TrainConfig
 from conf.train_options import TrainSection
-from data import Annotations, ImageSource
+from data import Annotations, ImageSource, progress
 from data.dataset import AUGMENTATIONS
+from data.images import DARK
 from data.io import usable_cores
 from data.loader import BatchLoader
 from data.remote import Fetcher
@@ -238,7 +239,9 @@ def open_images(annotations: Annotations, config: data.DataConfig, world: World)
         folder.mkdir(parents=True, exist_ok=True)
         images.fetcher = Fetcher(folder, config.cache_gb * 1e9 / max(1, annotations.num_bytes))
     with torch_distributed_zero_first(world):
-        images.read_sample()
+        dark = images.read_sample()
+    if dark and world.is_main:
+        progress.warn(f"of a few that were read, {len(dark)} are {DARK}, such as {dark[0]}")
     if config.cache == data.ImageCache.none or (images.is_remote and on_disk):
         return images
     if on_disk:
