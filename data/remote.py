@@ -18,6 +18,7 @@ import sys
 import tarfile
 import uuid
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -102,6 +103,12 @@ def _store(base: str, _: int) -> Any:
     return store.from_url(base, client_options=options, retry_config=retries)
 
 
+def _base_and_key(address: str) -> tuple[str, str]:
+    """The bucket or server of an address, and the name there, without ``./`` and ``//``."""
+    base, key = _ADDRESS.fullmatch(address).groups()  # type: ignore[union-attr]  # by check_address
+    return base, posixpath.normpath(key) if key else ""
+
+
 def _asked(address: str, ask: Callable[[Any, Any, str], T]) -> T:
     """What ``ask`` returns for obstore, the store and the key of an address.
 
@@ -111,9 +118,9 @@ def _asked(address: str, ask: Callable[[Any, Any, str], T]) -> T:
     import obstore
     from obstore import exceptions
 
-    base, key = _ADDRESS.fullmatch(address).groups()  # type: ignore[union-attr]  # by check_address
+    base, key = _base_and_key(address)
     try:
-        return ask(obstore, _store(base, os.getpid()), posixpath.normpath(key) if key else "")
+        return ask(obstore, _store(base, os.getpid()), key)
     except (FileNotFoundError, exceptions.NotFoundError):
         raise FileNotFoundError(errno.ENOENT, "there is no such object", address) from None
     except (exceptions.BaseError, PermissionError, TimeoutError) as error:
@@ -178,8 +185,7 @@ def write(address: str, content: Path | IO[bytes]) -> None:
 
 def copy(address: str, other: str) -> None:
     """Copy a file within its bucket. Raises ``FileNotFoundError`` and ``FetchError``."""
-    to = posixpath.normpath(_ADDRESS.fullmatch(other)[2])  # type: ignore[index]
-    _asked(address, lambda obstore, store, key: obstore.copy(store, key, to))
+    _asked(address, lambda obstore, store, key: obstore.copy(store, key, _base_and_key(other)[1]))
 
 
 def _heads(paths: Sequence[str]) -> list[tuple[int, str] | None]:
@@ -203,7 +209,7 @@ def _stamp(meta: Any) -> tuple[int, str]:
 
 def _below(folder: str) -> Iterator[tuple[str, tuple[int, str]]]:
     """The addresses below a folder of a bucket."""
-    base = _ADDRESS.fullmatch(folder)[1]  # type: ignore[index]
+    base, _ = _base_and_key(folder)
     pages = _asked(folder, lambda obstore, store, key: obstore.list(store, key or None, chunk_size=FEW))
     while page := _asked(folder, lambda *_: list(next(pages, []))):
         yield from ((f"{base}/{meta['path']}", _stamp(meta)) for meta in page)
@@ -217,11 +223,14 @@ def sizes_of(paths: Sequence[str]) -> list[int]:
         for row, head in zip(asked, _heads([paths[row] for row in asked]), strict=True):
             sizes[row] = -1 if head is None else head[0]
         return sizes
-    rows = {paths[row]: row for row in asked}
-    folder = os.path.commonpath([*map(os.path.dirname, rows)]).replace(":/", "://", 1)
+    addresses = ["/".join(_base_and_key(paths[row])) for row in asked]
+    found = dict.fromkeys(addresses, -1)  # several paths may name one file
+    folder = os.path.commonpath([*map(os.path.dirname, found)]).replace(":/", "://", 1)
     for address, (size, _) in tracked(_below(folder), 0, f"listing {folder}", unit="file"):
-        if address in rows:
-            sizes[rows[address]] = size
+        if address in found:
+            found[address] = size
+    for row, address in zip(asked, addresses, strict=True):
+        sizes[row] = found[address]
     return sizes
 
 
@@ -251,34 +260,37 @@ def shards(pattern: str) -> dict[str, tuple[int, str]]:
 def in_shards(names: Iterable[str], pattern: str) -> list[str]:
     """The names as ``<tar>@<start>+<length>/<name>``; unchanged those that no tar has.
 
-    Where the folders differ, a name is found by its last part. Raises ``DataError``.
+    Where the folders differ, a name is found by its last part, if no other name or file of the tars
+    has it. Raises ``DataError``.
     """
+    plain = [(name, posixpath.normpath(name.replace("\\", "/"))) for name in names]
+    wanted = {path for _, path in plain}
+    ends = Counter(path.rpartition("/")[2] for path in wanted)
     members: dict[str, str] = {}
     by_end: dict[str, str] = {}
     files = shards(pattern)
     with ThreadPoolExecutor(ASKED) as pool:
         tars = tracked(pool.map(_members, files.items()), len(files), "reading tars", unit="file")
         for name, where in (member for tar in tars for member in tar):
-            if name in members:
+            if name in members and name in wanted:
                 raise DataError(f"{pattern} holds {name} twice. fix: give each picture its own name")
             members[name] = where
             end = name.rpartition("/")[2]
-            by_end[end] = "" if end in by_end else where
-    plain = [(name, posixpath.normpath(name.replace("\\", "/"))) for name in names]
+            by_end[end] = "" if end in by_end or ends[end] > 1 else where
     return [members.get(path) or by_end.get(path.rpartition("/")[2]) or name for name, path in plain]
 
 
 def _members(tar_file: tuple[str, tuple[int, str]]) -> list[tuple[str, str]]:
-    """The names of the files in a tar, and their places from its folder on."""
+    """The names in a tar, and the places of files from its folder on; of links and the like ""."""
     path, (size, _) = tar_file
     found = []
     try:
         with tarfile.open(fileobj=io.BufferedReader(_Parts(path, size), BLOCK), mode="r:") as tar:
             for member in tar:
-                if member.type in (tarfile.REGTYPE, tarfile.AREGTYPE):  # the bytes of a sparse file are elsewhere
-                    name = posixpath.normpath(member.name)
-                    place = f"{os.path.basename(path)}@{member.offset_data}+{member.size}"
-                    found.append((name, f"{place}/{os.path.basename(name)}"))
+                name = posixpath.normpath(member.name)
+                place = f"{os.path.basename(path)}@{member.offset_data}+{member.size}/{os.path.basename(name)}"
+                is_plain = member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and not member.issparse()
+                found.append((name, place if is_plain else ""))  # the bytes of a sparse file are elsewhere
                 tar.members = []  # type: ignore[attr-defined]  # which it would keep
     except (OSError, tarfile.TarError) as error:
         raise DataError(f"{path} is not a whole, uncompressed tar ({error}). fix: write it again") from error

@@ -109,6 +109,8 @@ def test_pictures_that_the_json_names_and_the_bucket_lacks_are_named(
     images: str, many: bool, picture_set: CocoSet, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote, "FEW", 4 if many else 1000)  # then a bucket is listed, in pages
+    first = picture_set.json["images"][0]
+    picture_set.json["images"].append(first | {"id": 99, "file_name": f"./{first['file_name']}"})  # named again
     picture_set.add_image(np.zeros((50, 50, 3), dtype=np.uint8), [(1, [1.0, 2.0, 20.0, 16.0])])
     lost = picture_set.root / "images" / picture_set.json["images"][-1]["file_name"]
     content = lost.read_bytes()
@@ -117,10 +119,10 @@ def test_pictures_that_the_json_names_and_the_bucket_lacks_are_named(
     with pytest.raises(DataError, match=rf"{lost.name} is not in .*images\. fix: "):
         opened(picture_set, place)
     left = opened(picture_set, place, on_error=OnError.skip)
-    assert len(left) == COUNT and any("missing image files (1)" in line for line in left.skipped)
+    assert len(left) == COUNT + 1 and any("missing image files (1)" in line for line in left.skipped)
     if not images.endswith(".tar"):
         lost.write_bytes(content)
-        assert len(opened(picture_set, place, on_error=OnError.skip)) == COUNT + 1  # it arrived
+        assert len(opened(picture_set, place, on_error=OnError.skip)) == COUNT + 2  # it arrived
     with pytest.raises(DataError, match=r"nothing.*fix: "):
         opened(picture_set, place.replace("images", "nothing"))
 
@@ -170,6 +172,20 @@ def test_a_tar_that_changes_is_read_again_and_one_that_ends_early_is_named(
         ImageSource(before, OnError.stop).read(COUNT - 1)
     with pytest.raises(DataError, match=r"t-1\.tar is not a whole, uncompressed tar"):
         opened(picture_set, "s3://b/images/t-*.tar")
+
+
+def test_a_name_stands_for_the_one_picture_of_a_tar_that_it_can_mean(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "t.tar", "w") as file:
+        for name in ("cam1/1.png", "new/2.png", "old/2.png", "3.png", "set/4.png", "LICENSE", "LICENSE"):
+            info = tarfile.TarInfo(name)
+            info.type = tarfile.SYMTYPE if name == "new/2.png" else tarfile.REGTYPE
+            info.pax_headers = {"GNU.sparse.map": "0,0", "GNU.sparse.size": "9"} if name == "3.png" else {}
+            file.addfile(info)
+    names = ["cam1/1.png", "cam2/1.png", "new/2.png", "3.png", "4.png"]
+    places = remote.in_shards(names, str(tmp_path / "t.tar"))
+    assert [place for place, name in zip(places, names, strict=True) if place == name] == names[1:4]
+    with pytest.raises(DataError, match=r"twice.* fix: "):
+        remote.in_shards(["LICENSE"], str(tmp_path / "t.tar"))
 
 
 def test_a_folder_keeps_a_share_of_the_files_and_trusts_no_damaged_one(
