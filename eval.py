@@ -104,7 +104,8 @@ def score_detections(config: EvalConfig, val_set: data.Annotations, world: World
     if not world.is_main:
         return None
     path, images = Path(str(config.detections)), images_of(val_set)
-    results.check_images(path, {row["id"]: (row["file_name"], (row["height"], row["width"])) for row in images})
+    known = {row["id"]: (row["file_name"], (row["height"], row["width"])) for row in images}
+    results.check_images(path, known, [*zip(val_set.names, val_set.category_ids.tolist(), strict=True)])
     found = results.read_results(path, val_set.image_ids, category_ids, single_class=single_class)
     print(f"{path}: {counted(len(found), 'detection')} on {len(np.unique(found['image_id']))} of {len(images)} images")
     results.warn_of_units(path, found, val_set.image_ids, val_set.sizes)

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -187,15 +187,18 @@ def _id(row: Any, key: str) -> int:
     return int(value)
 
 
-def check_images(path: Path, known: Mapping[int, tuple[str, tuple[int, int]]]) -> None:
-    """Compare names and sizes of an ``images.json`` beside the results ``path`` with the data's.
+def check_images(
+    path: Path, known: Mapping[int, tuple[str, tuple[int, int]]], categories: Collection[tuple[str, int]]
+) -> None:
+    """Compare an ``images.json`` beside the results ``path`` with the data.
 
-    ``known`` are file name, and height and width, by image id. Raises TrainError if they differ:
-    then the ids of the results stand for other images.
+    ``known`` are file name, and height and width, by image id, ``categories`` names and ids. Raises
+    TrainError if they differ: then the ids of the results stand for other images or classes.
     """
     beside = path.with_name("images.json")
     try:
-        images = json.loads(beside.read_text(encoding="utf-8"))["images"] if beside.is_file() else []
+        content = json.loads(beside.read_text(encoding="utf-8")) if beside.is_file() else {"images": []}
+        images, theirs = content["images"], [(row["name"], int(row["id"])) for row in content.get("categories", ())]
         rows = [(int(row["id"]), PurePosixPath(row["file_name"]).name, (row["height"], row["width"])) for row in images]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise TrainError(f"{beside} cannot be read ({error!r}). fix: move detections={path} elsewhere") from error
@@ -206,6 +209,11 @@ def check_images(path: Path, known: Mapping[int, tuple[str, tuple[int, int]]]) -
                 f"image {number} of {beside} is {name} of {size[1]} x {size[0]} pixels, and {own} of {own_size[1]} x "
                 f"{own_size[0]} in the data. fix: the data that detections={path} was made for"
             )
+    ids = dict(categories)
+    for name, number in theirs:
+        if (name, number) not in categories and name in ids:  # a class that the data calls otherwise may be the same
+            said = f"{shown(name)} is category {number} in {beside} and {ids[name]} in the data"
+            raise TrainError(f"{said}. fix: the data that it was made for, or weights with names=<its .json>")
 
 
 def write_json(path: Path, content: Any) -> None:

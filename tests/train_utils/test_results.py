@@ -220,12 +220,13 @@ def test_boxes_in_other_units_are_a_warning(
     assert said in printed and bool(said) == bool(printed)
 
 
-@pytest.mark.parametrize("wrong", [{"file_name": "b.jpg"}, {"height": 9}])
-def test_results_beside_other_images_are_refused(wrong: dict[str, Any], tmp_path: Path) -> None:
-    known = {7: ("val/a.jpg", (10, 20))}
+@pytest.mark.parametrize("wrong", [{"file_name": "b.jpg"}, {"height": 9}, {"categories": IDS[::-1]}])
+def test_results_beside_other_images_or_categories_are_refused(wrong: dict[str, Any], tmp_path: Path) -> None:
+    known = {7: ("val/a.jpg", (10, 20))}, [*zip(NAMES, IDS, strict=True), ("cat", 3)]
     image = {"id": 7, "file_name": "a.jpg", "height": 10, "width": 20}
-    write_json(tmp_path / "images.json", {"images": [image]})
-    check_images(tmp_path / "results.json", known)
-    write_json(tmp_path / "images.json", {"images": [image | wrong]})
-    with pytest.raises(TrainError, match=r"image 7 of .* in the data\. fix: "):
-        check_images(tmp_path / "results.json", known)
+    for change in ({}, wrong):
+        ids = change.get("categories", [*IDS[:2], 5])
+        categories = [{"id": number, "name": name} for number, name in zip(ids, [*NAMES[:2], "other"], strict=True)]
+        write_json(tmp_path / "images.json", {"images": [image | change], "categories": categories})
+        with pytest.raises(TrainError, match=r"in the data\. fix: ") if change else contextlib.nullcontext():
+            check_images(tmp_path / "results.json", *known)
