@@ -123,11 +123,11 @@ def calibration_batches(config: schema.ExportConfig, size: tuple[int, int]) -> I
     train_set = data.open_annotations(config.data, "train")
     images = data.EvalDataset(train_set, data.ImageSource(train_set, config.data.on_error), config.evaluate.resize)
     count = min(len(train_set), config.calibration)
-    requests = [
-        data.Request(index, *size, 0) for index in np.linspace(0, len(train_set) - 1, count, dtype=int).tolist()
-    ]
+    spread = np.linspace(0, len(train_set) - 1, count, dtype=int)
+    whole = np.resize(spread, count + -count % config.batch_size)  # images again, which changes no range, fill a batch
+    requests = [data.Request(index, *size, 0) for index in whole.tolist()]
     print(f"int8: the ranges of values are those on {count} images of {config.data.name}, train", flush=True)
-    for start in range(0, count - config.batch_size + 1, config.batch_size):
+    for start in range(0, len(requests), config.batch_size):
         yield images.__getitems__(requests[start : start + config.batch_size]).network_input()
 
 
