@@ -126,6 +126,8 @@ def load_darknet_weights(model: Darknet, path: str | Path) -> WeightsReport:
             loads[name] = stored.view_as(tensor)
         start += count
     check_values(path, loads.items())
+    if empty := [name for name, tensor in loads.items() if tensor.ndim == 4 and not tensor.any()]:
+        raise ModelError(f"{path}: {empty[0]} is all zeros, as where a download stopped. fix: download it again")
     model.load_state_dict(loads, strict=False)
     model.seen, model.weights_version = seen, version
     return report_of(model, path, num_classes=num_classes, left_out=leave_out, cut=cut)

@@ -95,6 +95,7 @@ def test_files_that_do_not_fit_are_refused_and_change_nothing(tmp_path: Path) ->
     for content, message in (
         (good[:-4], r"holds [\d,]+ values, this network with 3 classes and width 0\.1 needs"),
         (bytes(infinite), r"layers\.22\.conv\.weight has values that are not finite"),
+        (good[:-5000] + bytes(5000), r"layers\.22\.conv\.weight is all zeros"),
         (b"PK\x03\x04" + good[4:], r"not a Darknet .weights file.* end in \.pt"),
         (b"<!DOCTYPE html>\n<html>", "it begins with b'<!DOCTYPE"),
     ):
