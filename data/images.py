@@ -146,7 +146,7 @@ class ImageSource:
         self.is_remote = is_remote(annotations.image_root)
         # Shared with loader processes: 1 for an image left out since take_left_out(), 2 for others.
         self._left_out = torch.zeros(len(annotations), dtype=torch.uint8).share_memory_()
-        self._in_a_row = 0
+        self._in_a_row, self.quiet = 0, False  # quiet: another rank says which images are left out
         more = ", or set data.on_error=skip to leave such images out" if on_error != OnError.skip else ""
         self._fix = f"fix: replace the file{more}"
         if cache is not None:
@@ -239,7 +239,7 @@ class ImageSource:
         if self.on_error != OnError.skip:
             raise error
         flags = self._left_out.numpy()
-        if not flags[index]:
+        if not flags[index] and not self.quiet:
             logger.warning("left out: %s", error)
         flags[index] = 1
         self._in_a_row += 1

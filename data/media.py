@@ -102,7 +102,6 @@ def find_media(source: str) -> list[Medium]:
         suffixes = layouts.IMAGE_SUFFIXES.union(VIDEO_SUFFIXES)
         pattern = os.path.abspath(source)
         matches = io.files_below(Path(source), suffixes) if is_folder else glob.glob(pattern, recursive=True)
-        # A link to nothing stays, and is named where it is read.
         paths = [Path(path) for path in matches if Path(path).suffix.lower() in suffixes and not os.path.isdir(path)]
     if not paths:
         is_there = os.path.exists(source) or glob.has_magic(source)

@@ -104,7 +104,6 @@ def _store(base: str, _: int) -> Any:
 
 
 def _base_and_key(address: str) -> tuple[str, str]:
-    """The bucket or server of an address, and the name there, without ``./`` and ``//``."""
     base, key = _ADDRESS.fullmatch(address).groups()  # type: ignore[union-attr]  # by check_address
     return base, posixpath.normpath(key) if key else ""
 

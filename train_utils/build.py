@@ -238,8 +238,10 @@ def open_images(annotations: Annotations, config: data.DataConfig, world: World)
         folder = Path(config.index_dir).absolute() / "fetched"
         folder.mkdir(parents=True, exist_ok=True)
         images.fetcher = Fetcher(folder, config.cache_gb * 1e9 / max(1, annotations.num_bytes))
+    images.quiet = not world.is_local_main  # all ranks read the same sample
     with torch_distributed_zero_first(world):
         dark = images.read_sample()
+    images.quiet = False
     if dark and world.is_main:
         progress.warn(f"of a few that were read, {len(dark)} are {DARK}, such as {dark[0]}")
     if config.cache == data.ImageCache.none or (images.is_remote and on_disk):

@@ -109,8 +109,7 @@ def test_pictures_that_the_json_names_and_the_bucket_lacks_are_named(
     images: str, many: bool, picture_set: CocoSet, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote, "FEW", 4 if many else 1000)  # then a bucket is listed, in pages
-    first = picture_set.json["images"][0]
-    picture_set.json["images"].append(first | {"id": 99, "file_name": f"./{first['file_name']}"})  # named again
+    picture_set.json["images"].append(picture_set.json["images"][0] | {"id": 99, "file_name": "./10.png"})  # again
     picture_set.add_image(np.zeros((50, 50, 3), dtype=np.uint8), [(1, [1.0, 2.0, 20.0, 16.0])])
     lost = picture_set.root / "images" / picture_set.json["images"][-1]["file_name"]
     content = lost.read_bytes()
