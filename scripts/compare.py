@@ -114,11 +114,13 @@ class Group(NamedTuple):
 def read_groups(folders: Sequence[Path]) -> list[Group]:
     """Group the runs in these folders by setting, in the order of first appearance.
 
-    Runs on other validation sets are other settings. Raises TrainError if a folder is not a run or
-    has no evaluation.
+    Runs on other validation sets are other settings. Raises TrainError if a folder is not a run, is
+    there twice or has no evaluation.
     """
     groups: dict[str, Group] = {}
     truths: list[GroundTruth] = []
+    if len({*map(Path.resolve, folders)}) < len(folders):
+        raise errors.TrainError(f"runs={' '.join(map(str, folders))} has a run twice. fix: name each once")
     for folder in folders:
         options, best = flat(from_checkpoint.read_config(folder, "")), report_page.read_best(folder)
         truths.append(next((truth for truth in truths if is_same(truth, best.truth)), best.truth))

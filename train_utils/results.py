@@ -153,8 +153,8 @@ def read_results(
     if foreign:
         listed = ", ".join(map(str, sorted(foreign)[:5])) + ", ..." * (len(foreign) > 5)
         sentence = f"{foreign.total()} of its {foreign.total() + len(rows)} rows are of categories {listed}"
-        if not rows:
-            raise TrainError(f"detections={path}: {sentence}, none of the data. fix: the ids of the annotation file")
+        if not rows or 0 in foreign:  # counted from 0, all rows are of other classes
+            raise TrainError(f"detections={path}: {sentence}, not of the data. fix: the ids of the annotation file")
         warn(f"{path}: {sentence}, which the data does not have, and are left out")
     if repeated := len(rows) - len(distinct):
         warn(f"{path}: {repeated} of its {len(rows)} rows repeat another one and count as wrong")

@@ -204,6 +204,8 @@ def test_the_parts_of_a_gain_are_zero_where_nothing_changed(tmp_path: Path) -> N
 def test_runs_that_cannot_be_compared_are_named(runs: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(TrainError, match="small was scored on another validation set"):
         compare(CompareConfig([str(runs["a0"]), str(runs["small"])], 10, 0, False))
+    with pytest.raises(TrainError, match="a run twice"):
+        read_groups([runs["a0"], runs["a0"]])
     bare = make_run(tmp_path / "bare", 4, 0)
     (bare / BEST_DETECTIONS).write_bytes(b"no archive")
     with pytest.raises(TrainError, match="is damaged"):

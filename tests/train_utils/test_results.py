@@ -183,7 +183,7 @@ WRONG: list[dict[str, Any]] = [
     [
         None, "[", "{}", '{"annotations": []}',
         *(json.dumps([ROW, ROW | wrong]) for wrong in WRONG),
-        json.dumps([{"image_id": 7}]), json.dumps([ROW | {"category_id": 0}]),
+        json.dumps([{"image_id": 7}]), json.dumps([ROW, ROW | {"category_id": 0}]),
     ],
 )  # fmt: skip
 def test_what_is_no_results_file_of_the_data_is_one_sentence(content: str | None, tmp_path: Path) -> None:
