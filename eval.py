@@ -260,7 +260,7 @@ class Evaluator:
         # An image has the loss of its batch. fsum rounds once, so ranks and order do not matter.
         means = [math.fsum(images * column) / images.sum() for column in columns]
         if not all(map(math.isfinite, means)):
-            log_line(f"val: the loss is not finite, and neither is what the network computes. fix: {HELP}")
+            log_line(f"val: the loss is not finite. fix: {HELP}")
         return evaluation._replace(losses=dict(zip(LOSS_NAMES, means, strict=True)))
 
     def to_original(self, batch: data.Batch, i: int, boxes_xyxy: np.ndarray) -> np.ndarray:

@@ -95,23 +95,23 @@ def find_media(source: str) -> list[Medium]:
         medium = Medium.at(source, "")
         whole_name = re.sub(r"\W+", "-", medium.shown.partition("://")[2]).strip("-")
         return [replace(medium, name=whole_name if medium.is_video else os.path.basename(medium.shown))]
-    base, is_folder, matches = source, os.path.isdir(source), list[str]()
+    base, is_folder, matches = source, os.path.isdir(source), set[str]()
     if os.path.isfile(source):
         paths = [Path(source)]
     else:
         suffixes = layouts.IMAGE_SUFFIXES.union(VIDEO_SUFFIXES)
         pattern = os.path.abspath(source)
-        matches = io.files_below(Path(source), suffixes) if is_folder else glob.glob(pattern, recursive=True)
+        matches = {*(io.files_below(Path(source), suffixes) if is_folder else glob.glob(pattern, recursive=True))}
         paths = [Path(path) for path in matches if Path(path).suffix.lower() in suffixes and not os.path.isdir(path)]
     if not paths:
         is_there = os.path.exists(source) or glob.has_magic(source)
         what = "holds no picture or video" if is_there else "is not a file or folder"
         raise DataError(f"source={source} {what}. fix: a file, a folder or a pattern in quotes")
     whole = sorted({Path(os.path.abspath(path)) for path in paths})
-    unknown = layouts.unknown_files({str(path.parent) for path in whole}, VIDEO_SUFFIXES)
     if not is_folder:
-        base, unknown = os.path.commonpath([path.parent for path in whole]), sorted({*unknown} & {*matches})
-    if unknown:
+        base = os.path.commonpath([path.parent for path in whole])
+    beside = layouts.unknown_files({str(path.parent) for path in whole} if matches else (), VIDEO_SUFFIXES)
+    if unknown := [path for path in beside if is_folder or path in matches]:
         logger.warning("%d files that are not pictures or videos of a known type, first: %s", len(unknown), unknown[0])
     return [Medium(path, path.relative_to(os.path.abspath(base)).as_posix()) for path in whole]
 

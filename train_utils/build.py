@@ -243,7 +243,7 @@ def open_images(annotations: Annotations, config: data.DataConfig, world: World)
         dark = images.read_sample()
     images.quiet = False
     if dark and world.is_main:
-        progress.warn(f"of a few that were read, {len(dark)} are {DARK}, such as {dark[0]}")
+        progress.warn(f"{len(dark)} {DARK}, of a few that were read, first: {dark[0]}")
     if config.cache == data.ImageCache.none or (images.is_remote and on_disk):
         return images
     if on_disk:

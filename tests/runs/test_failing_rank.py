@@ -95,12 +95,9 @@ CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="rank 1 finds a GPU 
     [
         ("fails", r"the second pass fails\.", TORCHRUN),
         *(
-            pytest.param(f"asks for a GPU {ranks}", "a CUDA device was asked for, .*", launcher, marks=CUDA)
-            for ranks, launcher in (("0", LAUNCH), ("0 1", TORCHRUN))  # before there is a group
-        ),
-        *(
-            pytest.param(f"asks for a GPU {ranks}", "a CUDA device was asked for, .*", SRUN, marks=[CUDA, SLURM])
-            for ranks in ("0", "1")
+            pytest.param(f"asks for a GPU {ranks}", "a CUDA device was asked for, .*", launcher, marks=marks)
+            for launcher, marks in ((TORCHRUN, [CUDA]), (LAUNCH, [CUDA]), (SRUN, [CUDA, SLURM]))
+            for ranks in ("0", "1", "0 1")  # before there is a group
         ),
     ],
 )
