@@ -48,7 +48,7 @@ class WeightsReport:
     heads_left_out: bool  # the file's convolutions before [yolo] sections were not loaded
     cut: int | None = None  # the last layer of a partial file
     same_decoding: bool = False  # the file says how its heads are decoded, and the network does the same
-    names: str = ""  # what the class names of file and data mean for the heads
+    note: str = ""  # what else to know: which weights of the file, or what its class names mean for the heads
 
     @property
     def is_whole(self) -> bool:
@@ -63,7 +63,7 @@ class WeightsReport:
             text += "; its heads were left out and start fresh"
             if self.num_classes not in (None, self.model_classes):
                 text += f" (for {self.num_classes} classes, here {self.model_classes})"
-        return text + self.names
+        return text + self.note
 
 
 def stored_names(layer: nn.Module) -> tuple[str, ...]:
@@ -249,7 +249,7 @@ def load_weights_of_checkpoint(
     check_values(path, loads.items())
     model.load_state_dict(loads, strict=False)
     report = report_of(model, path, num_classes=num_classes, left_out=leave_out)
-    return replace(report, same_decoding=not leave_out, names=note)
+    return replace(report, same_decoding=not leave_out, note=note)
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -306,7 +306,8 @@ def load_foreign_state_dict(model: Darknet, content: Any, path: Path) -> Weights
     changes nothing, without a state dict and at the first module that differs.
     """
     ours = _by_role((name, tensor) for _, name, tensor in weight_tensors(model))
-    theirs = _by_role(_state_dict(content, path).items())
+    state, note = _state_dict(content, path)
+    theirs = _by_role(state.items())
     heads = tuple(f"layers.{layer}." for layer in _class_parts(model))
     # The class count follows from the filters of the convolution before the first head.
     part = model.heads[0].parts[-1]
@@ -330,7 +331,7 @@ def load_foreign_state_dict(model: Darknet, content: Any, path: Path) -> Weights
                 found.append((name, tensor))
     check_values(path, found)
     model.load_state_dict(loads, strict=False)
-    return report_of(model, path, num_classes=num_classes, left_out=leave_out)
+    return replace(report_of(model, path, num_classes=num_classes, left_out=leave_out), note=note)
 
 
 def _by_role(tensors: Iterable[tuple[str, Tensor]]) -> dict[Role, list[tuple[str, Tensor]]]:
@@ -343,14 +344,21 @@ def _by_role(tensors: Iterable[tuple[str, Tensor]]) -> dict[Role, list[tuple[str
     return roles
 
 
-def _state_dict(content: Any, path: Path) -> Mapping[str, Tensor]:
-    """The state dict in a file's content. Raises ModelError without any."""
-    nested = [content.get(key) for key in CONTAINERS] if isinstance(content, Mapping) else []
-    for state in (content, *nested):
-        is_state = isinstance(state, Mapping) and len(state) > 0
-        if is_state and all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in state.items()):
-            return dict(state)
+def _state_dict(content: Any, path: Path) -> tuple[Mapping[str, Tensor], str]:
+    """The state dict in a file's content, and a note on others there. Raises ModelError without."""
+    nested = content if isinstance(content, Mapping) else {}
+    states = {key: state for key, state in nested.items() if _is_state_dict(state)}
+    if _is_state_dict(content):
+        return content, ""
+    if (chosen := next((key for key in CONTAINERS if key in states), None)) is not None:
+        others = ", ".join(str(key) for key in states if key != chosen)
+        return states[chosen], others and f"; those under {chosen}, not those under {others}"
     raise ModelError(
         f"{path} holds no state dict, neither at the top level nor under {', '.join(CONTAINERS)}."
         " fix: torch.save(model.state_dict(), 'weights.pt') in the system that wrote it"
     )
+
+
+def _is_state_dict(state: Any) -> bool:
+    pairs = state.items() if isinstance(state, Mapping) and state else [(None, None)]
+    return all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in pairs)

@@ -269,7 +269,7 @@ def load(model: Darknet, path: Path, content: Any) -> str:
     "wrap",
     [
         lambda state: state,
-        lambda state: {"epoch": 3, "best_fitness": None, "model": state, "optimizer": None},
+        lambda state: {"ema": {**state, "a": torch.ones(3)}, "best_fitness": None, "model": state, "optimizer": None},
         lambda state: {f"module.{name}": tensor for name, tensor in state.items()},
         lambda state: {**state, "module_list.6.anchor_grid": torch.rand(1, 2), "module_list.6.anchors": torch.ones(4)},
         lambda state: {name: tensor.double() for name, tensor in state.items()},
@@ -278,7 +278,9 @@ def load(model: Darknet, path: Path, content: Any) -> str:
 )
 def test_both_networks_compute_the_same_afterwards(wrap: Any, scheme: str, tmp_path: Path) -> None:
     model, plain, images = small(), SCHEMES[scheme], torch.rand(2, 3, 32, 32)
-    assert "7 of 7 convolutions" in load(model, tmp_path / "theirs.pt", wrap(plain.state_dict()))
+    content = wrap(plain.state_dict())
+    said = load(model, tmp_path / "theirs.pt", content)
+    assert "7 of 7 convolutions" in said and ("under ema" in said) == ("ema" in content)
     with torch.no_grad():
         for ours, theirs in zip(model(images), plain(images), strict=True):
             torch.testing.assert_close(ours.squeeze(1).permute(0, 3, 1, 2), theirs, rtol=1e-5, atol=1e-5)
