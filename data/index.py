@@ -378,7 +378,7 @@ def locate(config: DataConfig, split: str) -> LocatedSplit:
     folder = remote.folder_of(image_root)
     shards = [str(image_root), *remote.shards(str(image_root)).items()] if folder != image_root else []
     return LocatedSplit(
-        stamps=[stamp_files(stamped).digest, *map(str, shards)],
+        stamps=[stamp_files([*stamped, str(folder)]).digest, *map(str, shards)],  # a folder's time: files came or went
         image_root=folder,
         read=lambda: coco.read_coco(path, image_root, config.names, read and read(path, Path(image_root))),
     )

@@ -59,6 +59,7 @@ def locate_voc(pairs: Sequence[tuple[Path, Path]], image_root: Path, names: list
         listed += items
         digests.append(stamps.digest)
     path = pairs[0][0] if len(pairs) == 1 else image_root
+    digests.append(io.stamp_files(sorted({folder for item in listed for folder in item.image_folders})).digest)
     return LocatedSplit(
         stamps=[*digests, io.stamp_files([str(place) for place, _ in pairs if place.is_file()]).digest],
         image_root=image_root,
