@@ -76,11 +76,16 @@ def _splits_of(folders: Iterable[str]) -> tuple[list[str], list[str]] | None:
     any for validation, both are those of training. Raises ``DataError`` if others lie below these.
     """
     tops: dict[str | None, dict[str, None]] = {}
+    folders = list(folders)
+    shared = len(Path(os.path.commonpath(folders or ["."])).parts)  # of all: training_data/train, training_data/test
+    if not {_split_in("/".join(folder.split("/")[shared:])) for folder in folders} & {"train", "val"}:
+        shared = 0
     for folder in folders:
         parts = folder.split("/")
-        depth = next((depth for depth, part in enumerate(parts, start=1) if _split_in(part)), len(parts))
+        depths = range(shared + 1, len(parts))
+        depth = next((depth for depth in depths if _split_in(parts[depth - 1])), len(parts))
         top = "/".join(parts[:depth])
-        of_split = tops.setdefault(_split_in(top), {})
+        of_split = tops.setdefault(_split_in("/".join(parts[shared:depth])), {})
         if of_split.keys().isdisjoint([".", *("/".join(parts[:length]) for length in range(depth))]):
             of_split[top] = None
     if tops.keys() in (set(), {None}, {"train", None}, {"val"}, {"test"}):

@@ -221,6 +221,10 @@ EXPORTS: dict[str, tuple[Write, int, int, str]] = {  # images of train and val w
     "no images for validation": (both(voc("train", "train"), voc("test", "test")), 4, 4, ""),
     "unnamed folders beside tests": (both(yolo("images", "labels"), yolo("test/images", "test/labels")), 4, 4, "cat"),
     "train, dev and test": (both(*(yolo(f"{name}/images", f"{name}/labels") for name in SPLITS)), 4, 4, "cat"),
+    "splits below a folder called so": (
+        both(*(yolo(f"training_data/{name}/images", f"training_data/{name}/labels") for name in SPLITS)), 4, 4, "cat"
+    ),
+    "xml files below one": (both(*(voc(f"test_set/{name}", f"test_set/{name}") for name in SPLITS)), 4, 4, ""),
     "a trainset and a testset": (
         both(*(yolo(f"{name}/images", f"{name}/labels") for name in ("trainset", "TestPictures"))), 4, 4, "cat"
     ),
