@@ -77,8 +77,16 @@ def _items_of_list(image_list: Path, voc_root: Path) -> list[_Listed]:
         stem = stem if suffix.lower() in layouts.IMAGE_SUFFIXES else line
         items.append(_Listed(stem, f"{xml_folder}/{stem}.xml", (image_folder,), str(voc_root)))
     if not any(os.path.isfile(item.xml) for item in items):
-        by_stem = {Path(xml).stem: xml for xml in io.files_below(voc_root, {".xml"})}
-        items = [item._replace(xml=by_stem.get(Path(f"{item.stem}.x").stem, item.xml)) for item in items]
+        by_stem: dict[str, list[str]] = {}
+        for xml in io.files_below(voc_root, {".xml"}):
+            by_stem.setdefault(Path(xml).stem, []).append(xml)
+        for at, item in enumerate(items):
+            xmls = by_stem.get(Path(f"{item.stem}.x").stem, [item.xml])
+            likely = [xml for xml in xmls if image_list.stem in xml.split("/")] or xmls
+            if len(likely) > 1:
+                fix = f"fix: data.<split>.annotations={os.path.dirname(likely[0])}"
+                raise DataError(f"{image_list} names {item.stem}: is that {likely[0]} or {likely[1]}? {fix}")
+            items[at] = item._replace(xml=likely[0])
     return items
 
 

@@ -316,6 +316,14 @@ def test_images_of_one_name_are_those_of_their_split(json_file: str, folders: li
         assert [found.path(index) for index in range(2)] == [f"{tmp_path}/set/{folder}/{n}.png" for n in range(2)]
 
 
+def test_a_list_of_names_means_the_xml_files_of_its_split(tmp_path: Path) -> None:
+    lists = (file(f"ImageSets/Main/{split}.txt", "0\n1") for split in ("train", "val"))
+    both(*(voc(f"JPEGImages/{split}", f"Annotations/{split}") for split in ("train", "val")), *lists)(tmp_path / "set")
+    for split in ("train", "val"):
+        found = opened(tmp_path / "set", split)
+        assert [Path(found.path(index)).parent.name for index in range(len(found))] == [split] * 2
+
+
 BELOW = {"LVIS", "names that begin elsewhere, in folders", "of Windows", "xml files that name folders"}
 LISTED = {case for case in EXPORTS if "list" in case} | {"moved", "sub-folders", "two years"}
 
@@ -394,6 +402,7 @@ UNCLEAR: dict[str, tuple[Write, str]] = {
     "a page in place of an xml file": (both(voc("a", "a"), file("a/0.xml", "<html/>")), "a/0.xml is not of Pascal VOC"),
     "a lost encoding": (both(voc("a", "a"), file("a/0.xml", "<?xml encoding='x-y'?><a/>")), "a/0.xml is not valid XML"),
     "a comment": (both(yolo("a", "a"), file("classes.txt", "# animals\ncat")), "classes.txt holds '# animals'"),
+    "names of two folders": (both(voc("a", "b"), voc("c", "d"), file("train.txt", "0")), "b/0.xml or .*/d/0.xml"),
     "splits of images alone": (both(*(voc(f"a/{name}", "xml") for name in SPLITS)), "the xml files do not"),
 }  # fmt: skip
 
