@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import msgspec
 import numpy as np
@@ -33,9 +34,10 @@ Integer = Annotated[int, msgspec.Meta(ge=-MAX_INT, le=MAX_INT)]
 
 class _Image(msgspec.Struct, gc=False):
     id: Integer
-    file_name: str
-    height: Integer = 0  # the checks report images without size
-    width: Integer = 0
+    file_name: str | None = None
+    coco_url: str | None = None  # of LVIS, in place of file_name
+    height: Integer | None = None
+    width: Integer | None = None
 
 
 class _Annotation(msgspec.Struct, gc=False):
@@ -79,6 +81,10 @@ def read_coco(path: Path, images: Place, names: list[str] | None, content: Mappi
             instances = _decoded(text[3:] if text[:3] == BYTE_ORDER_MARK else text)
         else:
             instances = msgspec.convert(content, type=_Whole, strict=False)
+        for number, image in enumerate(instances.images):
+            image.file_name = image.file_name or urlsplit(image.coco_url or "").path[1:]
+            if not image.file_name:
+                raise msgspec.ValidationError(f"Object missing required field `file_name` - at `$.images[{number}]`")
         findings, notes, other_ids = Findings(), Findings(), dict[int, Any]()
         count = -(-len(instances.annotations or ()) // CHUNK)
         columns = []
@@ -112,7 +118,7 @@ def read_coco(path: Path, images: Place, names: list[str] | None, content: Mappi
         image_root=folder_of(images),
         file_names=_file_names(instances.images, images, notes),
         image_ids=np.array([image.id for image in instances.images], dtype=np.int64),
-        sizes=np.array([(image.height, image.width) for image in instances.images], dtype=np.int64).reshape(-1, 2),
+        sizes=np.array([(i.height or 0, i.width or 0) for i in instances.images], dtype=np.int64).reshape(-1, 2),
         box_image_ids=integers[:, 1],
         boxes_xywh=boxes_xywh,
         box_category_ids=integers[:, 2],
@@ -182,7 +188,7 @@ def _file_names(images: list[_Image], root: Place, notes: Findings) -> list[str]
 
     If there is none of the first ones, the names may begin with folders that are not here.
     """
-    names = (image.file_name for image in images)
+    names = (str(image.file_name) for image in images)
     if isinstance(root, str):
         return in_shards(names, root) if root.endswith(".tar") else [name.replace("\\", "/") for name in names]
     given = [name.replace("\\", "/") if "\\" in name and not (root / name).is_file() else name for name in names]

@@ -38,6 +38,10 @@ SWAPPED = "images with boxes that are upright as their EXIF tag says, and width 
 STORED = "images with an EXIF tag that are read as stored, since their sizes are annotated so"
 
 
+SEVERAL = "images of several frames or pages, of which the first is read"
+MAY_HAVE_FRAMES = (".gif", ".tif", ".tiff", ".webp")
+
+
 class Header(NamedTuple):
     """Type and stored size of an image, in pixels, before its EXIF tag turns it."""
 
@@ -70,6 +74,15 @@ def read_header(source: bytes | str) -> Header | None:
     if height * width > MAX_PIXELS:
         raise TooLargeError(f"{width:,} x {height:,} pixels")
     return Header("JPEG", height, width, _orientation(segments[1]))
+
+
+def has_frames(path: str) -> bool:
+    """Whether a file on a disk has several frames or pages."""
+    with suppress(Exception):  # a damaged file may raise any kind
+        if path.lower().endswith(MAY_HAVE_FRAMES):
+            with PIL.Image.open(path, formats=PILLOW_FORMATS) as image:
+                return getattr(image, "n_frames", 1) > 1
+    return False
 
 
 def header_of(path: str) -> Header | None:
@@ -154,6 +167,16 @@ def turn_decoded(image: Image, orientation: int) -> Image:
         image = np.asarray(cv2.transpose(image), dtype=np.uint8)
     flip = FLIPS.get(orientation)
     return image if flip is None else np.asarray(cv2.flip(image, flip), dtype=np.uint8)
+
+
+def add_sizes(source: Source) -> None:
+    """Give images without a size that of their file on a disk; fills ``source.notes``."""
+    rows = np.flatnonzero((source.sizes <= 0).any(axis=1) & (not is_remote(source.image_root)))
+    paths = [os.path.join(source.image_root, source.file_names[row]) for row in rows.tolist()]
+    found = np.concatenate([np.zeros((0, 3), dtype=np.int64), *in_chunks(_read_rows, paths, "reading sizes")])
+    source.sizes[rows] = found[:, :2]  # 0: for the checks to report
+    kind = "images without an annotated size, which have that of their file"
+    source.notes.add(kind, rows[found[:, 0] > 0], describe=source.file_names.__getitem__)
 
 
 def rule_of(source: Source, exif: Exif) -> TurnRule:

@@ -20,6 +20,7 @@ import PIL.Image
 import torch
 from numpy.typing import NDArray
 
+from data import headers
 from data.config import ImageCache, OnError
 from data.errors import DataError
 from data.geometry import Image
@@ -119,7 +120,7 @@ def decode_stored(path: str | Path, data: bytes, header: Header, fix: str) -> Im
     cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
     # From memory OpenCV refuses a truncated image; from a file it fills up a JPEG with grey.
     image = cv2.imdecode(np.frombuffer(data, dtype=np.uint8), AS_STORED)
-    if image is None:
+    if image is None or image.shape[2:] != (3,) or image.dtype != np.uint8:
         why = f"its {header.kind} data are damaged, or not of 8 or 16 bits"
         raise DataError(f"{path} cannot be decoded: {why}. {fix}")
     return np.asarray(image, dtype=np.uint8)
@@ -193,16 +194,18 @@ class ImageSource:
         if self.is_remote and self.cache is None:
             self.fetcher.begin(map(self.annotations.path, positions))
 
-    def read_sample(self) -> list[str]:
-        """Read a few images, which may be gone. Returns paths of DARK ones; raises as ``read``."""
+    def read_sample(self) -> dict[str, list[str]]:
+        """Read a few images, which may be gone. Returns paths by kind. Raises as ``read``."""
         indices = np.unique(np.linspace(0, len(self.annotations) - 1, CHECKED_IMAGES, dtype=np.int64)).tolist()
         self.begin(indices)
-        dark = list[str]()
+        found: dict[str, list[str]] = {}
         for index in indices:
             image, path = self.read(index, 1), self.annotations.path(index)
             if image is not None and image.max() < DARKEST and not path.lower().endswith((".jpg", ".jpeg")):  # a row
-                dark.append(path)
-        return dark
+                found.setdefault(DARK, []).append(path)
+            if headers.has_frames(path):
+                found.setdefault(headers.SEVERAL, []).append(path)
+        return found
 
     def take_left_out(self) -> NDArray[np.int64]:
         """Positions (k,) of images left out since the last call, also by loader processes."""

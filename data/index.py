@@ -40,7 +40,7 @@ from data.progress import counted
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 14  # raise it when the columns or the checks change
+FORMAT_VERSION = 15  # raise it when the columns or the checks change
 # A lost file, something else in its place, a bad sector. Other errors say nothing about the files.
 DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO)
 UNREADABLE_FIX = "free memory or file handles (ulimit -n), or allow reading it"
@@ -240,6 +240,8 @@ def _read(config: DataConfig, split: str, located: LocatedSplit) -> tuple[dict[s
         source = numbered_by_name(source)
     # These formats state image sizes, which may show how images were turned.
     annotated = config.format in (DataFormat.coco, DataFormat.voc, *FORMATS)
+    if annotated:
+        headers.add_sizes(source)
     turn = headers.rule_of(source, config.exif) if annotated else headers.TurnRule(config.exif, unclear=True)
     if config.split is not None and split != "test":
         source = select_split(source, split, config.split)
@@ -376,7 +378,7 @@ def locate(config: DataConfig, split: str) -> LocatedSplit:
     folder = remote.folder_of(image_root)
     shards = [str(image_root), *remote.shards(str(image_root)).items()] if folder != image_root else []
     return LocatedSplit(
-        stamps=[stamp_files(stamped).digest, *map(str, shards)],
+        stamps=[stamp_files([*stamped, str(folder)]).digest, *map(str, shards)],  # a folder's time: files came or went
         image_root=folder,
         read=lambda: coco.read_coco(path, image_root, config.names, read and read(path, Path(image_root))),
     )

@@ -178,16 +178,17 @@ def find_place(name: str, path: Path, starts: list[Path]) -> Path:
     return place
 
 
+def tail(name: str, dropped: int) -> str:
+    """A path without its first ``dropped`` folders."""
+    return name.split("/", min(dropped, name.count("/")))[-1]
+
+
 def find_files(names: Sequence[str], bases: Sequence[Path]) -> list[str]:
     """The absolute paths of files in one of ``bases``, wherever most of the first ones exist.
 
     If none does, the names begin with folders that are not there: the fewest are dropped.
     """
     first = names[:COMPARED_NAMES]
-
-    def tail(name: str, dropped: int) -> str:
-        return name.split("/", min(dropped, name.count("/")))[-1]
-
     for dropped in range(max((name.count("/") for name in first), default=0) + 1):
         counts = [sum(os.path.isfile(base / tail(name, dropped)) for name in first) for base in bases]
         if any(counts):

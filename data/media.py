@@ -24,7 +24,7 @@ from data.geometry import Image, Letterbox, resize_into
 
 logger = logging.getLogger(__name__)
 
-VIDEO_SUFFIXES = (".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm")
+VIDEO_SUFFIXES = tuple(".3gp .asf .avi .flv .m2ts .m4v .mkv .mov .mp4 .mpeg .mpg .mts .ts .webm .wmv".split())
 COMPLETE = 0.95  # of the frames: where a header counts none, OpenCV estimates them by the duration
 DEFAULT_RATE = 25.0  # frames per second of a video that does not state it
 MAX_WAITING = 4  # batches of decoded pictures in unfinished batches
@@ -113,6 +113,8 @@ def find_media(source: str) -> list[Medium]:
     beside = layouts.unknown_files({str(path.parent) for path in whole} if matches else (), VIDEO_SUFFIXES)
     if unknown := [path for path in beside if is_folder or path in matches]:
         logger.warning("%d files that are not pictures or videos of a known type, first: %s", len(unknown), unknown[0])
+    if several := [path for path in whole if headers.has_frames(str(path))]:
+        logger.warning("%d %s, first: %s", len(several), headers.SEVERAL, several[0])
     return [Medium(path, path.relative_to(os.path.abspath(base)).as_posix()) for path in whole]
 
 

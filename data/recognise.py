@@ -76,11 +76,16 @@ def _splits_of(folders: Iterable[str]) -> tuple[list[str], list[str]] | None:
     any for validation, both are those of training. Raises ``DataError`` if others lie below these.
     """
     tops: dict[str | None, dict[str, None]] = {}
+    folders = list(folders)
+    shared = len(Path(os.path.commonpath(folders or ["."])).parts)  # of all: training_data/train, training_data/test
+    if not {_split_in("/".join(folder.split("/")[shared:])) for folder in folders} & {"train", "val"}:
+        shared = 0
     for folder in folders:
         parts = folder.split("/")
-        depth = next((depth for depth, part in enumerate(parts, start=1) if _split_in(part)), len(parts))
+        depths = range(shared + 1, len(parts))
+        depth = next((depth for depth in depths if _split_in(parts[depth - 1])), len(parts))
         top = "/".join(parts[:depth])
-        of_split = tops.setdefault(_split_in(top), {})
+        of_split = tops.setdefault(_split_in("/".join(parts[shared:depth])), {})
         if of_split.keys().isdisjoint([".", *("/".join(parts[:length]) for length in range(depth))]):
             of_split[top] = None
     if tops.keys() in (set(), {None}, {"train", None}, {"val"}, {"test"}):
@@ -151,7 +156,7 @@ def _of_jsons(path: Path, twin: Path, folders: Sequence[Path]) -> dict[str, Any]
 def _images_of(path: Path, others: Sequence[Path]) -> Path:
     """The folder that has most of the first images of a json, a usual one or one of ``others``.
 
-    If none has any, that of the json.
+    Of several that have half as many, that of the json's split. If none has any, that of the json.
     """
     try:
         names = _file_names_in(path, layouts.COMPARED_NAMES)
@@ -163,10 +168,14 @@ def _images_of(path: Path, others: Sequence[Path]) -> Path:
     below = (*words, *(f"images/{word}" for word in words))
     places = [folder / place for folder in (path.parent, path.parent.parent) for place in below]
     places += others
-    for called in (names, [os.path.basename(name) for name in names]):  # the folders in them may be elsewhere
+    own = _split_in(f"{path.parent.name}/{path.name}")
+    of_split = [_split_in(os.path.relpath(place, path.parent.parent)) for place in places]
+    likely = [3 if split == own else {None: 2, "train": 1}.get(split, 0) for split in of_split]
+    for dropped in range(max((name.count("/") for name in names), default=0) + 1):  # folders that are not here
+        called = [layouts.tail(name, dropped) for name in names]
         counts = [sum(os.path.isfile(place / name) for name in called) for place in places]
-        if any(counts):
-            return places[counts.index(max(counts))]
+        if most := max(counts):
+            return max(zip(places, counts, likely, strict=True), key=lambda of: (2 * of[1] > most, of[2], of[1]))[0]
     return path.parent
 
 
@@ -267,7 +276,7 @@ def _file_names_in(path: Path, count: int | None) -> list[str]:
     """The first ``count`` file names of a json, or all. Raises ValueError."""
     with path.open("rb") as file:
         text = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if path.stat().st_size else b""
-        found = islice(re.finditer(rb'"file_name"\s*:\s*("(?:[^"\\]|\\.)*")', text), count)
+        found = islice(re.finditer(rb'"(?:file_name|coco_url)"\s*:\s*("(?:[^"\\]|\\.)*")', text), count)
         return [json.loads(match[1]).replace("\\", "/") for match in found]
 
 

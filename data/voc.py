@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from data import headers, io, layouts
+from data import io, layouts
 from data.annotations_read import ROTATED, Findings, LocatedSplit, Source, relative_name
 from data.errors import DataError, shown
 
@@ -34,7 +34,7 @@ class _Listed(NamedTuple):
 class _Annotation(NamedTuple):
     """The content of an xml file."""
 
-    file_name: str  # of the image; may be empty
+    file_name: str  # of the image, below <folder>; may be empty
     size: tuple[int, int]  # height, width
     objects: list[tuple[str, BoxXywh | None]]  # class and left, top, width, height; None: a corner is missing
     rotated: int  # number of objects that CVAT says are rotated
@@ -59,6 +59,7 @@ def locate_voc(pairs: Sequence[tuple[Path, Path]], image_root: Path, names: list
         listed += items
         digests.append(stamps.digest)
     path = pairs[0][0] if len(pairs) == 1 else image_root
+    digests.append(io.stamp_files(sorted({folder for item in listed for folder in item.image_folders})).digest)
     return LocatedSplit(
         stamps=[*digests, io.stamp_files([str(place) for place, _ in pairs if place.is_file()]).digest],
         image_root=image_root,
@@ -76,8 +77,16 @@ def _items_of_list(image_list: Path, voc_root: Path) -> list[_Listed]:
         stem = stem if suffix.lower() in layouts.IMAGE_SUFFIXES else line
         items.append(_Listed(stem, f"{xml_folder}/{stem}.xml", (image_folder,), str(voc_root)))
     if not any(os.path.isfile(item.xml) for item in items):
-        by_stem = {Path(xml).stem: xml for xml in io.files_below(voc_root, {".xml"})}
-        items = [item._replace(xml=by_stem.get(Path(f"{item.stem}.x").stem, item.xml)) for item in items]
+        by_stem: dict[str, list[str]] = {}
+        for xml in io.files_below(voc_root, {".xml"}):
+            by_stem.setdefault(Path(xml).stem, []).append(xml)
+        for at, item in enumerate(items):
+            xmls = by_stem.get(Path(f"{item.stem}.x").stem, [item.xml])
+            likely = [xml for xml in xmls if image_list.stem in xml.split("/")] or xmls
+            if len(likely) > 1:
+                fix = f"fix: data.<split>.annotations={os.path.dirname(likely[0])}"
+                raise DataError(f"{image_list} names {item.stem}: is that {likely[0]} or {likely[1]}? {fix}")
+            items[at] = item._replace(xml=likely[0])
     return items
 
 
@@ -120,10 +129,7 @@ def read_voc(listed: list[_Listed], path: Path, image_root: Path, names: list[st
         notes.add(ROTATED, [item.xml] * annotation.rotated)
         image_ids.append(image_id)
         file_names.append(relative_name(image, image_root))
-        header = None if all(annotation.size) else headers.header_of(image)
-        sizes.append(annotation.size if header is None else header.size(1))  # without any, for the checks to report
-        if annotation.size != sizes[-1]:
-            notes.add("images without a size in their xml file, which have that of the image file", [image])
+        sizes.append(annotation.size)
         for number, (name, box) in enumerate(annotation.objects, start=1):
             where = f"{item.xml}: object {number} of {item.stem}.xml"
             if name not in category_ids:
@@ -169,7 +175,7 @@ def _image_of(item: _Listed, file_name: str, present: dict[str, frozenset[str]],
     elsewhere below the set's folder, that whose folders are most like the xml file's is taken.
     Returned with it is whether there are others as like.
     """
-    base = os.path.basename(file_name.replace("\\", "/"))
+    base = os.path.basename(file_name)
     stem = os.path.basename(item.stem)
     first = item.stem + (os.path.splitext(base)[1] or ".jpg")
     names = (first, base, *(item.stem + suffix for suffix in sorted(layouts.IMAGE_SUFFIXES)))
@@ -178,7 +184,7 @@ def _image_of(item: _Listed, file_name: str, present: dict[str, frozenset[str]],
         others = {os.path.basename(image) for image in matches} - {base}
         return matches[0], os.path.basename(matches[0]) != base and len(others) > 1
     elsewhere = below(item.top).get(stem) or below(item.top).get(os.path.splitext(base)[0], [])
-    folders = set(item.xml.split("/"))
+    folders = {*item.xml.split("/"), *file_name.split("/")}
     likeness = [len(folders.intersection(image.split("/"))) for image in elsewhere]
     if not elsewhere:
         return f"{item.image_folders[-1]}/{first}", False
@@ -199,7 +205,8 @@ def _parse(xml: str) -> _Annotation | str:
     objects = [_object(element) for element in root.iter("object")]
     angles = (item.findtext("value") for item in root.iterfind(".//object/attributes/attribute[name='rotation']"))
     rotated = sum(angle not in ("0", "0.0") for angle in angles)
-    return _Annotation(root.findtext("filename", "").strip(), size, objects, rotated)
+    folder, name = (root.findtext(tag, "").strip().replace("\\", "/") for tag in ("folder", "filename"))
+    return _Annotation(f"{folder}/{name}", size, objects, rotated)
 
 
 def _object(element: ElementTree.Element) -> tuple[str, BoxXywh | None]:

@@ -28,7 +28,8 @@ BOX_COLUMNS, CORNER_COLUMNS = 5, 9  # of a row: class cx cy w h; class and four 
 CROSSED = 8  # stands for 9 columns whose points do not go round a convex shape, as a box with two key points
 MANY_CROSSED = 0.2  # of the rows of 9 columns
 COLUMNS = [np.dtype(kind) for kind in ("(2,)i8", "i8", "(4,)i4", "(4,)f8")]  # of _read_chunk
-SPLIT_KEYS = {"train": ("train",), "val": ("val", "valid"), "test": ("test",)}  # in a data.yaml or obj.data
+# In a data.yaml or obj.data.
+SPLIT_KEYS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
 
 
 class _Listed(NamedTuple):
@@ -246,6 +247,7 @@ def _parse(line: str, num_classes: int) -> list[float]:
 
 def _entries(content: dict[str, Any], split: str, path: Path) -> list[str]:
     """The lists and folders that a data.yaml or obj.data names for a split."""
+    content = {str(key).lower(): value for key, value in content.items()}  # CVAT writes "Train"
     entries = next((content[key] for key in SPLIT_KEYS[split] if content.get(key)), None)
     entries = entries if isinstance(entries, list) else [entries]
     if not all(isinstance(entry, str) for entry in entries):

@@ -116,7 +116,8 @@ def check_dataset(
         empty = np.flatnonzero(objects_per_image(annotations) == 0)
         notes[split].add("images without boxes", [annotations.path(index) for index in empty.tolist()])
         with suppress(data.DataError):  # of which _check_images says more
-            notes[split].add(images.DARK, data.ImageSource(annotations, data.OnError.stop).read_sample())
+            for kind, paths in data.ImageSource(annotations, data.OnError.stop).read_sample().items():
+                notes[split].add(kind, paths)
         absent = np.flatnonzero(np.bincount(annotations.classes, minlength=len(annotations.names)) == 0)
         notes[split].add("classes without boxes", [annotations.names[number] for number in absent])
         sizes = network_sizes(annotations, image_size)

@@ -23,7 +23,6 @@ from conf.schema import CHOICES, DetectConfig, EvaluateConfig, TrainConfig
 from conf.train_options import TrainSection
 from data import Annotations, ImageSource, progress
 from data.dataset import AUGMENTATIONS
-from data.images import DARK
 from data.io import usable_cores
 from data.loader import BatchLoader
 from data.remote import Fetcher
@@ -240,10 +239,10 @@ def open_images(annotations: Annotations, config: data.DataConfig, world: World)
         images.fetcher = Fetcher(folder, config.cache_gb * 1e9 / max(1, annotations.num_bytes))
     images.quiet = not world.is_local_main  # all ranks read the same sample
     with torch_distributed_zero_first(world):
-        dark = images.read_sample()
+        found = images.read_sample()
     images.quiet = False
-    if dark and world.is_main:
-        progress.warn(f"{len(dark)} {DARK}, of a few that were read, first: {dark[0]}")
+    for kind, paths in found.items() if world.is_main else ():
+        progress.warn(f"{len(paths)} {kind}, of a few that were read, first: {paths[0]}")
     if config.cache == data.ImageCache.none or (images.is_remote and on_disk):
         return images
     if on_disk:

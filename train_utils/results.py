@@ -128,9 +128,9 @@ def read_results(
     """
     images = set(image_ids.tolist())
     classes = {category: 0 if single_class else n for n, category in enumerate(np.asarray(category_ids).tolist())}
-    rows, distinct, foreign, where = [], set[tuple[float, ...]](), Counter[int](), ""
+    rows, distinct, foreign, seen, where = [], set[tuple[float, ...]](), Counter[int](), set[int](), ""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_bytes())
         if not isinstance(content, list):
             raise ValueError("it is not a list of detections")
         for number, row in enumerate(content, start=1):
@@ -141,6 +141,7 @@ def read_results(
                 raise ValueError(f"score {row['score']} or bbox {row['bbox']} is not finite")
             if image not in images:
                 raise ValueError(f"its image {image} is not in the data")
+            seen.add(category)
             if category in classes:
                 rows.append((image, classes[category], score, (left, top, width, height)))
                 distinct.add((image, category, score, left, top, width, height))
@@ -153,7 +154,8 @@ def read_results(
     if foreign:
         listed = ", ".join(map(str, sorted(foreign)[:5])) + ", ..." * (len(foreign) > 5)
         sentence = f"{foreign.total()} of its {foreign.total() + len(rows)} rows are of categories {listed}"
-        if not rows or 0 in foreign:  # counted from 0, all rows are of other classes
+        # Counted from 0 or 1, and not as the data does, all rows are of other classes.
+        if not rows or 0 in foreign or max(seen) <= len(classes):
             raise TrainError(f"detections={path}: {sentence}, not of the data. fix: the ids of the annotation file")
         warn(f"{path}: {sentence}, which the data does not have, and are left out")
     if repeated := len(rows) - len(distinct):

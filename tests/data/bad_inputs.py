@@ -87,6 +87,7 @@ def bad_images() -> dict[str, Case]:
         "png with a wrong byte": ("b.png", spoilt(PNG, len(PNG) // 2), undecodable.format("PNG")),
         "truncated webp": ("b.webp", webp[: len(webp) // 2], unknown),
         "pgm of 10 bits": ("b.pgm", b"P5\n# x\n60 40 1023\n" + bytes(4800), r"b\.pgm cannot be decoded: .* go to 1023"),
+        "pgm of 32 bits": ("b.pgm", b"Pf\n60 40\n-1.0\n" + bytes(9600), undecodable.format("PPM")),
         "30,000 x 30,000 pixels": ("b.png", png_header(30000, 30000), r"b\.png (has more than|is 0 x 0) .*pixels"),
     }
     return {name: Case(image_set(file, content), error, left=(1, 1)) for name, (file, content, error) in bad.items()}

@@ -198,9 +198,33 @@ EXPORTS: dict[str, tuple[Write, int, int, str]] = {  # images of train and val w
     "training, validation, testing": (
         both(*(yolo(f"images/{name}", f"labels/{name}") for name in ("training", "validation", "testing"))), 4, 4, "cat"
     ),
+    "keys of FiftyOne and CVAT": (
+        both(
+            yolo("images/train", "labels/train"), yolo("images/validation", "labels/validation", 4),
+            file("data.yaml", "Train: ./images/train/\nvalidation: images/validation\nnames: {0: cat}"),
+        ), 4, 4, "",
+    ),
+    "LVIS": (changed(coco_at("lvis_v1_train.json", "a/b"), ('file_name": "', 'coco_url": "http://c/a/b/')), 2, 2, ""),
+    "names that begin elsewhere, in folders": (
+        both(changed(coco_at("a.json", "train/p/1"), ('"0.p', '"v1/p/1/0.p'), ('"1.p', '"v1/p/2/1.p')), lambda root: (
+            (root / "train/p/2").mkdir(), shutil.move(root / "train/p/1/1.png", root / "train/p/2")
+        )), 2, 2, "",
+    ),
+    "no size in a json": (changed(coco_at("a.json", "a"), ('"height": 32, "width": 64', '"width": null')), 2, 2, ""),
+    "xml files that name folders": (
+        both(voc("a/1", "xml/1"), voc("a/2", "xml/2"), lambda root: [
+            (text(root / f"xml/{at}_{n}.xml", (root / f"xml/{at}/{n}.xml").read_text().replace(
+                f"<filename>{n}", f"<folder>a</folder><filename>{at}\\{n}"
+            )), (root / f"xml/{at}/{n}.xml").unlink()) for at in (1, 2) for n in range(4)
+        ]), 8, 8, "",
+    ),
     "no images for validation": (both(voc("train", "train"), voc("test", "test")), 4, 4, ""),
     "unnamed folders beside tests": (both(yolo("images", "labels"), yolo("test/images", "test/labels")), 4, 4, "cat"),
     "train, dev and test": (both(*(yolo(f"{name}/images", f"{name}/labels") for name in SPLITS)), 4, 4, "cat"),
+    "splits below a folder called so": (
+        both(*(yolo(f"training_data/{name}/images", f"training_data/{name}/labels") for name in SPLITS)), 4, 4, "cat"
+    ),
+    "xml files below one": (both(*(voc(f"test_set/{name}", f"test_set/{name}") for name in SPLITS)), 4, 4, ""),
     "a trainset and a testset": (
         both(*(yolo(f"{name}/images", f"{name}/labels") for name in ("trainset", "TestPictures"))), 4, 4, "cat"
     ),
@@ -276,9 +300,31 @@ def test_exports_are_read_as_they_are(case: str, tmp_path: Path) -> None:
         found = open_annotations(config, split)
         assert len(found) == count and found.boxes_xywh.tolist() == [BOX] * count
         assert found.sizes.tolist() == [[HEIGHT, WIDTH]] * count and len(found.names) == 1
-        assert all(Path(found.path(index)).is_file() for index in range(count))
+        assert len({found.path(index) for index in range(count) if Path(found.path(index)).is_file()}) == count
 
 
+JSONS = {"train_all.json": "eval_all.json", "a/training.json": "a/validation.json", "train/a.json": "val/a.json"}
+
+
+@pytest.mark.parametrize("folders", [("pictures_train", "pictures_eval"), ("train/images", "val/images")])
+@pytest.mark.parametrize("json_file", JSONS)
+def test_images_of_one_name_are_those_of_their_split(json_file: str, folders: list[str], tmp_path: Path) -> None:
+    both(coco_at(json_file, folders[0]), coco_at(JSONS[json_file], folders[1]))(tmp_path / "set")
+    picture(tmp_path / "set/all/0.png")
+    for split, folder in zip(("train", "val"), folders, strict=True):
+        found = opened(tmp_path / "set", split)
+        assert [found.path(index) for index in range(2)] == [f"{tmp_path}/set/{folder}/{n}.png" for n in range(2)]
+
+
+def test_a_list_of_names_means_the_xml_files_of_its_split(tmp_path: Path) -> None:
+    lists = (file(f"ImageSets/Main/{split}.txt", "0\n1") for split in ("train", "val"))
+    both(*(voc(f"JPEGImages/{split}", f"Annotations/{split}") for split in ("train", "val")), *lists)(tmp_path / "set")
+    for split in ("train", "val"):
+        found = opened(tmp_path / "set", split)
+        assert [Path(found.path(index)).parent.name for index in range(len(found))] == [split] * 2
+
+
+BELOW = {"LVIS", "names that begin elsewhere, in folders", "of Windows", "xml files that name folders"}
 LISTED = {case for case in EXPORTS if "list" in case} | {"moved", "sub-folders", "two years"}
 
 
@@ -294,7 +340,8 @@ def test_each_file_beside_the_images_is_learnt_or_named(case: str, tmp_path: Pat
     beside = [file for file in (tmp_path / "set").rglob("*.txt") if file.stem == path.stem]
     for label in beside:
         text(label.with_name("alone.txt"), ROW)
-    notes = opened(tmp_path / "set", "train", f"data.index_dir={tmp_path / 'new'}", *OPTIONS[option]).notes
+    index = [f"data.index_dir={tmp_path / 'new'}"] if case in BELOW else []  # folders below others have no stamp
+    notes = opened(tmp_path / "set", "train", *index, *OPTIONS[option]).notes
     for name in ("/lost.png", "/other.heic", *(["/alone.txt"] if beside else [])):
         (note,) = (note for note in notes if name in note)
         assert " (1), first" in note
@@ -355,6 +402,7 @@ UNCLEAR: dict[str, tuple[Write, str]] = {
     "a page in place of an xml file": (both(voc("a", "a"), file("a/0.xml", "<html/>")), "a/0.xml is not of Pascal VOC"),
     "a lost encoding": (both(voc("a", "a"), file("a/0.xml", "<?xml encoding='x-y'?><a/>")), "a/0.xml is not valid XML"),
     "a comment": (both(yolo("a", "a"), file("classes.txt", "# animals\ncat")), "classes.txt holds '# animals'"),
+    "names of two folders": (both(voc("a", "b"), voc("c", "d"), file("train.txt", "0")), "b/0.xml or .*/d/0.xml"),
     "splits of images alone": (both(*(voc(f"a/{name}", "xml") for name in SPLITS)), "the xml files do not"),
 }  # fmt: skip
 

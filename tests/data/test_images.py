@@ -10,13 +10,14 @@ from pathlib import Path
 
 import cv2
 import numpy as np
+import PIL.Image
 import pytest
 from PIL import Image
 
-from data import Annotations, DataError, ImageCache, ImageSource, OnError, build_image_cache, image_cache_name
+from data import Annotations, DataError, ImageCache, ImageSource, OnError, build_image_cache, headers, image_cache_name
 from data import images as jpeg
 from data.headers import TooLargeError, read_header
-from data.images import AS_STORED, decode_stored, open_image
+from data.images import AS_STORED, DARK, decode_stored, open_image
 from tests.data.bad_inputs import exif
 from tests.data.conftest import DAMAGES, Damage
 
@@ -195,7 +196,15 @@ def test_an_unreadable_image_is_named_once(coco_set, caplog: pytest.LogCaptureFi
 def test_twelve_bits_in_sixteen_are_named(bits: int, coco_set) -> None:
     path = str(coco_set.root / "images" / "12.png")
     cv2.imwrite(path, np.full(cv2.imread(path).shape, 2**bits - 1, np.uint16))
-    assert coco_set.source().read_sample() == [path] * (bits == 12)
+    assert coco_set.source().read_sample() == ({DARK: [path]} if bits == 12 else {})
+
+
+def test_several_frames_are_named(coco_set, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(headers, "MAY_HAVE_FRAMES", ".png")
+    path = coco_set.root / "images" / "12.png"
+    frame = PIL.Image.open(path).convert("RGB")
+    frame.save(path, save_all=True, append_images=[frame.rotate(180)])
+    assert coco_set.source().read_sample() == {headers.SEVERAL: [str(path)]}
 
 
 def test_too_little_memory(coco_set, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

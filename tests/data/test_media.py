@@ -7,6 +7,7 @@ from typing import Any
 
 import cv2
 import numpy as np
+import PIL.Image
 import pytest
 
 from data import DataError, Exif, Medium, OnBadFile, Resize, media
@@ -57,11 +58,15 @@ def test_sources(
 
     assert names(str(folder)) == EVERYTHING == names("pictures") == names("pictures/../pictures/")
     assert not caplog.messages
-    for unknown in ("phone.heic", "deep/er/clip.wmv"):
+    for unknown in ("phone.heic", "deep/er/clip.swf"):
         (folder / unknown).write_bytes(b"")
     for source, unknown in (("pictures", "2 files"), ("pictures/*", "1 files")):
         caplog.clear()
         assert names(source)[:2] == EVERYTHING[:2] and unknown in caplog.text and "phone.heic" in caplog.text
+    caplog.clear()
+    page = PIL.Image.new("RGB", (9, 9))
+    page.save(tmp_path / "pages.tif", save_all=True, append_images=[page])
+    assert names("pages.tif") == ["pages.tif"] and "1 images of several" in caplog.text
     assert names("pictures/deep/er/b.png") == ["b.png"]
     assert names("pictures/*.png") == ["b.png"]
     assert names("pictures/**/*.png") == ["b.png", "deep/er/b.png"]

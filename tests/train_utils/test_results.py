@@ -184,6 +184,7 @@ WRONG: list[dict[str, Any]] = [
         None, "[", "{}", '{"annotations": []}',
         *(json.dumps([ROW, ROW | wrong]) for wrong in WRONG),
         json.dumps([{"image_id": 7}]), json.dumps([ROW, ROW | {"category_id": 0}]),
+        json.dumps([ROW | {"category_id": number} for number in (2, 3)]),
     ],
 )  # fmt: skip
 def test_what_is_no_results_file_of_the_data_is_one_sentence(content: str | None, tmp_path: Path) -> None:
@@ -195,7 +196,7 @@ def test_what_is_no_results_file_of_the_data_is_one_sentence(content: str | None
 
 def test_ids_may_be_texts_and_rows_of_other_categories_are_counted(tmp_path: Path) -> None:
     rows = [ROW | {"image_id": "7"}, ROW | {"category_id": "1"}, ROW | {"category_id": 99}]
-    (tmp_path / "results.json").write_text(json.dumps(rows))
+    (tmp_path / "results.json").write_text(json.dumps(rows), encoding="utf-16")
     said: list[str] = []
     found = read_results(tmp_path / "results.json", np.array([7]), [1, 3], warn=said.append)
     assert found["class"].tolist() == [1, 0] and len(said) == 1 and "1 of its 3 rows" in said[0] and "99" in said[0]
