@@ -82,14 +82,6 @@ def test_boxes_lie_where_their_pixels_lie(empty_set: CocoSet) -> None:
     assert seen > 10
 
 
-def test_the_pool_bounds_the_partners(coco_set: CocoSet) -> None:
-    images = coco_set.source()
-    dataset = TrainDataset(images.annotations, images, MOSAIC, seed=0, epochs=1000)
-    for epoch in range(20):
-        (picture,) = dataset.plan(Request(2, 64, 64, epoch, pool=(2, 4, 5))).pictures
-        assert picture.indices[0] == 2 and set(picture.indices) <= {2, 4, 5}
-
-
 def test_the_partners_from_a_pool_are_distinct_and_others() -> None:
     sizes = np.full((9, 2), 64, dtype=np.int32)
     requests = [Request(3, 64, 64, epoch, pool=(1, 3, 4, 6, 7)) for epoch in range(60)]
