@@ -273,6 +273,10 @@ def test_a_checkpoint_in_the_background_does_not_change_with_the_weights(
     writer.close()
     for which in ("best", "last"):
         assert_same(load_checkpoint(tmp_path, which), before)
+    writer = CheckpointWriter(tmp_path, print)
+    writer.save({"step": 2})
+    writer.close()
+    assert_same(load_checkpoint(tmp_path, "last.previous"), before)
 
 
 def test_writes_that_fail_are_logged_and_the_last_one_ends_the_run(
