@@ -53,16 +53,6 @@ def test_flops_equal_torchs_own_count(name: str) -> None:
     assert models.count_flops(model, (64, 96)) == counter.get_total_flops()
 
 
-@pytest.mark.parametrize(
-    ("width", "expected"), [(0.25, [8, 8, 16, 256]), (0.5, [8, 16, 32, 512]), (2, [32, 64, 128, 2048])]
-)
-def test_width_scales_in_steps_of_eight(width: float, expected: list[int]) -> None:
-    with torch.device("meta"):
-        model = Darknet(zoo_cfg("yolov3-tiny"), num_classes=5, width=width)
-    assert [model.layers[index].conv.out_channels for index in (0, 2, 4, 12)] == expected
-    assert [model.head_convolutions(head)[0].conv.out_channels for head in model.heads] == [30, 30]
-
-
 def test_depthwise_convolution_stays_one_at_any_width() -> None:
     text = zoo_cfg("yolov3-tiny").read_text().replace("filters=32\n", "filters=16\ngroups=16\n")
     with torch.device("meta"):
