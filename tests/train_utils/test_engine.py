@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -75,14 +76,10 @@ def test_each_step_has_the_rates_of_its_own_number_also_in_the_next_epoch() -> N
     state.optimizer.register_step_pre_hook(
         lambda *_: seen.append([group[key] for group in state.optimizer.param_groups for key in keys])
     )
-    ratios = list[float]()
-
-    def loss(maps: Any, targets: Tensor, **given: Any) -> LossParts:
-        ratios.append(given["objectness_ratio"])
-        return mean_loss(maps, targets)
-
+    loss = Mock(side_effect=mean_loss)
     for _ in range(2):
         train_epoch(state, batches(4, 24), accumulate=2, loss=loss)
+    ratios = [call.kwargs["objectness_ratio"] for call in loss.call_args_list]
     assert ratios == [schedule.warmup(step) for step in range(6) for _ in range(2)] and ratios[0] < ratios[-1]
     twin = make_optimizer(network_with_norm(), schedule.config)
     for step in range(6):
