@@ -23,6 +23,7 @@ given = dict(word.split("=", 1) for word in sys.argv[1:])
 folder, rate, stop = Path(given["run_dir"].strip('"')), float(given["optim.lr"]), []
 signal.signal(signal.SIGINT, lambda *_: stop.append(1))
 if given["train.epochs"] == "13":
+    (folder / "metrics.csv").write_text("epoch,step,AP\\n1,1,0.9\\n")
     sys.exit("error: the loss is not finite")
 (folder / "metrics.csv").write_text("epoch,step,AP\\n")
 deadline, seen = time.monotonic() + 60, folder / "seen"
