@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from conf.errors import TrainError
 from conf.train_options import EvalPrecision, Precision
 from train_utils import numerics
 from train_utils.numerics import autocast_dtype, evaluation_dtype, prepare_numerics
@@ -26,6 +27,8 @@ def test_auto_is_what_the_hardware_multiplies_in_a_training_and_float32_in_an_ev
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, found=capability: found)
         assert autocast_dtype("auto", CUDA) == dtype and autocast_dtype("auto", CPU) == torch.bfloat16
         assert evaluation_dtype(EvalPrecision.auto, CUDA, "") is evaluation_dtype(EvalPrecision.auto, CPU, "") is None
+    with pytest.raises(TrainError, match=r"^evaluate\.precision=tf32 needs a GPU.* fix: evaluate\.precision="):
+        evaluation_dtype(EvalPrecision.tf32, CPU, "evaluate.precision")
 
 
 def test_a_training_allows_tf32_by_its_name_and_lets_cudnn_choose_where_that_helps() -> None:
