@@ -185,4 +185,5 @@ def test_a_run_on_some_classes_is_scored_and_resumed_on_them(tmp_path: Path) -> 
     with pytest.raises(ConfigError, match=r"data\.classes: \['star', 0\] -> None"):
         train([f"resume={tmp_path / 'run'}", "data.classes=null"])
     train([f"resume={tmp_path / 'run'}", "train.epochs=2"])
-    assert open_checkpoint.open_checkpoint(str(tmp_path / "run")).names == ["circle", "star"]
+    opened = open_checkpoint.open_checkpoint(str(tmp_path / "run"))
+    assert (opened.names, opened.category_ids) == (["circle", "star"], [1, 4])
