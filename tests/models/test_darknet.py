@@ -11,7 +11,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import models
-from models import Cfg, Darknet, ModelError, load_cfg, load_darknet_weights, parse_cfg, zoo_cfg
+from models import Cfg, Darknet, ModelError, load_cfg, load_darknet_weights, zoo_cfg
 from models.layers import Convolution
 from tests.models.opencv_reference import NETWORKS, REFERENCE, SIDE, Array, draw, write_weights
 
@@ -51,13 +51,6 @@ def test_flops_equal_torchs_own_count(name: str) -> None:
     with FlopCounterMode(display=False) as counter:
         model(torch.empty(1, 3, 64, 96, device="meta"))
     assert models.count_flops(model, (64, 96)) == counter.get_total_flops()
-
-
-def test_depthwise_convolution_stays_one_at_any_width() -> None:
-    text = zoo_cfg("yolov3-tiny").read_text().replace("filters=32\n", "filters=16\ngroups=16\n")
-    with torch.device("meta"):
-        model = Darknet(parse_cfg(text, "depthwise.cfg"), width=2)
-    assert (model.layers[2].conv.groups, model.layers[2].conv.out_channels) == (32, 32)
 
 
 def test_wrong_image_size_names_the_nearest() -> None:
