@@ -69,16 +69,6 @@ def test_ranks_take_turns_at_the_order_of_one_as_those_of_torch(world_size: int,
             assert [request for batch in share for request in batch] == [order[at] for at in dealt]
 
 
-def test_another_epoch_starts_at_its_first_step() -> None:
-    """So a resumed run calls set_epoch as any other from its second epoch on."""
-    sampler, plain = sampler_of(40, 8), sampler_of(40, 8)
-    sampler.sampler.set_epoch(1, start_step=3)
-    first = next(iter(sampler))
-    for one in (sampler, plain):
-        one.sampler.set_epoch(2)
-    assert list(sampler) == list(plain) and len(sampler) == 5 and first not in list(sampler)
-
-
 def test_an_epoch_holds_no_image_twice_and_epochs_and_seeds_differ() -> None:
     epochs = [sum(steps_of(1, BATCH, epoch), Counter()) for epoch in range(2)]
     images = [{request.index for request in epoch} for epoch in epochs]
