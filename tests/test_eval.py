@@ -11,7 +11,6 @@ import pytest
 
 from conf import ConfigError
 from conf.compose import compose
-from conf.errors import TrainError
 from conf.from_checkpoint import complete_from_checkpoint
 from conf.schema import EvalConfig
 from data import ShapesConfig, ensure_shapes
@@ -186,12 +185,5 @@ def test_a_run_on_some_classes_is_scored_and_resumed_on_them(tmp_path: Path) -> 
     with pytest.raises(ConfigError, match=r"data\.classes: \['star', 0\] -> None"):
         train([f"resume={tmp_path / 'run'}", "data.classes=null"])
     train([f"resume={tmp_path / 'run'}", "train.epochs=2"])
-    assert open_checkpoint.open_checkpoint(str(tmp_path / "run")).names == ["circle", "star"]
-
-
-@pytest.mark.slow
-def test_what_this_machine_cannot_do_is_refused(trained: Path) -> None:
-    with pytest.raises(TrainError, match=r"^evaluate\.precision=tf32 needs a GPU.* fix: evaluate\.precision="):
-        evaluate([*of_run(trained, 96), "evaluate.precision=tf32"])
-    with pytest.raises(TrainError, match=r"cannot be written .* fix: out="):
-        evaluate([*of_run(trained, 96), "out=/proc/nothing"])
+    opened = open_checkpoint.open_checkpoint(str(tmp_path / "run"))
+    assert (opened.names, opened.category_ids) == (["circle", "star"], [1, 4])

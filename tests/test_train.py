@@ -194,7 +194,7 @@ def test_one_precision_chooses_the_best_epoch_whatever_that_of_the_training(shap
 
 def test_evaluation_leaves_the_training_alone(shapes: Path, tmp_path: Path) -> None:
     for every in (0, 1):
-        train(options(shapes, tmp_path / str(every), f"evaluate.every={every}", "train.epochs=3"))
+        train(options(shapes, tmp_path / str(every), f"evaluate.every={every}", "train.epochs=2"))
     one, other = (load_last(tmp_path / name)[0] for name in ("0", "1"))
     for part in ("model", "ema", "optimizer", "rng", "seen"):
         assert differences(one[part], other[part], part) == []
@@ -271,7 +271,7 @@ def test_the_options_of_such_repositories_do_what_they_say(shapes: Path, tmp_pat
     config = options(
         shapes, tmp_path / "run", "data.single_class=true", "data.cache=ram", "model.freeze=4", "data.split=0.1",
         "train.epochs=2", "train.multi_scale=[0.5,1.5]", "train.precision=float32", "train.deterministic=true",
-        "logger.pictures=true", "evaluate.every=0", "evaluate.rect=false", "loss.iou=ciou", "optim.clip_norm=10",
+        "evaluate.every=0", "evaluate.rect=false", "loss.iou=ciou", "optim.clip_norm=10",
         "optim.decay=linear", "augment.degrees=10", "augment.shear=2", "augment.flip_vertical=0.5", "train.seed=7",
     )  # fmt: skip
     seen: list[tuple[int, ...]] = []

@@ -40,6 +40,7 @@ SBATCH = SALLOC | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
         ),
         (SBATCH | {"SLURM_NTASKS": "1"}, Launch("none")),
         ({"SLURM_JOB_ID": "7"}, Launch("none")),
+        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": ""}, Launch("none")),
     ],
 )
 def test_the_place_of_a_process(environment: dict[str, str], launch: Launch) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data import DataError
+from data import DataError, coco
 from tests.data.conftest import CocoSet
 
 ARRAYS = ("image_ids", "sizes", "offsets", "boxes_xywh", "classes", "crowd", "areas", "category_ids")
@@ -19,9 +19,12 @@ FORMS: dict[str, Callable[[int], Any]] = {"text": str, "float": float}
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("part", "key"), WHOLE_NUMBERS)
-def test_whole_numbers_of_another_type(part: str, key: str, form: str, coco_set: CocoSet) -> None:
+def test_whole_numbers_of_another_type(
+    part: str, key: str, form: str, coco_set: CocoSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     expected = coco_set.open()
     assert expected.notes == []
+    monkeypatch.setattr(coco, "CHUNK", 4)  # as parts of a large file
     for record in coco_set.json[part]:
         record[key] = FORMS[form](record[key])
     annotations = coco_set.open()
@@ -32,7 +35,10 @@ def test_whole_numbers_of_another_type(part: str, key: str, form: str, coco_set:
 
 @pytest.mark.parametrize("value", ["x", "", " 3", "0x3", "3.5", 3.5, True, None, [3]])
 @pytest.mark.parametrize(("part", "key"), [pair for pair in WHOLE_NUMBERS[:-1] if pair[1] not in ("height", "width")])
-def test_what_is_no_whole_number_is_refused(part: str, key: str, value: Any, coco_set: CocoSet) -> None:
-    coco_set.json[part][0][key] = value
-    with pytest.raises(DataError, match=rf"instances\.json is not a COCO .* at `\$\.{part}\[0\]\.{key}`\. fix: "):
+def test_what_is_no_whole_number_is_refused(
+    part: str, key: str, value: Any, coco_set: CocoSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coco, "CHUNK", 2)
+    coco_set.json[part][2][key] = value
+    with pytest.raises(DataError, match=rf"instances\.json is not a COCO .* at `\$\.{part}\[2\]\.{key}`\. fix: "):
         coco_set.open()

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import cv2
 import numpy as np
 import pytest
 
@@ -15,19 +16,21 @@ from tests.data.conftest import NO_AUGMENT
     [
         ((480, 640), (416, 416), (312, 416)),
         ((1, 1000), (64, 64), (1, 64)),
-        ((480, 640), (256, 416), (256, 341)),
+        ((480, 641), (256, 416), (256, 342)),
         ((60, 64), (64, 64), (60, 64)),
+        ((30, 40), (64, 64), (48, 64)),
     ],
 )
 def test_a_letterbox_fits_centred_on_grey(image_size, target, expected) -> None:
     assert scaled_size(image_size, target) == expected
-    image = np.full((*image_size, 3), 200, dtype=np.uint8)
+    image = np.random.default_rng(0).integers(0, 256, (*image_size, 3), np.uint8)
     canvas = np.empty((*target, 3), dtype=np.uint8)
     box = resize_into(canvas, image, Resize.letterbox)
     left, top = (target[1] - expected[1]) // 2, (target[0] - expected[0]) // 2
     assert box == (expected[1] / image_size[1], expected[0] / image_size[0], left, top)
     framed = np.full((*target, 3), PAD_VALUE, dtype=np.uint8)
-    framed[top : top + expected[0], left : left + expected[1]] = 200
+    how = cv2.INTER_AREA if expected < image_size else cv2.INTER_LINEAR
+    framed[top : top + expected[0], left : left + expected[1]] = cv2.resize(image, expected[::-1], interpolation=how)
     assert np.array_equal(canvas, framed)
 
 
@@ -61,7 +64,7 @@ def test_which_boxes_stay() -> None:
         [
             [10, 10, 50, 50],  # whole
             [-30, 10, 10, 50],  # a quarter
-            [-36, 10, 4, 50],  # a tenth
+            [-33, 10, 7, 50],  # a sixth
             [10, 10, 12, 50],  # two pixels wide
             [10, 10, 13, 50],
             [0, 10, 90, 14],  # a sliver
@@ -90,3 +93,6 @@ def test_what_is_drawn_reaches_both_ends_of_its_range_and_has_its_middle_there()
     turned = [random_affine(replace(NO_AUGMENT, degrees=20), (64, 64), drawn) for _ in range(500)]
     angles = np.degrees([np.arctan2(matrix[1, 0], matrix[0, 0]) for matrix in turned])
     assert -20 <= angles.min() < -19 and 19 < angles.max() <= 20
+    sheared = np.array([random_affine(replace(NO_AUGMENT, shear=20), (64, 64), drawn) for _ in range(500)])
+    slants = np.degrees(np.arctan([sheared[:, 0, 1], sheared[:, 1, 0]]))
+    assert np.ptp(slants, axis=1) == pytest.approx(40, rel=0.03) and abs(np.corrcoef(*slants)[0, 1]) < 0.15

@@ -105,6 +105,9 @@ def test_single_class(coco_set) -> None:
     assert annotations.names == ["object"] and len(annotations.category_ids) == 1
     assert set(annotations.classes.tolist()) == {0}
     assert coco_set.open().names == ["dog", "cat", "bird"], "an index of its own"
+    for number, other in enumerate(({}, {"classes": [0]}, {"exif": data.Exif.ignore}, {"split": 0.3}), start=3):
+        coco_set.open(**other, on_error=data.OnError.skip)
+        assert len(indices(coco_set)) == number
 
 
 def test_missing_area_and_iscrowd_have_defaults(coco_set) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from data import AugmentConfig, Request, TrainDataset
-from data.plan import MIXUP_BETA, draw_plan
+from data.plan import draw_plan
 from tests.data.conftest import NO_AUGMENT, CocoSet
 from tests.data.reference_path import reference_sample
 
@@ -82,14 +82,6 @@ def test_boxes_lie_where_their_pixels_lie(empty_set: CocoSet) -> None:
     assert seen > 10
 
 
-def test_the_pool_bounds_the_partners(coco_set: CocoSet) -> None:
-    images = coco_set.source()
-    dataset = TrainDataset(images.annotations, images, MOSAIC, seed=0, epochs=1000)
-    for epoch in range(20):
-        (picture,) = dataset.plan(Request(2, 64, 64, epoch, pool=(2, 4, 5))).pictures
-        assert picture.indices[0] == 2 and set(picture.indices) <= {2, 4, 5}
-
-
 def test_the_partners_from_a_pool_are_distinct_and_others() -> None:
     sizes = np.full((9, 2), 64, dtype=np.int32)
     requests = [Request(3, 64, 64, epoch, pool=(1, 3, 4, 6, 7)) for epoch in range(60)]
@@ -115,9 +107,11 @@ def test_short_trainings_keep_most_of_their_mosaics() -> None:
 
 def test_the_shares_of_mixup_follow_their_beta_distribution() -> None:
     sizes = np.full((10, 2), 64, dtype=np.int32)
-    plans = [draw_plan(Request(number % 10, 64, 64, number), sizes, PLANS["mixture"], 0) for number in range(2000)]
+    augment = replace(PLANS["colour"], mixup=1)
+    plans = [draw_plan(Request(number % 10, 64, 64, number), sizes, augment, 0) for number in range(2000)]
+    assert np.ptp([plan.gains for plan in plans], axis=0) / 2 == pytest.approx([0.1, 0.7, 0.4], rel=0.01)
     shares = np.array([plan.share for plan in plans])
-    variance = 1 / (4 * (2 * MIXUP_BETA + 1))
+    variance = 1 / (4 * (2 * 32 + 1))  # of Beta(32, 32)
     assert abs(shares.mean() - 0.5) < 4 * (variance / len(shares)) ** 0.5
     assert shares.var() == pytest.approx(variance, rel=0.15)
     assert not any(len(plan.pictures) == 1 for plan in plans)

@@ -82,6 +82,7 @@ def test_batches_are_those_from_the_disk_despite_faults(images: str, picture_set
     expected = batches(opened(picture_set, "images"))
     bucket.fault = two_percent(0, "503", "slow", "cut", "reset")
     annotations = opened(picture_set, images.format(url=bucket.url))
+    assert {".tar@" in annotations.path(index) for index in range(COUNT)} == {".tar" in images}
     found = batches(annotations, workers=2 if images == PLACES[0] else 0)
     assert len(expected) == len(found) == 6
     assert all(

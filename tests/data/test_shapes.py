@@ -1,6 +1,7 @@
 """Drawn shapes: boxes that fit the pixels, objects that stay in sight."""
 
 import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import cv2
 import numpy as np
 
 from data import ShapesConfig, ensure_shapes
@@ -70,4 +72,10 @@ def test_same_settings_give_the_same_bytes(tmp_path: Path) -> None:
     assert other != first and digest(other) != digest(first) and len(list((tmp_path / "a").iterdir())) == 2
     more = ensure_shapes(tmp_path / "a", replace(SMALL, train_images=7))
     assert (more / "train" / "000003.jpg").read_bytes() == (first / "train" / "000003.jpg").read_bytes()
+    drawing = draw_image(128, np.random.Generator(np.random.PCG64(np.random.SeedSequence([0, 0, 2]))))
+    expected = [([*visible_box(mask)], mask.sum(), kind + 1) for kind, mask in zip(*drawing[1:], strict=True)]
+    rows = json.loads((first / "annotations" / "instances_train.json").read_text())["annotations"]
+    assert expected == [(row["bbox"], row["area"], row["category_id"]) for row in rows if row["image_id"] == 3] != []
+    stored = cv2.imread(str(first / "train" / "000003.jpg"), cv2.IMREAD_COLOR_RGB)
+    assert np.abs(stored - drawing.image.astype(float)).mean() < 8
     assert (more / "train" / "000001.jpg").read_bytes() != (more / "val" / "000001.jpg").read_bytes()

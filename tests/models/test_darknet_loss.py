@@ -11,12 +11,12 @@ from models import Darknet, DarknetLoss, Head, IouKind, assignment, zoo_cfg
 from models.heads import DarknetLossKeys
 from tests.models.darknet_loss_reference import darknet
 
-ANCHORS = ((10.0, 14.0), (23.0, 27.0), (60.0, 90.0), (40.0, 30.0), (60.0, 90.0), (100.0, 80.0))
+ANCHORS = ((40.0, 30.0), (23.0, 27.0), (60.0, 90.0), (10.0, 14.0), (60.0, 90.0), (100.0, 80.0))
 SIZE = (96, 128)  # height, width: no square, because Darknet's units are those of the image
 
 
 def make_heads(scale_x_y: float = 1.0, new_coords: bool = False, **keys: Any) -> list[Head]:
-    """Two heads; anchor 3 belongs to both, anchor 0 to none, and 2 and 4 are equal."""
+    """Two heads; anchor 0 belongs to both, anchor 3 to none, and 2 and 4 are equal."""
     return [
         Head(
             layer=layer,
@@ -29,7 +29,7 @@ def make_heads(scale_x_y: float = 1.0, new_coords: bool = False, **keys: Any) ->
             mask=mask,
             darknet_loss=DarknetLossKeys(**keys),
         )
-        for layer, stride, mask in ((2, 32, (3, 4, 5)), (5, 16, (1, 2, 3)))
+        for layer, stride, mask in ((2, 32, (0, 4, 5)), (5, 16, (1, 2, 0)))
     ]
 
 

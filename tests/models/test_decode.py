@@ -172,7 +172,7 @@ def test_equal_scores_keep_the_order_of_decode() -> None:
 def test_a_merged_box_is_the_weighted_mean_of_what_it_suppresses_and_itself() -> None:
     maps = random_maps(2)
     boxes, scores = decode(maps, HEADS)
-    plain, merged = (postprocess(merge=merge, nms_iou=0.2, max_detections=100)(maps) for merge in (False, True))
+    plain, merged = (postprocess(merge=merge, nms_iou=0.2, max_detections=9)(maps) for merge in (False, True))
     moved = 0
     for image, (before, after) in enumerate(zip(plain, merged, strict=True)):
         assert after[:, 4:].equal(before[:, 4:]), "which boxes stay, their scores and classes"

@@ -156,6 +156,20 @@ def test_pools_of_one_map_see_their_own_windows(sizes: tuple[int, ...]) -> None:
     assert joined.equal(torch.cat(expected, dim=1))
 
 
+def test_what_sections_leave_out_is_as_in_darknet_and_filters_are_scaled_to_the_nearest_multiple() -> None:
+    yolo = section("yolo", anchors="4,6, 10,12, 20,9", num=2, classes=CLASSES)
+    first = section("convolutional", filters=31, batch_normalize=1) + route(0, groups=2)
+    pools = section("maxpool", size=3, stride=1) + section("maxpool", stride=4) + section("upsample")
+    text = cfg(first, pools, conv(4), conv(4, groups=4), conv(14, batch_normalize=0), yolo)
+    model = Darknet(parse_cfg(text, "odd.cfg"), width=0.7)
+    assert isinstance(model.layers[0].activation, torch.nn.Sigmoid)
+    assert [model.layers[index].conv.out_channels for index in (0, 5, 6, 7)] == [24, 8, 8, 14]
+    assert model.layers[6].conv.groups == 8, "still depthwise"
+    assert (model.layers[0].norm.eps, model.layers[0].norm.momentum) == (1e-6, 0.03)
+    assert model.sources[2] == (1,), "half of the channels, not all of them"
+    assert model.layers[3].size == 4 and model.heads[0].stride == 2 and model.heads[0].anchors == ((4, 6), (10, 12))
+
+
 def decoupled(boxes: int = 5, classes: int = CLASSES, mask: str = "0", join: str = "-2,-1", **more: int) -> str:
     """Two branches on one map, joined by a [route] before their [yolo]."""
     branches = conv(8) + conv(boxes, batch_normalize=0, activation="linear") + route(-2)

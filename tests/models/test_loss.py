@@ -135,9 +135,12 @@ def test_order_of_targets_does_not_matter(loss: HeadLoss) -> None:
 
 
 @EACH
-def test_no_targets_is_background_only_and_the_rank_still_joins_the_sum(loss: HeadLoss) -> None:
+@pytest.mark.parametrize("rows", [0, 3])
+def test_no_targets_or_rows_of_zeros_are_background_only_and_the_rank_still_joins_the_sum(
+    loss: HeadLoss, rows: int
+) -> None:
     maps, calls = [raw.requires_grad_() for raw in random_maps(2, loss.heads)], []
-    parts = loss(maps, torch.zeros(0, 6), sum_over_ranks=lambda x: (calls.append(x), x)[1])
+    parts = loss(maps, torch.zeros(rows, 6), sum_over_ranks=lambda x: (calls.append(x), x)[1])
     assert len(calls) == 1
     assert parts.box == 0 and parts.classification == 0 and parts.objectness > 0
     parts.total.backward()

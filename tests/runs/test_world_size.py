@@ -37,7 +37,7 @@ def train_here(folder: Path, shapes: ShapesConfig, run_dir: Path, more: list[str
 def test_weights_do_not_depend_on_the_number_of_processes(
     shapes: ShapesConfig, world_size: int, steps: int, more: list[str], tmp_path: Path
 ) -> None:
-    """Nor do the average, statistics, momentum and validation losses."""
+    """Nor do the average, statistics, momentum and losses."""
     parts, losses = [], []
     for processes in (1, world_size):
         run = tmp_path / f"run_{processes}"
@@ -45,7 +45,7 @@ def test_weights_do_not_depend_on_the_number_of_processes(
         state = load_checkpoint(run / "checkpoints" / "last.pt")
         assert state["step"] == steps
         parts.append(parts_of(state))
-        losses.append([float(rows(run)[-1][f"val_{name}"]) for name in LOSS_NAMES])
+        losses.append([float(rows(run)[-1][kind + name]) for kind in ("val_", "") for name in LOSS_NAMES])
     assert all(tensor.dtype == torch.float64 for tensor in parts[0]["momentum"].values())
     found = {part: largest_difference(tensors, parts[1][part]) for part, tensors in parts[0].items()}
     assert max(found.values()) <= LIMIT, found

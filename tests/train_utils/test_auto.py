@@ -17,7 +17,7 @@ from conf.compose import compose, to_dictionary
 from conf.from_checkpoint import resumed_options
 from conf.schema import CHOICES, TrainConfig
 from data import Colour
-from models import Darknet, DarknetLoss, ModelError, YoloLoss, YoloxLoss, parse_cfg, save_darknet_weights
+from models import Darknet, DarknetLoss, ModelError, Postprocess, YoloLoss, YoloxLoss, parse_cfg, save_darknet_weights
 from models.cfg import ZOO
 from tests.models.cfg_writer import cfg, conv, head
 from train_utils import auto, build, checkpoint
@@ -173,6 +173,15 @@ def test_the_loss_suits_the_heads_and_takes_the_options_given() -> None:
     for heads, given in ((HEADS, "loss.positives=5"), (far, "loss.anchor_iou=0.5"), (far, "loss.positives=0")):
         with pytest.raises(ConfigError, match=given.partition("=")[0]):
             build.build_loss(heads, composed(given).loss)
+
+
+def test_the_options_of_suppression_arrive() -> None:
+    given = "confidence=0.1", "nms_iou=0.2", "max_detections=3", "merge_nms=true"
+    options = replace(composed(*(f"evaluate.{option}" for option in given)).evaluate)
+    options.multi_label = False
+    for in_training in (False, True):
+        made = build.build_postprocess(options, HEADS, [1], in_training)
+        assert made == Postprocess(HEADS, 0.1, 0.2, 3, False, merge=True, classes=[1], refuse_nonfinite=not in_training)
 
 
 DECOUPLED = ("yolov3-spp-decoupled", "yolov3-tiny-decoupled")

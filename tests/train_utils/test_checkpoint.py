@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -239,6 +240,17 @@ def test_content_is_on_the_disk_before_it_has_its_name(
     assert load_last(tmp_path)[0]["step"] == (2 if call == 4 else 1)
 
 
+def test_checkpoints_are_due_by_steps_and_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, options = [0.0], SimpleNamespace(save_every_steps=3, save_every_minutes=2)
+    monkeypatch.setattr(checkpoint, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    writer = CheckpointWriter(tmp_path, print, options)
+    assert [step for step in range(1, 8) if writer.is_due(step)] == [3, 6]
+    for now[0], is_due in ((119.0, False), (120.0, True), (130.0, True)):
+        assert writer.is_due(1) == is_due
+    writer.save(None)  # as on all ranks but the first
+    assert not writer.is_due(1)
+
+
 def test_a_checkpoint_in_the_background_does_not_change_with_the_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,6 +273,10 @@ def test_a_checkpoint_in_the_background_does_not_change_with_the_weights(
     writer.close()
     for which in ("best", "last"):
         assert_same(load_checkpoint(tmp_path, which), before)
+    writer = CheckpointWriter(tmp_path, print)
+    writer.save({"step": 2})
+    writer.close()
+    assert_same(load_checkpoint(tmp_path, "last.previous"), before)
 
 
 def test_writes_that_fail_are_logged_and_the_last_one_ends_the_run(

@@ -89,14 +89,15 @@ def test_a_batch_is_finished_while_the_next_is_computed(monkeypatch: pytest.Monk
 
 def test_threads_share_a_batch_only_if_batches_come_in_turn() -> None:
     def model(images: Tensor) -> list[Tensor]:
-        assert torch.is_inference_mode_enabled()
+        assert torch.is_inference_mode_enabled() and torch.is_autocast_enabled("cpu") is in_turn
         return [torch.full((2, 1), torch.get_num_threads())]
 
     batches = [Numbered(number, torch.zeros(2, 3, 4, 4, dtype=torch.uint8)) for number in range(3)]
     torch.set_num_threads(2)
     try:
         for in_turn, threads in ((True, 2), (False, 1)):
-            found = detect_batches(model, batches, lambda maps: [*maps[0]], torch.device("cpu"), in_turn=in_turn)
+            options = {"in_turn": in_turn, "dtype": torch.bfloat16 if in_turn else None}
+            found = detect_batches(model, batches, lambda maps: [*maps[0]], torch.device("cpu"), **options)
             assert [rows.tolist() for _, batch in found for rows in batch] == [[threads]] * 6
     finally:
         torch.set_num_threads(1)

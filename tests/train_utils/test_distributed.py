@@ -22,7 +22,6 @@ from tests.runs.process_group import finish_python, fork_context, free_port
 from tests.train_utils.worker import run_in
 from train_utils import distributed
 from train_utils.distributed import World, choose_device, init_distributed_mode
-from train_utils.numerics import autocast_dtype
 
 WORKER = Path(__file__).with_name("worker.py")
 REPOSITORY = WORKER.parents[2]
@@ -211,17 +210,6 @@ def test_memory_grows_where_the_driver_and_the_user_let_it(refused: bool, monkey
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
     distributed._grow_memory_segments(torch.device("cuda", 0))
     assert not settings
-
-
-@pytest.mark.parametrize(
-    ("capability", "chosen"),
-    [((9, 0), torch.bfloat16), ((8, 0), torch.bfloat16), ((7, 5), torch.float16), ((6, 1), None)],
-)
-def test_auto_precision_follows_the_compute_capability(
-    capability: tuple[int, int], chosen: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    assert autocast_dtype("auto", torch.device("cuda", 0)) is chosen
 
 
 @pytest.mark.parametrize(

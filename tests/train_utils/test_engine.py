@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -61,9 +62,9 @@ def trained(
 
 @pytest.mark.parametrize("clip", [None, 0.01])
 def test_accumulation_makes_the_update_of_the_whole_batch(clip: float | None) -> None:
-    whole, parts = trained(8, 1, clip=clip).model, trained(2, 4, clip=clip).model
-    start = network()
-    for one, other, before in zip(whole.parameters(), parts.parameters(), start.parameters(), strict=True):
+    whole, parts = trained(8, 1, clip=clip), trained(2, 4, clip=clip)
+    torch.testing.assert_close(whole.loss_sums, parts.loss_sums, rtol=1e-5, atol=0)
+    for one, other, before in zip(whole.parameters, parts.parameters, network().parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
         assert not torch.equal(one, before), "nothing was learnt"
 
@@ -75,8 +76,11 @@ def test_each_step_has_the_rates_of_its_own_number_also_in_the_next_epoch() -> N
     state.optimizer.register_step_pre_hook(
         lambda *_: seen.append([group[key] for group in state.optimizer.param_groups for key in keys])
     )
+    loss = Mock(side_effect=mean_loss)
     for _ in range(2):
-        train_epoch(state, batches(4, 24), accumulate=2)
+        train_epoch(state, batches(4, 24), accumulate=2, loss=loss)
+    ratios = [call.kwargs["objectness_ratio"] for call in loss.call_args_list]
+    assert ratios == [schedule.warmup(step) for step in range(6) for _ in range(2)] and ratios[0] < ratios[-1]
     twin = make_optimizer(network_with_norm(), schedule.config)
     for step in range(6):
         schedule.apply(twin, step)
@@ -102,6 +106,8 @@ def test_a_bad_step_leaves_no_trace() -> None:
     assert state.average.updates == 2 and int(model[1].num_batches_tracked) == 2
     (line,) = said
     assert "step 1" in line and "update skipped" in line
+    train_epoch(state, batches(8, 24) * 2, limit=1, log_line=said.append)
+    assert state.average.updates == 6 and len(said) == 3, "bad steps, but not in a row"
     with pytest.raises(TrainError, match=r"no longer finite at step 1 .* 1 step.s. in a row.*optim\.lr"):
         trained(8, 1, model=Explosive(*network_with_norm().children()), limit=0, log_line=said.append)
 
@@ -268,8 +274,8 @@ def test_a_broken_weight_ends_the_training_before_it_is_saved_or_evaluated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """However many steps may be skipped; batch norm's statistics do not show in the next loss."""
-    saved: list[object] = []
-    monkeypatch.setattr(CheckpointWriter, "is_due", lambda *_: saves)
+    saved, asked = list[object](), list[int]()
+    monkeypatch.setattr(CheckpointWriter, "is_due", lambda _, step: asked.append(step) or saves)
     monkeypatch.setattr(CheckpointWriter, "save", lambda _, state: saved.append(state))
     state = start(None, loss_scale, optimizer=Optimizer(optimizer))
     tensor = state.model.state_dict()[place]
@@ -277,6 +283,7 @@ def test_a_broken_weight_ends_the_training_before_it_is_saved_or_evaluated(
     with pytest.raises(TrainError, match=r"not finite after \d step.* fix: a lower optim\.lr"):
         train_epoch(state, BATCH * steps, limit=99)
     assert state.step == (steps if place == "1.running_var" and not saves else 1) and not saved
+    assert asked == list(range(1, len(asked) + 1)), "each step by its number"
 
 
 def test_a_norm_that_overflows_under_a_loss_scale_is_not_excused_by_it() -> None:
@@ -306,7 +313,7 @@ def test_the_first_overflows_of_a_loss_scale_are_no_trouble() -> None:
     ],
 )
 def test_full_memory_in_any_words_names_a_smaller_pass(error: RuntimeError) -> None:
-    sampler = SimpleNamespace(images_per_rank=8, accumulate=1)
+    sampler = SimpleNamespace(images_per_rank=6, accumulate=2)
     with (
         pytest.raises(TrainError, match=r"fix: train\.micro_batch_size=8,"),
         explain_out_of_memory(sampler, replace(WORLD, world_size=2)),

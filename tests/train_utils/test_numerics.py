@@ -1,12 +1,34 @@
-"""The number format of float32 products on CUDA."""
+"""Number formats: what auto means, and float32 products on CUDA."""
 
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
-from conf.train_options import Precision
-from train_utils.numerics import prepare_numerics
+from conf.errors import TrainError
+from conf.train_options import EvalPrecision, Precision
+from train_utils import numerics
+from train_utils.numerics import autocast_dtype, evaluation_dtype, prepare_numerics
+
+CPU, CUDA = map(torch.device, ("cpu", "cuda"))
+
+
+def test_auto_is_what_the_hardware_multiplies_in_a_training_and_float32_in_an_evaluation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(numerics, "has_native_bfloat16", lambda: True)
+    for capability, dtype in (
+        ((8, 0), torch.bfloat16),
+        ((7, 5), torch.float16),
+        ((7, 0), torch.float16),
+        ((6, 1), None),
+    ):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, found=capability: found)
+        assert autocast_dtype("auto", CUDA) == dtype and autocast_dtype("auto", CPU) == torch.bfloat16
+        assert evaluation_dtype(EvalPrecision.auto, CUDA, "") is evaluation_dtype(EvalPrecision.auto, CPU, "") is None
+    with pytest.raises(TrainError, match=r"^evaluate\.precision=tf32 needs a GPU.* fix: evaluate\.precision="):
+        evaluation_dtype(EvalPrecision.tf32, CPU, "evaluate.precision")
 
 
 def test_a_training_allows_tf32_by_its_name_and_lets_cudnn_choose_where_that_helps() -> None:
@@ -23,7 +45,7 @@ def test_a_training_allows_tf32_by_its_name_and_lets_cudnn_choose_where_that_hel
                 deterministic=deterministic, rect=rect, multi_scale=[smallest, 1], precision=precision, seed=0
             )
             prepare_numerics(section)
-            assert cudnn.benchmark == benchmark
+            assert cudnn.benchmark == benchmark and torch.is_deterministic_algorithms_warn_only_enabled()
             assert (matmul.allow_tf32, cudnn.allow_tf32) == (precision is Precision.tf32,) * 2
     finally:
         matmul.allow_tf32, cudnn.allow_tf32 = before

@@ -9,7 +9,7 @@ from torch import nn
 
 from conf.train_options import Decay, Optimizer
 from tests.train_utils.small_training import CONFIG
-from train_utils.optim import EMA_WINDOW, Schedule, WeightAverage, make_optimizer
+from train_utils.optim import Schedule, WeightAverage, make_optimizer
 
 
 def small_model() -> nn.Module:
@@ -97,7 +97,7 @@ def test_the_average_covers_a_share_of_the_steps_and_the_statistics_are_those_of
     for update in range(1, 6):
         change(model, update)
         average.update()
-        weight = max(1 / (1 + EMA_WINDOW * update), 0.75)  # ema_decay limits it from update 5 on
+        weight = max(1 / (1 + 0.08 * update), 0.75)  # ema_decay limits it from update 5 on
         for name, value in model.named_parameters():
             expected[name] = expected[name].lerp(value.detach(), weight)
         expected |= {name: value.clone() for name, value in model.named_buffers()}

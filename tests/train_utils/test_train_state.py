@@ -40,10 +40,12 @@ def test_the_best_epoch_and_ties(scores: list[float | None], best: float, best_e
 
 
 def trained_and_saved(schedule: Schedule = SCHEDULE) -> tuple[TrainState, dict[str, Any]]:
-    """A state after one epoch, and what a file of it gives back."""
-    state = new_state(network_with_norm(), schedule)
+    """A state after an epoch and a step, and what a file of it gives back."""
+    state = new_state(network_with_norm(), schedule, 8.0)
     train_epoch(state, batches(8, 24))
     state.end_epoch()
+    state.record({"AP": 0.5})
+    train_epoch(state, batches(8, 8))
     saved = state.to_plain()
     assert saved is not None
     copy: dict[str, Any] = to_plain(saved, copied=True)
@@ -54,8 +56,13 @@ def trained_and_saved(schedule: Schedule = SCHEDULE) -> tuple[TrainState, dict[s
 def test_what_is_taken_up_has_the_values_and_the_memory_layout_of_before(schedule: Schedule, kept: int) -> None:
     """``kept``: momentum for each of 5 parameters; AdamW has two means and the number of steps."""
     state, saved = trained_and_saved(schedule)
-    resumed = new_state(network_with_norm(), schedule)
+    resumed = new_state(network_with_norm(), schedule, 2.0)
     resumed.resume(saved, Path("run"), WORLD)
+    names = "epoch step seen best best_epoch best_metrics evaluated_epoch loss_steps lr".split()
+    ours, theirs = ([getattr(each, name) for name in names] for each in (state, resumed))
+    assert ours == theirs == [1, 4, 32, 0.5, 1, {"AP": 0.5}, 1, 1, state.lr]
+    assert resumed.average.updates == 4 and resumed.scaler.get_scale() == 8
+    assert torch.equal(resumed.loss_sums, state.loss_sums) and state.loss_sums.all()
     for _ in range(2):  # at once, and after both went on
         pairs = list(zip(tensors(state), tensors(resumed), strict=True))
         assert len(pairs) == 2 * 8 + 5 * kept and any(not one.is_contiguous() for one, _ in pairs)
@@ -75,7 +82,7 @@ def test_each_rank_gets_its_own_generators_back(monkeypatch: pytest.MonkeyPatch)
     drawn = torch.rand(3)
     saved |= {
         "world_size": 2,
-        "loss_sums": saved["loss_sums"].repeat(2, 1),
+        "loss_sums": torch.cat((saved["loss_sums"] * 3, saved["loss_sums"])),
         "rng": [torch.zeros(0), saved["rng"][0]],
         "cuda_rng": [torch.zeros(0), saved["cuda_rng"][0]],
     }
@@ -83,3 +90,6 @@ def test_each_rank_gets_its_own_generators_back(monkeypatch: pytest.MonkeyPatch)
     resumed = new_state(network_with_norm(), SCHEDULE)
     resumed.resume(saved, Path("run"), replace(WORLD, rank=1, world_size=2))
     assert on_device[0].tolist() == [7, 8] and torch.equal(torch.rand(3), drawn)
+    assert torch.equal(resumed.loss_sums, saved["loss_sums"][1])
+    resumed.resume(saved, Path("run"), WORLD)  # alone: the mean of both
+    assert torch.equal(resumed.loss_sums, saved["loss_sums"][1] * 2)
