@@ -182,7 +182,6 @@ def _candidates(head: Head, shape: tuple[int, ...], targets: Tensor) -> tuple[Te
     for centre, corner in ((targets[:, 2:3], columns), (targets[:, 3:4], rows)):
         offset = centre / head.stride - corner
         reached &= (offset > -reach) & (offset < 1 + reach)
-    reached |= (rows_on == 0) & (columns_on == 0) & (targets[:, 4:5] > 0)  # its own cell, even on an edge
     pairs = (len(targets), anchor.shape[1], reached.shape[1])  # targets, anchors, cells around the centre
     inside = rows.clamp(0, shape[2] - 1), columns.clamp(0, shape[3] - 1)
     indices = (image[:, None], anchor[..., None], *(index[:, None] for index in inside))
