@@ -23,13 +23,13 @@ from conf.run import PROGRAMS
 ENTRY_POINTS = ("train", "eval", "predict", "export", "plugins")
 FOLDERS = ("models", "data", "conf", "train_utils", "scripts", "hydra_yolov3_spp")
 LIMITS = {  # if you raise one, say why in the commit
-    "lines of source": 19_410,
+    "lines of source": 19_475,
     "files of source": 112,
     "folders with source": 10,
     "lines of a file": 400,
     "lines of a function": 80,
     "options of train.py": 101,  # as the page of options counts
-    "lines of tests": 19_020,
+    "lines of tests": 19_170,
     "pages of docs": 25,
     "words of docs": 17_720,  # without results and the page of options
     "words of the notebook": 5_000,
