@@ -36,6 +36,7 @@ class _Image(msgspec.Struct, gc=False):
     id: Integer
     file_name: str | None = None
     coco_url: str | None = None  # of LVIS, in place of file_name
+    neg_category_ids: Any = None  # of LVIS: classes that were looked for in vain
     height: Integer | None = None
     width: Integer | None = None
 
@@ -106,6 +107,8 @@ def read_coco(path: Path, images: Place, names: list[str] | None, content: Mappi
         ) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DataError(f"{path} is not valid JSON ({error}). fix: get the file again, or correct it") from error
+    listed = [image.file_name for image in instances.images if image.neg_category_ids is not None]
+    notes.add("images with LVIS's lists of classes, which scores do not use: they are COCO's", listed)
     if instances.annotations is None:
         notes.add("files without annotations, so that nothing is scored", [str(path)])
     integers = np.concatenate([np.zeros((0, 5), np.int64), *(some for some, _ in columns)])

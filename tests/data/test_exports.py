@@ -375,6 +375,7 @@ GUESSES: dict[str, tuple[Write, str]] = {  # what is left out or may be meant ot
     "rotated boxes in a json": (
         changed(JSON, ('"category_id"', '"attributes": {"rotation": 3.0}, "category_id"')), r"rotation, .*\(2\).*a.json"
     ),
+    "LVIS": (changed(JSON, ('"file_name"', '"neg_category_ids": [], "file_name"')), r"LVIS.*\(2\)"),
     "rotated boxes in xml files": (changed(voc("a", "a"), ("</object>", ATTRIBUTES)), r"rotation, .*\(4\).*a/0.xml"),
     "one xml file for two images": (both(voc("a/1", "xml"), voc("a/2", "xml")), "several .*a/1/0.png"),
 }  # fmt: skip
