@@ -21,6 +21,7 @@ from data.colour import network_input
 from data.config import Exif, OnBadFile, Resize
 from data.errors import DataError, printable, without_login
 from data.geometry import Image, Letterbox, resize_into
+from data.progress import tracked
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +114,8 @@ def find_media(source: str) -> list[Medium]:
     beside = layouts.unknown_files({str(path.parent) for path in whole} if matches else (), VIDEO_SUFFIXES)
     if unknown := [path for path in beside if is_folder or path in matches]:
         logger.warning("%d files that are not pictures or videos of a known type, first: %s", len(unknown), unknown[0])
-    if several := [path for path in whole if headers.has_frames(str(path))]:
+    looked_at = tracked(whole, len(whole), "looking for several frames", unit="file")
+    if several := [path for path in looked_at if headers.has_frames(str(path))]:
         logger.warning("%d %s, first: %s", len(several), headers.SEVERAL, several[0])
     return [Medium(path, path.relative_to(os.path.abspath(base)).as_posix()) for path in whole]
 
