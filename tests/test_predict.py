@@ -251,7 +251,9 @@ def test_image_and_category_ids_are_coco_s_own(shared_dir: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_in_a_folder_keeps_what_was_found(by: signal.Signals, folder: Path, tmp_path: Path, monkeypatch) -> None:
+def test_a_signal_in_a_folder_keeps_what_was_found(
+    by: signal.Signals, folder: Path, tmp_path: Path, monkeypatch
+) -> None:
     for number in range(40):
         picture(tmp_path / "pictures" / f"{number:02d}.png", 60, 80)
     prepare = InputFit.prepare
