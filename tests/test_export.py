@@ -25,6 +25,7 @@ from models.quantise import equalise, neighbours, quantise
 from predict import Detector
 from tests.models.cfg_writer import cfg, conv, head
 from tests.random_network import save_random_network
+from train_utils.report_page import read_best
 
 MODEL = ["model=yolov3-tiny", "model.width=0.125"]
 
@@ -98,15 +99,22 @@ def test_an_archive_refuses_sizes_that_are_no_multiples_of_the_stride(wide: list
 @pytest.mark.slow
 def test_an_onnx_file_lies_beside_its_checkpoint(wide: list[str], tmp_path: Path) -> None:
     config = compose("train", TrainConfig, ["model=base", wide[0], "train.image_size=96"])
-    save_random_network(tmp_path / "run/checkpoints/best.pt", config, CLASSES, [1, 2, 3, 4, 5], seed=0, gain=30)
-    path = export([f"ckpt={tmp_path / 'run'}", "nms=true", "batch_size=2", "max_detections=50"])
+    ids = [30, 10, 20, 50, 40]
+    save_random_network(tmp_path / "run/checkpoints/best.pt", config, CLASSES, ids, seed=0, gain=30)
+    more = "confidence=0.3 nms_iou=0.6 max_detections=50 image_size=[64,96] evaluate.resize=stretch licence=CC0".split()
+    path = export([f"ckpt={tmp_path / 'run'}", "nms=true", "batch_size=2", *more])
     assert path == tmp_path / "run" / "checkpoints" / "best.onnx"
     assert [file.name for file in path.parent.iterdir() if file.suffix != ".pt"] == [path.name]
     session = onnxruntime.InferenceSession(path)
     known = session.get_modelmeta().custom_metadata_map
-    assert json.loads(known["names"]) == list(CLASSES) and json.loads(known["image_size"]) == [96, 96]
+    expected = {
+        "names": list(CLASSES), "category_ids": ids, "image_size": [64, 96], "stride": 32, "open": [], "batch_size": 2,
+        "precision": "float32", "resize": "stretch", "padding": 114, "licence": "CC0",
+        "suppression": {"confidence": 0.3, "nms_iou": 0.6, "max_detections": 50},
+    }  # fmt: skip
+    assert {key: json.loads(known[key]) for key in known.keys() - {"made_by", "origin"}} == expected
     assert known["made_by"].startswith("hydra-yolov3-spp ")
-    images = np.random.default_rng(0).random((2, 3, 96, 96), dtype=np.float32)
+    images = np.random.default_rng(0).random((2, 3, 64, 96), dtype=np.float32)
     boxes, scores, classes, counts = session.run(None, {"images": images})
     assert boxes.shape == (2, 50, 4) and classes.max() <= 4 and counts.min() > 0
     assert (counts == (scores > 0).sum(axis=1)).all()
@@ -153,8 +161,9 @@ def test_a_file_finds_what_its_network_finds(
     assert np.allclose(by_file.boxes_xyxy, by_network.boxes_xyxy, atol=2e-3)
     with pytest.raises(ConfigError, match=r"image_size=64 is not the size of the exported file\. fix: image_size=96"):
         Detector(file, image_size=64)
-    with pytest.raises(ConfigError, match=r"runs on the CPU as it was exported\. fix: leave out device"):
-        Detector(file, device="cuda")
+    for wrong in ({"device": "cuda"}, {"precision": "bfloat16"}):
+        with pytest.raises(ConfigError, match=r"runs on the CPU as it was exported\. fix: leave out device"):
+            Detector(file, **wrong)
     with pytest.raises(ConfigError, match=r"names no data\. fix: add data="):
         evaluate([f"model_file={file}"])
 
@@ -179,14 +188,18 @@ def test_int8_says_its_ap_and_is_refused_if_it_loses_too_much(
     options = [f"ckpt={checkpoint}", "precision=int8", "check=ap", "licence=CC0", "calibration=3", *own_labels]
     known = read_metadata(export([*options, "max_drop=1", f"out={tmp_path}/a.onnx"]))
     assert json.loads(known["precision"]) == "int8" and json.loads(known["licence"]) == "CC0"
-    scored, metrics = json.loads(known["scored"]), evaluate([f"model_file={tmp_path}/a.onnx", *own_labels])
+    scored, metrics = (
+        json.loads(known["scored"]),
+        evaluate([f"model_file={tmp_path}/a.onnx", *own_labels, f"out={tmp_path}/b"]),
+    )
     low, high = scored["interval_of_difference"]
     assert scored["AP"] == metrics["AP"] and scored["images"] == 5
+    assert scored["threshold"] == read_best(tmp_path / "b").at_best_f1["threshold"] != scored["threshold_of_network"]
     assert 0.05 < scored["AP"] < scored["AP_of_network"] - 0.02 and scored["AP_of_network"] > 0.2
     assert low <= scored["AP"] - scored["AP_of_network"] <= high < 0
     with pytest.raises(ModelError, match=r"the file has 0\.\d+ AP, the network 0\.\d+, and max_drop=0\.02 .* fix: "):
         export([*options, "batch_size=4", f"out={tmp_path}/b.onnx"])  # more than calibration=3
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.onnx"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.onnx", "b"]
     for wrong, fix in (("format=torch", "fix: format=onnx"), ("format=openvino nms=true", "fix: nms=false")):
         with pytest.raises(ConfigError, match=fix):
             export([*options, *wrong.split()])

@@ -50,7 +50,7 @@ def drawn_in(folder: Path) -> list[str]:
     return ["data=shapes", f"data.root={folder}/shapes", f"data.index_dir={folder}/index", f"data.shapes={shapes}"]
 
 
-@pytest.mark.parametrize("options", [["resize=letterbox"], ["resize=stretch"], ["merge_nms=true"]])
+@pytest.mark.parametrize("options", [["rect=false", "image_size=[64,128]"], ["resize=stretch"], ["merge_nms=true"]])
 def test_predictions_are_those_of_an_evaluation_at_any_batch_size(
     folder: Path, options: list[str], tmp_path: Path
 ) -> None:
@@ -102,7 +102,7 @@ def test_every_picture_has_its_own_files_and_they_agree(
     assert len(of_png) > 5 and labels[:, 0].tolist() == of_png
     said = capsys.readouterr().out.splitlines()
     assert said[-1].startswith(f"5 images, {len(detections)} detections, in {out}; ")
-    less = ["save_json=false", "draw=false", "device=cpu", f"out={tmp_path / 'less'}"]
+    less = ["save_json=false", "draw=false", "device=cpu", "batch_size=8", f"out={tmp_path / 'less'}"]
     predict([f"ckpt={folder / 'random.pt'}", f"source={tmp_path / 'pictures'}", *less])
     assert [path.name for path in (tmp_path / "less").iterdir()] == ["labels"]
 
@@ -250,19 +250,23 @@ def test_image_and_category_ids_are_coco_s_own(shared_dir: Path, tmp_path: Path)
     assert len(mine) == len(others) > 20 and np.abs(np.array(mine) - others).max() < 1e-3
 
 
-def test_ctrl_c_in_a_folder_keeps_what_was_found(folder: Path, tmp_path: Path, monkeypatch) -> None:
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_in_a_folder_keeps_what_was_found(
+    by: signal.Signals, folder: Path, tmp_path: Path, monkeypatch
+) -> None:
     for number in range(40):
         picture(tmp_path / "pictures" / f"{number:02d}.png", 60, 80)
     prepare = InputFit.prepare
 
     def interrupted(self: InputFit, frame: Frame) -> Any:
         if frame.medium.name == "20.png":
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(by)
         return prepare(self, frame)
 
     monkeypatch.setattr(InputFit, "prepare", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises((KeyboardInterrupt, SystemExit)) as ended:
         found(folder, tmp_path / "pictures", tmp_path / "out", "workers=1")
+    assert ended.value.args == (() if by == signal.SIGINT else (128 + by,))
     images = json.loads((tmp_path / "out" / "images.json").read_text())["images"]
     drawn = sorted(path.name for path in (tmp_path / "out").glob("*.png"))
     assert drawn == [image["file_name"] for image in images] and 0 < len(drawn) < 40

@@ -34,7 +34,7 @@ def video(path: Path, frames: int, size: tuple[int, int] = (64, 48), colour: Any
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     root = tmp_path / "pictures"
-    for name in ("b.png", "a.JPG", "deep/er/b.png", "deep/c.bmp", ".hidden/d.png", "deep/.e.png"):
+    for name in ("b.png", "a.JPG", "deep/at/b.png", "deep/c.bmp", ".hidden/d.png", "deep/.e.png"):
         picture(root / name)
     video(root / "deep" / "clip.avi", 3)
     (root / "notes.md").write_text("no picture")
@@ -42,7 +42,7 @@ def folder(tmp_path: Path) -> Path:
     return root
 
 
-EVERYTHING = ["a.JPG", "b.png", "deep/c.bmp", "deep/clip.avi", "deep/er/b.png"]
+EVERYTHING = ["a.JPG", "b.png", "deep/at/b.png", "deep/c.bmp", "deep/clip.avi"]
 
 
 def test_sources(
@@ -58,7 +58,7 @@ def test_sources(
 
     assert names(str(folder)) == EVERYTHING == names("pictures") == names("pictures/../pictures/")
     assert not caplog.messages
-    for unknown in ("phone.heic", "deep/er/clip.swf"):
+    for unknown in ("phone.heic", "deep/at/clip.swf"):
         (folder / unknown).write_bytes(b"")
     for source, unknown in (("pictures", "2 files"), ("pictures/*", "1 files")):
         caplog.clear()
@@ -67,9 +67,9 @@ def test_sources(
     page = PIL.Image.new("RGB", (9, 9))
     page.save(tmp_path / "pages.tif", save_all=True, append_images=[page])
     assert names("pages.tif") == ["pages.tif"] and "1 images of several" in caplog.text
-    assert names("pictures/deep/er/b.png") == ["b.png"]
+    assert names("pictures/deep/at/b.png") == ["b.png"]
     assert names("pictures/*.png") == ["b.png"]
-    assert names("pictures/**/*.png") == ["b.png", "deep/er/b.png"]
+    assert names("pictures/deep/**/*") == ["at/b.png", "c.bmp", "clip.avi"]
     assert [medium.is_video for medium in media.find_media("pictures/deep/c*")] == [False, True]
     for source in ("nowhere", "empty", "pictures/*.tif", ""):
         said = "holds no picture or video" if source in ("empty", "pictures/*.tif") else "is not a file or folder"
@@ -177,9 +177,9 @@ def test_videos_keep_their_order_among_pictures(folder: Path) -> None:
 def test_many_shapes_do_not_fill_the_memory(tmp_path: Path) -> None:
     """Pictures that wait for others of their shape are at most a few batches."""
     for number in range(30):
-        picture(tmp_path / f"{number:02d}.png", 32 + 32 * (number % 10), 32)
+        picture(tmp_path / f"{number:02d}.png", 32 + 32 * (number % 10), 32 + 32 * (number % 3))
     sizes = [len(batch.frames) for batch in batches(tmp_path, image_size=640, batch_size=2)]
-    assert sum(sizes) == 30 and 1 in sizes
+    assert sum(sizes) == 30 and 1 in sizes[:4]
 
 
 def test_what_cannot_be_read_stops_or_is_left_out(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -192,5 +192,5 @@ def test_what_cannot_be_read_stops_or_is_left_out(folder: Path, caplog: pytest.L
     frames = batches(folder, OnBadFile.skip)
     with caplog.at_level(logging.WARNING):
         seen = [frame.medium.name for batch in frames for frame in batch.frames]
-    assert sorted(seen) == ["a.JPG", "deep/c.bmp", "deep/er/b.png"] and len(frames.skipped) == 2
+    assert sorted(seen) == ["a.JPG", "deep/at/b.png", "deep/c.bmp"] and len(frames.skipped) == 2
     assert caplog.text.count("left out") == 2

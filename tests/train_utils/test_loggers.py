@@ -58,6 +58,13 @@ def test_a_run_stopped_and_resumed_is_one_run_in_each_service_and_has_the_bits_o
 
     monkeypatch.setattr(RunReport, "step", stop_after_five)
     monkeypatch.setattr(module, "END_SECONDS", 300)
+    close, complete = module.WandbLogger.close, list[bool]()
+
+    def noted(self: module.WandbLogger, is_whole: bool) -> None:
+        complete.append(is_whole)
+        close(self, is_whole)
+
+    monkeypatch.setattr(module.WandbLogger, "close", noted)
     train(options(shapes, folder, *chosen))
     (folder / "plots").mkdir(exist_ok=True)
     cv2.imwrite(str(folder / "plots/drawn.png"), np.full((8, 8, 3), 200, np.uint8))
@@ -67,7 +74,7 @@ def test_a_run_stopped_and_resumed_is_one_run_in_each_service_and_has_the_bits_o
     a, b = weights(plain), weights(folder)
     assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
     log = (folder / "train.log").read_text()
-    assert "stopped at step 5 by SIGTERM" in log and "warning" not in log
+    assert "stopped at step 5 by SIGTERM" in log and "warning" not in log and complete == [False, True]
 
     with (folder / "steps.csv").open() as file:
         rows = list(csv.DictReader(file))

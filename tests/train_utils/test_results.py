@@ -75,8 +75,8 @@ def test_image_ids_are_coco_s_numbers_where_all_names_are_numbers() -> None:
         assert ids_by_name(names) == ids
         images, _ = coco_files([result(name, 0) for name in names], NAMES, IDS)
         assert {image["file_name"]: image["id"] for image in images["images"]} == dict(zip(names, ids, strict=True))
-    images, _ = coco_files([result("7.mp4", 0, frame=number) for number in (1, 2, 3)], NAMES, IDS)
-    assert [image["id"] for image in images["images"]] == [1, 2, 3]
+    images, _ = coco_files([result("7.mp4", 0, frame=number) for number in (10, 2, 1)], NAMES, IDS)
+    assert [(image["id"], image["frame"]) for image in images["images"]] == [(1, 1), (2, 2), (3, 10)]
 
 
 def test_yolo_labels_hold_the_boxes(tmp_path: Path) -> None:
