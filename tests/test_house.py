@@ -23,7 +23,7 @@ from conf.run import PROGRAMS
 ENTRY_POINTS = ("train", "eval", "predict", "export", "plugins")
 FOLDERS = ("models", "data", "conf", "train_utils", "scripts", "hydra_yolov3_spp")
 LIMITS = {  # if you raise one, say why in the commit
-    "lines of source": 19_475,
+    "lines of source": 19_480,
     "files of source": 112,
     "folders with source": 10,
     "lines of a file": 400,
