@@ -36,10 +36,8 @@ FLIPS = {2: 1, 3: -1, 4: 0, 6: 1, 7: -1, 8: 0}  # OpenCV's code by orientation; 
 TURNED = "images turned upright by their EXIF tag"
 SWAPPED = "images with boxes that are upright as their EXIF tag says, and width and height that are not"
 STORED = "images with an EXIF tag that are read as stored, since their sizes are annotated so"
-
-
 SEVERAL = "images of several frames or pages, of which the first is read"
-MAY_HAVE_FRAMES = (".gif", ".tif", ".tiff", ".webp")
+MAY_HAVE_FRAMES = (".avif", ".gif", ".tif", ".tiff", ".webp")
 
 
 class Header(NamedTuple):

@@ -122,10 +122,7 @@ def test_a_backbone_of_timm_is_known_by_its_digest(tmp_path: Path, monkeypatch: 
     with serving(content) as server:
         for digest, said in (
             ("00000000", r"a\.pth is damaged, or another file"),
-            (
-                hashlib.sha256(content).hexdigest()[:8],
-                "is not a darknet53",
-            ),  # as which it is read
+            (hashlib.sha256(content).hexdigest()[:8], "is not a darknet53"),  # as which it is read
         ):
             monkeypatch.setattr(published, "PUBLISHED", [entry._replace(url=f"{server.url}/a.pth", sha256=digest)])
             with pytest.raises((DataError, ModelError), match=said):

@@ -18,12 +18,8 @@ def test_auto_is_what_the_hardware_multiplies_in_a_training_and_float32_in_an_ev
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(numerics, "has_native_bfloat16", lambda: True)
-    for capability, dtype in (
-        ((8, 0), torch.bfloat16),
-        ((7, 5), torch.float16),
-        ((7, 0), torch.float16),
-        ((6, 1), None),
-    ):
+    chosen = {(8, 0): torch.bfloat16, (7, 5): torch.float16, (7, 0): torch.float16, (6, 1): None}
+    for capability, dtype in chosen.items():
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, found=capability: found)
         assert autocast_dtype("auto", CUDA) == dtype and autocast_dtype("auto", CPU) == torch.bfloat16
         assert evaluation_dtype(EvalPrecision.auto, CUDA, "") is evaluation_dtype(EvalPrecision.auto, CPU, "") is None
