@@ -61,7 +61,7 @@ def positives_by_shape(
     if iou_thresh < 1:
         positive = positive | (overlap[:, anchors.mask] > iou_thresh)
     cells = Cells(*(index.expand(positive.shape).flatten() for index in centre_cells(targets, stride, shape)))
-    return positive.float().flatten(), cells, targets[:, None].expand(*positive.shape, 6).flatten(0, 1)
+    return positive.to(targets.dtype).flatten(), cells, targets[:, None].expand(*positive.shape, 6).flatten(0, 1)
 
 
 def centre_cells(targets: Tensor, stride: int, shape: tuple[int, ...]) -> Cells:

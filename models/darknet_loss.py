@@ -8,7 +8,7 @@ Source: AlexeyAB/darknet, src/yolo_layer.c and src/box.c. For each head:
   that overlap by more.
 - A positive has objectness 1, one class term with the classes of all its objects, and a box term
   for each. With iou_thresh below 1 the sum of the box terms is divided by the number of classes.
-Terms are summed over an image, and divided only by the number of images in the global micro-batch.
+Terms are summed over an image, and divided only by the number of images in the step.
 
 Darknet defines gradients, not losses. The objectness, class and mse terms here are functions with
 those gradients: cross-entropies of the logits (for mse also of the offsets in the cell) and squared
@@ -43,9 +43,9 @@ RECOGNISED = math.log(0.25 / (1 - 0.25))  # a box may be ignored if a class logi
 
 
 class DarknetLoss(HeadLoss):
-    """The loss that the .cfg of a network specifies, averaged over the images of all ranks.
+    """The loss that the .cfg of a network specifies, averaged over the images of a step.
 
-    It uses neither objectness_ratio nor world_size: the objectness target of a positive is 1.
+    It does not use objectness_ratio: the objectness target of a positive is 1.
     """
 
     def __init__(self, heads: Sequence[Head]) -> None:
@@ -54,10 +54,9 @@ class DarknetLoss(HeadLoss):
             raise ModelError("loss=darknet does not learn boxes of bins. fix: model.box_bins=0, or loss=yolox")
 
     def terms(self, inputs: LossInputs) -> tuple[list[Terms], Weights]:
-        """Sums over the images; the weights divide them by the number of images."""
-        images = inputs.sum_over_ranks(inputs.targets.new_full((1,), len(inputs.maps[0].raw)))
+        """Sums over the images."""
         terms = [self._head_terms(part, inputs.targets) for part in inputs.maps]
-        return terms, dict.fromkeys(("box", "objectness", "classification"), 1 / images[0])
+        return terms, dict.fromkeys(("box", "objectness", "classification"), 1.0)
 
     def _head_terms(self, part: HeadMap, targets: Tensor) -> Terms:
         """The terms of one head, times the normalizers of its section."""
@@ -75,7 +74,7 @@ class DarknetLoss(HeadLoss):
         places = cells.flat(raw.shape)
         wanted = weight.new_zeros(raw.shape[:4])
         wanted.view(-1).scatter_reduce_(0, places, weight, reduce="amax")
-        counted = torch.maximum(wanted, (~left_out).float())
+        counted = torch.maximum(wanted, (~left_out).to(wanted.dtype))
         objectness = (cross_entropy(decode.at_least_float32(raw[..., 4]), wanted) * counted).sum()
 
         classes, objects_there = assignment.merge_classes(places, weight, objects[:, 1], head.num_classes)

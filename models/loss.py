@@ -10,7 +10,7 @@ targets (no boolean indexing), so a step on an accelerator never waits for the h
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial, reduce
 from itertools import chain
 from typing import NamedTuple
@@ -22,11 +22,11 @@ from models.assignment import Cells, centre_cells, dynamic_positives, targets_in
 from models.config import MIN_DECOUPLED_SCALE, IouKind, YoloLossConfig, YoloxLossConfig
 from models.decode import at_least_float32, box_iou_aligned, boxes_in_cells, wh_iou
 from models.errors import ModelError
-from models.heads import Head, HeadAnchors, HeadMap
+from models.heads import Anchors, Head, HeadAnchors, HeadMap
 
 Terms = dict[str, Tensor]  # scalars of one head, by the fields of LossParts
-Weights = dict[str, float | Tensor]  # of the terms, by the same fields
-SumOverRanks = Callable[[Tensor], Tensor]
+Weights = dict[str, float]  # of the terms, by the same fields
+POSITIVES = "positives"  # the term that, where a loss has it, counts what the others are divided by
 # Of logits and targets, elementwise; its gradient is probability - target.
 cross_entropy = partial(nn.functional.binary_cross_entropy_with_logits, reduction="none")
 MIN_BOX_SIDE = 1e-3  # pixels; bounds the logarithm of a size
@@ -48,13 +48,12 @@ class LossParts(NamedTuple):
 
 
 class LossInputs(NamedTuple):
-    """The arguments of HeadLoss.__call__, with each raw map beside its head."""
+    """The arguments of HeadLoss.sums, with each raw map beside its head."""
 
     maps: list[HeadMap]
     targets: Tensor
+    positives_per_image: Tensor
     objectness_ratio: float | Tensor
-    sum_over_ranks: SumOverRanks
-    world_size: int
 
 
 class HeadLoss(ABC):
@@ -67,44 +66,66 @@ class HeadLoss(ABC):
         self._anchors = HeadAnchors(self.heads)
 
     def __call__(
+        self, raw_maps: Sequence[Tensor], targets: Tensor, objectness_ratio: float | Tensor = 1.0
+    ) -> LossParts:
+        """The loss of a step that is this batch alone; the arguments are those of ``sums``."""
+        images = len(raw_maps[0])
+        sums, divisor = self.sums(raw_maps, targets, self.count_positives(targets) / images, objectness_ratio)
+        return LossParts(*(part / divisor.clamp(min=images) for part in sums))
+
+    def count_positives(self, targets: Tensor) -> Tensor:
+        """The positives (heads,), float64, where targets (t, 6) alone decide; else (0,)."""
+        return targets.new_zeros(0, dtype=torch.float64)
+
+    def sums(
         self,
         raw_maps: Sequence[Tensor],
         targets: Tensor,
+        positives_per_image: Tensor,
         objectness_ratio: float | Tensor = 1.0,
-        sum_over_ranks: SumOverRanks = lambda tensor: tensor,
-        world_size: int = 1,
-    ) -> LossParts:
-        """The loss of one micro-batch.
+    ) -> tuple[LossParts, Tensor]:
+        """The sums of one pass of one rank, and its share of what they are to be divided by.
+
+        Sums and divisors are added up over all passes and ranks of a step, so that each image and
+        each positive weighs the same in any micro-batch. The divisor is the number of images or of
+        positives. The caller uses at least the number of images: else a step without objects would
+        push the objectness down a hundred times as hard as others.
 
         raw_maps: as Darknet returns them, of any float type.
         targets: float32 (t, 6): image index in the batch, class, cx, cy, w, h in pixels of the
             batch's images. A row of zeros counts for nothing.
+        positives_per_image: what ``count_positives`` gives for all targets of the step, over the
+            images of the step.
         objectness_ratio: blends the objectness target of a positive from 1 (at 0) to its IoU (at
             1), in losses that have such targets.
-        sum_over_ranks: sums a tensor over all ranks. It is called exactly once, with or without
-            targets, so that ranks stay in step. Each positive and each image weighs the same as in
-            a run on one rank, and the losses of all ranks add up.
-        world_size: the number of ranks, which all have the same number of images.
         """
         with torch.autocast(device_type=targets.device.type, enabled=False):
             maps = [HeadMap(*parts) for parts in zip(self.heads, self._anchors[targets.device], raw_maps, strict=True)]
-            inputs = LossInputs(maps, targets.float(), objectness_ratio, sum_over_ranks, world_size)
+            inputs = LossInputs(
+                maps, targets.to(at_least_float32(raw_maps[0]).dtype), positives_per_image, objectness_ratio
+            )
             terms, weights = self.terms(inputs)
-            parts = {
-                name: torch.stack([of_head[name] for of_head in terms if name in of_head]).sum() * weights[name]
+            added = {
+                name: torch.stack([of_head[name] for of_head in terms if name in of_head]).sum()
                 for name in dict.fromkeys(chain(*terms))
             }
+            images = targets.new_full((), len(raw_maps[0]))
+            divisor = added.pop(POSITIVES, images)
+            parts = {name: value * weights[name] for name, value in added.items()}
             total = reduce(torch.add, parts.values())
             missing = dict.fromkeys(LossParts._fields[1:], total.new_zeros(()))
-            return LossParts(total, **missing | {name: part.detach() for name, part in parts.items()})
+            return LossParts(total, **missing | {name: part.detach() for name, part in parts.items()}), divisor
 
     @abstractmethod
     def terms(self, inputs: LossInputs) -> tuple[list[Terms], Weights]:
-        """The terms of each head, and the weight of each term's sum over the heads."""
+        """The terms of each head, summed over this pass, and the weight of each term.
+
+        A term POSITIVES, which has no weight, is this pass's share of the divisor.
+        """
 
 
 class YoloLoss(HeadLoss):
-    """The YOLOv3-SPP loss, averaged over the positives of the global micro-batch."""
+    """The YOLOv3-SPP loss: means over the positives of each head and over the cells of a step."""
 
     def __init__(self, heads: Sequence[Head], config: YoloLossConfig) -> None:
         super().__init__(heads)
@@ -112,33 +133,38 @@ class YoloLoss(HeadLoss):
         if any(len(head.parts) > 1 for head in heads):
             raise ModelError("decoupled heads have too few anchors for a loss that matches shapes. fix: loss=yolox")
 
+    def count_positives(self, targets: Tensor) -> Tensor:
+        """The positives (heads,): pairs of a target (t, 6) and an anchor of like shape."""
+        matches = [self._matches(targets, anchors) for anchors in self._anchors[targets.device]]
+        return torch.stack([match.sum() for match in matches]).double()
+
+    def _matches(self, targets: Tensor, anchors: Anchors) -> Tensor:
+        """Whether the shapes of targets (t, 6) fit a head's own anchors, bool (t, anchors)."""
+        return wh_iou(targets[:, 4:6].float(), anchors.own) > self.config.anchor_iou
+
     def terms(self, inputs: LossInputs) -> tuple[list[Terms], Weights]:
-        """Means over the positives and the cells of the global micro-batch."""
-        config, targets = self.config, inputs.targets
-        pairs = []  # for each head weights (t, anchors), 0 where a shape does not match, and cells
-        for head, anchors, raw in inputs.maps:
-            matches = wh_iou(targets[:, 4:6], anchors.own) > config.anchor_iou
-            weight = matches.to(at_least_float32(raw).dtype)
-            pairs.append((weight, centre_cells(targets, head.stride, raw.shape)))
-        positives = inputs.sum_over_ranks(torch.stack([weight.sum() for weight, _ in pairs]))
-        shares = 1 / positives.clamp(min=1)  # without positives the terms are 0, not 0 / 0
-        terms = [
-            self._head_terms(part, *pair, share, inputs)
-            for part, pair, share in zip(inputs.maps, pairs, shares, strict=True)
-        ]
+        """Sums over the images of means over their cells and over the step's positives."""
+        config = self.config
+        # Without positives the terms are 0, not 0 / 0.
+        shares = 1 / inputs.positives_per_image.clamp(min=1e-9)
+        terms = [self._head_terms(part, share, inputs) for part, share in zip(inputs.maps, shares, strict=True)]
         classification = config.classification * self.heads[0].num_classes / 80
         return terms, {"box": config.box, "objectness": config.objectness, "classification": classification}
 
-    def _head_terms(self, part: HeadMap, weight: Tensor, cells: Cells, share: Tensor, inputs: LossInputs) -> Terms:
+    def _head_terms(self, part: HeadMap, share: Tensor, inputs: LossInputs) -> Terms:
         """The terms of one head; a positive weighs ``share``."""
+        head, anchors, raw = part
+        logits = at_least_float32(raw[..., 4])
+        share = share.to(logits.dtype)
+        weight = self._matches(inputs.targets, anchors).to(logits.dtype)  # (t, anchors), 0 where a shape does not match
+        cells = centre_cells(inputs.targets, head.stride, raw.shape)
         _, class_logits, boxes, wanted_boxes = _predictions(part, cells, inputs.targets)
         iou = box_iou_aligned(boxes, wanted_boxes, self.config.iou)
         box = ((1 - iou) * weight).sum() * share
 
         ratio = inputs.objectness_ratio
-        wanted = _at_cells(weight * (1 - ratio + ratio * iou.detach().clamp(min=0)), cells, part.raw)
-        logits = at_least_float32(part.raw[..., 4])
-        objectness = cross_entropy(logits, wanted).sum() / (logits.numel() * inputs.world_size)
+        wanted = _at_cells(weight * (1 - ratio + ratio * iou.detach().clamp(min=0)), cells, raw)
+        objectness = cross_entropy(logits, wanted).sum() / logits[0].numel()
 
         # Even a single class is learnt: decoding multiplies by its probability, as in Darknet.
         losses = cross_entropy(class_logits, _one_hot(inputs.targets, class_logits)).mean(-1)
@@ -163,14 +189,12 @@ class YoloxLoss(HeadLoss):
             )
 
     def terms(self, inputs: LossInputs) -> tuple[list[Terms], Weights]:
-        """Sums over positives and cells; the weights divide them by the sum of the positives."""
+        """Sums over positives and cells, to be divided by the sum of the positives' weights."""
         config = self.config
         pairs = dynamic_positives(inputs.maps, inputs.targets, config.positives, config.positives_by)
-        positives = inputs.sum_over_ranks(torch.stack([weight.sum() for weight, _ in pairs])).sum().clamp(min=1)
         terms = [self._head_terms(part, *pair, inputs.targets) for part, pair in zip(inputs.maps, pairs, strict=True)]
         weights = {"objectness": config.objectness, "classification": config.classification}
-        weights |= dict.fromkeys(("box", "dfl", "l1"), config.box)  # dfl and l1 are relative to box
-        return terms, {name: weight / positives for name, weight in weights.items()}
+        return terms, weights | dict.fromkeys(("box", "dfl", "l1"), config.box)  # dfl and l1 are relative to box
 
     def _head_terms(self, part: HeadMap, weight: Tensor, cells: Cells, targets: Tensor) -> Terms:
         """The sums of one head."""
@@ -178,7 +202,7 @@ class YoloxLoss(HeadLoss):
         coordinates, class_logits, boxes, wanted_boxes = _predictions(part, cells, targets)
         overlap = box_iou_aligned(boxes, wanted_boxes, config.iou)
         losses = 1 - overlap.square() if config.iou is IouKind.iou else 1 - overlap
-        terms = {"box": (losses * weight).sum()}
+        terms = {POSITIVES: weight.sum(), "box": (losses * weight).sum()}
         if self.refines:
             terms["l1"] = (config.l1 * _distance(boxes, wanted_boxes, part.head.stride) * weight).sum()
         if part.head.box_bins:

@@ -112,7 +112,7 @@ def can_generate_code() -> bool:
 def compile_step(
     network: torch.nn.Module, loss: HeadLoss, to_input: Callable[[Batch], torch.Tensor], mode: str, sizes: int,
     *, log_line: Callable[[str], None] = print,
-) -> tuple[Callable[..., LossParts], Callable[[Batch], torch.Tensor]]:  # fmt: skip
+) -> tuple["HeadLoss | CompiledLoss", Callable[[Batch], torch.Tensor]]:  # fmt: skip
     """Compile ``network`` in place; return ``loss`` and ``to_input`` compiled, too.
 
     ``mode`` is as chosen by ``choose_mode``, and ``sizes`` the number of image sizes. Each is
@@ -144,32 +144,31 @@ def compile_step(
             torch.compiler.cudagraph_mark_step_begin()
         return compiled_input(batch)
 
-    return _CompiledLoss(loss, mode), begin_micro_batch
+    return CompiledLoss(loss, mode), begin_micro_batch
 
 
-class _CompiledLoss:
+class CompiledLoss:
     """A loss on targets filled up with rows of zeros, which count for nothing."""
 
     def __init__(self, loss: HeadLoss, mode: str) -> None:
-        def parts(maps: list[torch.Tensor], targets: torch.Tensor, ratio: torch.Tensor, world_size: int) -> LossParts:
-            return loss(
-                maps, targets, objectness_ratio=ratio, sum_over_ranks=distributed.sum_over_ranks, world_size=world_size
-            )
-
         self._eager, self._is_prepared = loss, False
-        self._parts = torch.compile(parts, mode=mode, dynamic=False, fullgraph=True)
+        self._sums = torch.compile(loss.sums, mode=mode, dynamic=False, fullgraph=True)
 
-    def __call__(
-        self, raw_maps: Sequence[torch.Tensor], targets: torch.Tensor, *, objectness_ratio: float, world_size: int,
-        sum_over_ranks: Callable[[torch.Tensor], torch.Tensor],
-    ) -> LossParts:  # fmt: skip
-        """The parts of the loss; the exchange between ranks lies in its graph."""
+    def count_positives(self, targets: torch.Tensor) -> torch.Tensor:
+        """As the loss that is compiled."""
+        return self._eager.count_positives(targets)
+
+    def sums(
+        self, raw_maps: Sequence[torch.Tensor], targets: torch.Tensor, positives_per_image: torch.Tensor,
+        objectness_ratio: float,
+    ) -> tuple[LossParts, torch.Tensor]:  # fmt: skip
+        """As the loss that is compiled."""
         if not self._is_prepared:  # what a loss caches for a device, such as anchors, must not enter its graph
             with torch.no_grad():
-                self._eager(raw_maps, targets, objectness_ratio=1.0, sum_over_ranks=lambda tensor: tensor, world_size=1)
+                self._eager.sums(raw_maps, targets, positives_per_image)
             self._is_prepared = True
         missing = max(len(targets), 1) + -max(len(targets), 1) % TARGET_ROWS - len(targets)
         # A number would be a constant of the graph, and each step of the warm-up has another.
         ratio = torch.full((), objectness_ratio, device=targets.device)
         filled = torch.nn.functional.pad(targets, (0, 0, 0, missing))
-        return self._parts(list(raw_maps), filled, ratio, world_size)
+        return self._sums(list(raw_maps), filled, positives_per_image, ratio)

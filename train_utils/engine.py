@@ -1,8 +1,9 @@
 """One epoch of training: the loop over batches, and what happens to steps that are not finite."""
 
+import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, Self
@@ -33,7 +34,7 @@ class ForwardPass:
     """The network with its loss: what every micro-batch goes through."""
 
     model: torch.nn.Module  # the plain model, or as ``wrap_ddp`` returned it
-    loss: Callable[..., LossParts]
+    loss: HeadLoss | compile.CompiledLoss
     to_input: Callable[[Batch], torch.Tensor]  # turns a batch, on its device, into the network's floats
     autocast_dtype: torch.dtype | None  # None: that of the weights
     world: distributed.World
@@ -63,14 +64,22 @@ class ForwardPass:
         dtype = numerics.autocast_dtype(options.precision.value, world.device)
         return cls(distributed.wrap_ddp(model, world), step_loss, to_input, dtype, world)
 
-    def __call__(self, images: torch.Tensor, targets: torch.Tensor, warmup: float) -> LossParts:
-        """The loss of ``images`` (B, 3, H, W), float; ``warmup`` is its finished share, 0..1."""
+    def positives_per_image(self, targets: Sequence[torch.Tensor], images: int) -> torch.Tensor:
+        """What the loss asks of all ``targets`` of a step, of ``images`` over all ranks."""
+        positives = sum(self.loss.count_positives(each.to(self.world.device)) for each in targets)
+        assert isinstance(positives, torch.Tensor)
+        return (distributed.sum_over_ranks(positives) if len(positives) else positives) / images
+
+    def __call__(
+        self, images: torch.Tensor, targets: torch.Tensor, positives_per_image: torch.Tensor, warmup: float
+    ) -> tuple[LossParts, torch.Tensor]:
+        """The loss's sums and divisor of ``images`` (B, 3, H, W), float.
+
+        ``warmup`` is the finished share of the warm-up, 0..1.
+        """
         with torch.autocast(images.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None):
             raw_maps = self.model(images)
-        return self.loss(
-            raw_maps, targets, objectness_ratio=warmup, sum_over_ranks=distributed.sum_over_ranks,
-            world_size=self.world.world_size,
-        )  # fmt: skip
+        return self.loss.sums(raw_maps, targets, positives_per_image, warmup)
 
 
 class EpochResult(NamedTuple):
@@ -102,7 +111,7 @@ def train_one_epoch(  # noqa: PLR0915 - all that a step does
     """
     model, world = forward.model, forward.world
     model.train()
-    sums, passes, images = torch.zeros_like(state.loss_sums), 0, 0  # of the step under way, and of the epoch
+    seen = 0  # images of the epoch
     waited, started = 0.0, time.perf_counter()
 
     def live_metrics() -> dict[str, str]:
@@ -112,31 +121,35 @@ def train_one_epoch(  # noqa: PLR0915 - all that a step does
     batches = iter(loader)
     while True:
         asked = time.perf_counter()
-        batch = next(batches, None)
+        micro_batches = list(itertools.islice(batches, accumulate))
         waited += time.perf_counter() - asked
-        if batch is None:
+        if not micro_batches:
             break
-        if passes == 0:
-            guard.begin_step()
-            state.schedule.apply(state.optimizer, state.step)
-        passes += 1
-        if isinstance(model, torch.nn.parallel.DistributedDataParallel):
-            model.require_backward_grad_sync = passes == accumulate  # as its no_sync() does
-        batch = batch.to(world.device, non_blocking=True)
-        parts = forward(forward.to_input(batch), batch.targets, state.schedule.warmup(state.step))
-        # Each rank has its share of the loss, and DDP averages gradients over the ranks.
-        state.scaler.scale(parts.total * (world.world_size / accumulate)).backward()
-        # Times the number of ranks, so that the mean over ranks is the loss.
-        sums += torch.stack([part.detach() for part in parts]).double() * world.world_size
-        images += world.world_size * len(batch.images)
-        state.seen += world.world_size * len(batch.images)
-        del batch, parts  # their memory is for the next batch
-        if passes < accumulate:
-            continue
+        guard.begin_step()
+        state.schedule.apply(state.optimizer, state.step)
+        images = world.world_size * sum(len(batch.images) for batch in micro_batches)
+        per_image = forward.positives_per_image([batch.targets for batch in micro_batches], images)
+        sums, divisor = torch.zeros_like(state.loss_sums), state.loss_sums.new_zeros(1)
+        while micro_batches:
+            batch = micro_batches.pop(0).to(world.device, non_blocking=True)
+            if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+                model.require_backward_grad_sync = not micro_batches  # as its no_sync() does
+            parts, share = forward(forward.to_input(batch), batch.targets, per_image, state.schedule.warmup(state.step))
+            # DDP averages gradients over the ranks.
+            state.scaler.scale(parts.total * (world.world_size / images)).backward()
+            sums += torch.stack([part.detach() for part in parts])
+            divisor += share
+            del batch, parts  # their memory is for the next batch
+        seen += images
+        state.seen += images
 
+        # The positives of all passes and ranks are known only now.
+        divisor = distributed.sum_over_ranks(divisor).clamp(min=images)
         state.scaler.unscale_(state.optimizer)
-        norm = torch.nn.utils.get_total_norm([p.grad for p in state.parameters if p.grad is not None])
-        means = sums / accumulate
+        gradients = [p.grad for p in state.parameters if p.grad is not None]
+        torch._foreach_mul_(gradients, (images / divisor[0]).to(gradients[0].dtype))
+        norm = torch.nn.utils.get_total_norm(gradients)
+        means = sums * (world.world_size / divisor)  # the mean of this over the ranks is the loss
         numbers = torch.cat([means, norm.to(means).view(1)])
         votes = stop.votes(skip=~numbers.isfinite().all(), save=writer.is_due(state.step + 1))
         *losses, _, skip, save, signal = torch.cat([numbers, votes]).tolist()  # the step's only host read
@@ -149,8 +162,6 @@ def train_one_epoch(  # noqa: PLR0915 - all that a step does
             state.update(norm, means)
         state.optimizer.zero_grad(set_to_none=True)
         state.step += 1
-        sums.zero_()
-        passes = 0
         if not skip:
             log_step(state.step, {"lr": state.lr, **named})
         if save or stop.agreed:
@@ -158,10 +169,10 @@ def train_one_epoch(  # noqa: PLR0915 - all that a step does
             writer.save(state.to_plain())
         if stop.agreed:
             break
-        progress.at(images, live_metrics)
+        progress.at(seen, live_metrics)
     check_weights(state)
     seconds = time.perf_counter() - started
-    return EpochResult(state.lr, state.mean_losses(world), images / seconds, waited / seconds)
+    return EpochResult(state.lr, state.mean_losses(world), seen / seconds, waited / seconds)
 
 
 def rehearse(forward: ForwardPass, state: train_state.TrainState, side: int) -> None:
@@ -177,7 +188,8 @@ def rehearse(forward: ForwardPass, state: train_state.TrainState, side: int) -> 
     dtype = next(parameter for parameter in forward.model.parameters() if parameter.requires_grad).dtype
     images = torch.zeros(2, 3, side, side, device=forward.world.device, dtype=dtype)
     targets = torch.tensor([[0, 0, side / 2, side / 2, side / 2, side / 2]], device=forward.world.device)
-    forward(images, targets, 1.0).total.backward()
+    parts, _ = forward(images, targets, forward.positives_per_image([targets], len(images)), 1.0)
+    parts.total.backward()
     state.optimizer.zero_grad(set_to_none=True)
 
 

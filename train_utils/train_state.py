@@ -55,7 +55,8 @@ class TrainState:
             average=optim.WeightAverage(model, schedule.ema_decay),
             schedule=schedule,
             optimizer=optim.make_optimizer(model, config.optim),
-            scaler=torch.amp.GradScaler(device.type, enabled=precision is torch.float16),
+            # Low at first: only after its passes is a step divided by its positives.
+            scaler=torch.amp.GradScaler(device.type, init_scale=2.0**11, enabled=precision is torch.float16),
             description=description,
             seen=int(getattr(model, "seen", 0)),
         )

@@ -206,7 +206,7 @@ def yolo_loss(
         heads_terms.append(((box_loss, objectness, class_loss, dfl, l1), positives, len(cells)))
     if of_yolox:
         gains = config.box, config.objectness, config.classification, config.box * config.dfl, config.box * config.l1
-        divisor = max(sum(positives for _, positives, _ in heads_terms), 1)
+        divisor = max(sum(positives for _, positives, _ in heads_terms), len(raw_maps[0]))
         divisors = [[divisor] * 5] * len(heads)
     else:
         gains = config.box, config.objectness, config.classification * heads[0].num_classes / 80, 0, 0

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
 from models import DarknetLoss, Head, IouKind, YoloLoss, YoloLossConfig, YoloxLoss, YoloxLossConfig
 from models.config import PositivesBy
@@ -136,12 +135,9 @@ def test_order_of_targets_does_not_matter(loss: HeadLoss) -> None:
 
 @EACH
 @pytest.mark.parametrize("rows", [0, 3])
-def test_no_targets_or_rows_of_zeros_are_background_only_and_the_rank_still_joins_the_sum(
-    loss: HeadLoss, rows: int
-) -> None:
-    maps, calls = [raw.requires_grad_() for raw in random_maps(2, loss.heads)], []
-    parts = loss(maps, torch.zeros(rows, 6), sum_over_ranks=lambda x: (calls.append(x), x)[1])
-    assert len(calls) == 1
+def test_no_targets_or_rows_of_zeros_are_background_only(loss: HeadLoss, rows: int) -> None:
+    maps = [raw.requires_grad_() for raw in random_maps(2, loss.heads)]
+    parts = loss(maps, torch.zeros(rows, 6))
     assert parts.box == 0 and parts.classification == 0 and parts.objectness > 0
     parts.total.backward()
     for raw in maps:
@@ -149,26 +145,34 @@ def test_no_targets_or_rows_of_zeros_are_background_only_and_the_rank_still_join
 
 
 @pytest.mark.parametrize("loss", [*LOSSES.values(), BINNED], ids=[*LOSSES, "yolox, bins"])
-def test_the_ranks_shares_add_up_to_the_whole_batch(loss: HeadLoss) -> None:
-    maps, targets = [raw.requires_grad_() for raw in random_maps(4, loss.heads)], random_targets(30, 4)
-    targets[:, 0] = torch.where(torch.arange(30) < 27, targets[:, 0] % 2, targets[:, 0] % 2 + 2)  # 27 on rank 0, 3 on 1
+def test_a_step_has_one_gradient_in_any_micro_batches(loss: HeadLoss) -> None:
+    """Of 8 images, one with most of the objects and three without any."""
+    maps = [raw.double().requires_grad_() for raw in random_maps(8, loss.heads)]
+    targets = random_targets(30, 5)
+    targets[:20, 0] = 0
     whole = loss(maps, targets)
     gradients = torch.autograd.grad(whole.total, maps)
+    for size in (1, 2, 4):
+        total, divisor = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+        for start in range(0, 8, size):
+            inside = (targets[:, 0] >= start) & (targets[:, 0] < start + size)
+            of_pass = targets[inside]
+            of_pass[:, 0] -= start
+            parts, share = loss.sums(
+                [raw[start : start + size] for raw in maps], of_pass, loss.count_positives(targets) / 8
+            )
+            total, divisor = total + parts.total, divisor + share
+        total = total / divisor.clamp(min=8)
+        torch.testing.assert_close(total, whole.total, rtol=1e-9, atol=0)
+        for one, other in zip(torch.autograd.grad(total, maps), gradients, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
 
-    shares = [
-        ([raw[:2] for raw in maps], targets[targets[:, 0] < 2]),
-        ([raw[2:] for raw in maps], targets[targets[:, 0] >= 2]),
-    ]
-    shares[1][1][:, 0] -= 2
-    counts: list[Tensor] = []
-    for share in shares:
-        loss(*share, sum_over_ranks=lambda tensor: (counts.append(tensor), tensor)[1])
-    assert len(counts) == 2  # one call each
-    totals = [loss(*share, sum_over_ranks=lambda _: counts[0] + counts[1], world_size=2).total for share in shares]
-    total = totals[0] + totals[1]
-    torch.testing.assert_close(total, whole.total)
-    for one, other in zip(torch.autograd.grad(total, maps), gradients, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+@pytest.mark.parametrize("loss", [REFINING, BINNED], ids=["yolox", "yolox, bins"])
+def test_images_without_objects_push_no_harder_than_others(loss: HeadLoss) -> None:
+    maps = random_maps(8, loss.heads)
+    full, empty = loss(maps, random_targets(8, 8)).objectness, loss(maps, torch.zeros(0, 6)).objectness
+    assert empty < 10 * full
 
 
 @EACH

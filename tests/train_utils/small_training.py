@@ -36,10 +36,19 @@ CONFIG = OptimConfig(
 )
 
 
-def mean_loss(raw_maps: Iterable[Tensor], targets: Tensor, **_: Any) -> LossParts:
-    """A mean over the images, as the detection loss is a mean over the micro-batch."""
-    value = torch.stack(list(raw_maps)).square().mean()
-    return LossParts(value, *[value.detach()] * (len(LossParts._fields) - 1))
+class MeanLoss:
+    """A mean over the images, whose shares are their sums, as in a detection loss."""
+
+    def count_positives(self, targets: Tensor) -> Tensor:
+        return targets.new_zeros(0)
+
+    def sums(self, raw_maps: Iterable[Tensor], *_: Any) -> tuple[LossParts, Tensor]:
+        maps = torch.stack(list(raw_maps))
+        value = maps.square().mean() * len(maps)
+        return LossParts(value, *[value.detach()] * (len(LossParts._fields) - 1)), maps.new_full((), len(maps))
+
+
+mean_loss = MeanLoss()
 
 
 def batches(size: int, count: int) -> list[Batch]:

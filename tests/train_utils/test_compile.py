@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -81,17 +82,17 @@ def losses_of(
     """The losses of passes over images of these sides; that of pass ``broken`` is then NaN."""
     losses = []
 
-    def loss(*args: Any, **named: Any) -> Any:
-        parts = training.loss(*args, **named)
+    def sums(*args: Any) -> Any:
+        parts, divisor = training.loss.sums(*args)
         losses.append(float(parts.total.detach()))
-        return parts._replace(box=parts.box * torch.nan) if len(losses) - 1 == broken else parts
+        return parts._replace(box=parts.box * torch.nan) if len(losses) - 1 == broken else parts, divisor
 
     def passes() -> Iterator[Batch]:
         for side in sides:
             yield batch(side)
             after_pass()
 
-    training.epoch(passes(), loss=loss)
+    training.epoch(passes(), loss=SimpleNamespace(count_positives=training.loss.count_positives, sums=sums))
     return losses
 
 
@@ -282,7 +283,7 @@ def test_ranks_break_no_graph(traced_only: None) -> None:
         loss, to_input = compile_step(model, plain, Batch.network_input, "default", 1)
         torch._dynamo.utils.counters.clear()
         forward = ForwardPass(wrap_ddp(model, world), loss, to_input, None, world)
-        forward(to_input(batch(64)), TARGETS, 0.5)
+        forward(to_input(batch(64)), TARGETS, forward.positives_per_image([TARGETS], 2), 0.5)
         assert not torch._dynamo.utils.counters["graph_break"]
     finally:
         torch.distributed.destroy_process_group()
@@ -321,15 +322,13 @@ def test_a_compiled_loss_is_one_graph_for_all_numbers_of_boxes(options: tuple[st
         found = []
         for loss in (plain, compiled):
             raw = [each.clone().requires_grad_() for each in maps]
-            parts = loss(
-                raw, TARGETS[:boxes], objectness_ratio=ratio, sum_over_ranks=lambda tensor: tensor, world_size=1
-            )
+            parts, divisor = loss.sums(raw, TARGETS[:boxes], loss.count_positives(TARGETS), ratio)
             parts.total.backward()
-            found.append([*parts, *(each.grad for each in raw)])
+            found.append([*parts, divisor, *(each.grad for each in raw)])
         for one, other in zip(*found, strict=True):
             torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-6)
         with torch.compiler.set_stance("fail_on_recompile"):
-            compiled(raw, TARGETS[:1], objectness_ratio=0.5, sum_over_ranks=lambda tensor: tensor, world_size=1)
+            compiled.sums(raw, TARGETS[:1], loss.count_positives(TARGETS), 0.5)
 
 
 def test_every_kind_of_layer_in_the_zoo_is_one_graph() -> None:

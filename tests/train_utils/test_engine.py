@@ -76,10 +76,10 @@ def test_each_step_has_the_rates_of_its_own_number_also_in_the_next_epoch() -> N
     state.optimizer.register_step_pre_hook(
         lambda *_: seen.append([group[key] for group in state.optimizer.param_groups for key in keys])
     )
-    loss = Mock(side_effect=mean_loss)
+    loss = Mock(count_positives=mean_loss.count_positives, sums=Mock(side_effect=mean_loss.sums))
     for _ in range(2):
         train_epoch(state, batches(4, 24), accumulate=2, loss=loss)
-    ratios = [call.kwargs["objectness_ratio"] for call in loss.call_args_list]
+    ratios = [call.args[3] for call in loss.sums.call_args_list]
     assert ratios == [schedule.warmup(step) for step in range(6) for _ in range(2)] and ratios[0] < ratios[-1]
     twin = make_optimizer(network_with_norm(), schedule.config)
     for step in range(6):
@@ -189,10 +189,10 @@ class Spoil(torch.autograd.Function):
 
 
 def spoilt(factor: float, limit: float = 0.0) -> Any:
-    def loss(raw_maps: Tensor, targets: Tensor, **_: Any) -> LossParts:
-        return mean_loss(Spoil.apply(raw_maps, factor, limit), targets)
+    def sums(raw_maps: Tensor, *others: Any) -> tuple[LossParts, Tensor]:
+        return mean_loss.sums(Spoil.apply(raw_maps, factor, limit), *others)
 
-    return loss
+    return SimpleNamespace(count_positives=mean_loss.count_positives, sums=sums)
 
 
 def snapshot(state: TrainState) -> list[Tensor]:

@@ -81,7 +81,7 @@ def test_compiled_parts_hold_nothing_of_the_host(fake: FakeTensorMode, monkeypat
         plain = loss_of(model.heads[:count], *options)
         loss, to_input = compile_step(model, plain, Batch.network_input, "default", 1)
         raw_maps = raw_maps or model(to_input(given))
-        loss(raw_maps[:count], given.targets, objectness_ratio=0.5, sum_over_ranks=lambda tensor: tensor, world_size=1)
+        loss.sums(raw_maps[:count], given.targets, loss.count_positives(given.targets), 0.5)
     assert len(graphs) == 2 + len(LOSSES), "two of the input"
     for node in (node for graph in graphs for node in graph.graph.nodes):
         values = tree_leaves(node.meta.get("example_value"))

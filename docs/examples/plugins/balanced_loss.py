@@ -9,7 +9,7 @@ from plugins import LOSSES
 
 
 class BalancedLoss(YoloLoss):
-    """The loss of one micro-batch; called and summed over ranks as YoloLoss is."""
+    """The loss of a step, summed over passes and ranks as YoloLoss is."""
 
     def terms(self, inputs: LossInputs) -> tuple[list[Terms], Weights]:
         """Those of YoloLoss, the objectness of a head of stride 8 counted twice."""
