@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import hydra
 from hydra.core.config_store import ConfigStore
@@ -26,7 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 from conf import CONF_DIR, ConfigError, suggestions
 from conf.options import flat
 from conf.schema import CHOICES
-from conf.train_options import SIZE, is_image_size
+from conf.train_options import IMAGE_SIZE, is_image_size
 from data import DataConfig, errors, layouts
 from data.recognise import recognise
 
@@ -34,7 +34,7 @@ Config = TypeVar("Config")
 Complete = Callable[[dict[str, Any], Sequence[str]], dict[str, Any]]
 
 LARGEST_NUMBER = {int: 2**53, float: 3.4e38}  # what float64 and float32 hold, so that torch and NumPy agree
-COMPARISONS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+LIMITS = {"gt": (">", operator.gt), "ge": (">=", operator.ge), "lt": ("<", operator.lt), "le": ("<=", operator.le)}
 _COMPOSING = threading.Lock()  # Hydra's state is global, and several threads may compose
 
 
@@ -43,8 +43,6 @@ def compose(name: str, schema: type[Config], overrides: Sequence[str], complete:
 
     ``complete`` is that of the Program, which also imports plugins.
     """
-    if missing := next((word for word in overrides if word.endswith("=???")), None):
-        raise ConfigError(f"{missing} is not a value. fix: give one, or leave it out")
     return to_plain(_composed(name, schema, overrides), schema, complete, keys_of(overrides))
 
 
@@ -92,20 +90,21 @@ def _check_number(key: str, value: Any) -> None:
 
 
 def check_limits(section: Any, prefix: str = "") -> None:
-    """Raise ConfigError for a number, or an image size, outside the limits in its type."""
+    """Raise ConfigError for a number outside the limits in its type, or for a wrong image size."""
     for name, kind in get_type_hints(type(section), include_extras=True).items():
-        value = getattr(section, name)
+        key, value = f"{prefix}{name}", getattr(section, name)
         if is_dataclass(value):
-            check_limits(value, f"{prefix}{name}.")
-        _check_number(f"{prefix}{name}", value)  # again: OmegaConf makes numbers of texts
+            check_limits(value, f"{key}.")
+        _check_number(key, value)  # again: OmegaConf makes numbers of texts
+        or_null = ", or null" if type(None) in get_args(kind) else ""
         for part in (kind, *get_args(kind)):
-            limits = part.__metadata__[0] if get_origin(part) is Annotated else ""
-            for sign, limit in re.findall(r"([<>]=?) ([\d.]+)", limits):
-                if value is not None and not COMPARISONS[sign](value, float(limit)):
-                    null = ", or null" if type(None) in get_args(kind) else ""
-                    raise ConfigError(f"{prefix}{name} must be {limits}{null}, got {value}")
-            if SIZE in limits and not is_image_size(value) and (value is not None or limits == SIZE):
-                raise ConfigError(f"{prefix}{name} must be {limits}, got {value}")
+            for meta in getattr(part, "__metadata__", ()) if value is not None else ():
+                limits = [(*LIMITS[side], getattr(meta, side)) for side in LIMITS if getattr(meta, side) is not None]
+                if not all(holds(value, limit) for _, holds, limit in limits):
+                    wanted = " and ".join(f"{sign} {limit}" for sign, _, limit in limits)
+                    raise ConfigError(f"{key} must be {wanted}{or_null}, got {value}")
+                if meta.title == IMAGE_SIZE and not is_image_size(value):
+                    raise ConfigError(f"{key} must be {IMAGE_SIZE}{or_null}, got {value}")
 
 
 def from_dictionary(options: dict[str, Any], schema: type[Config]) -> Config:
@@ -164,21 +163,29 @@ def _composed(name: str, schema: type, overrides: Sequence[str]) -> DictConfig:
         try:
             with hydra.initialize_config_dir(str(CONF_DIR), version_base="1.3"):
                 return hydra.compose(name, list(overrides))
-        except suggestions.NOT_COMPOSED as error:
-            raise ConfigError(suggestions.explain(error, schema)) from error
-        except (ConfigError, errors.DataError):
-            raise
-        except (TypeError, ValueError, RecursionError) as error:  # Hydra's, for a list, or a file that is not text
-            chosen = " ".join(word for word in overrides if (CONF_DIR / word.partition("=")[0]).is_dir())
-            raise ConfigError(f"{chosen}: {error}. fix: the name of a choice, or a file of YAML in UTF-8") from error
-        except (AssertionError, AttributeError) as error:  # OmegaConf's, for a key below null
-            typed = " ".join(word for word in overrides if "." in word.partition("=")[0])
-            fix = "fix: a choice that has it, as data=shapes"
-            if any(word.startswith("resume=") for word in overrides):  # of the run, which is not read yet
-                fix = "fix: leave out what would change the training, such as its data"
-            raise ConfigError(f"{typed}: a section is null here. {fix}") from error
+        except Exception as error:
+            raise explained(error, schema, overrides) from error
         finally:
             GlobalHydra.instance().hydra = outer
+
+
+def explained(error: Exception, schema: type, overrides: Sequence[str]) -> Exception:
+    """What Hydra raised while it composed ``overrides`` as a ConfigError, or the error itself."""
+    if isinstance(error, suggestions.NOT_COMPOSED):
+        return ConfigError(suggestions.explain(error, schema))
+    if isinstance(error, ConfigError | errors.DataError):
+        return error
+    if isinstance(error, TypeError | ValueError | RecursionError):  # for a list, or a file that is not text
+        chosen = " ".join(word for word in overrides if (CONF_DIR / word.partition("=")[0]).is_dir())
+        fix = f"{chosen} with the name of a choice, or a file of YAML in UTF-8" if chosen else "one of them"
+        return ConfigError(f"{str(error).rstrip('.')}. fix: {fix}")
+    if isinstance(error, AssertionError | AttributeError):  # OmegaConf's, for a key below null
+        typed = " ".join(word for word in overrides if "." in word.partition("=")[0])
+        fix = "fix: a choice that has it, as data=shapes"
+        if any(word.startswith("resume=") for word in overrides):  # of the run, which is not read yet
+            fix = "fix: leave out what would change the training, such as its data"
+        return ConfigError(f"{typed}: a section is null here. {fix}")
+    return error
 
 
 def _with_sections(schema: type) -> DictConfig:

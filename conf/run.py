@@ -9,6 +9,7 @@ import errno
 import functools
 import os
 import pkgutil
+import re
 import runpy
 import shlex
 import signal
@@ -18,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import hydra
 
@@ -37,6 +38,7 @@ UNUSABLE = (
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG, errno.ELOOP, errno.EISDIR,
 )  # fmt: skip
 BUG_EXIT_CODE, USAGE_EXIT_CODE = 1, 2
+OF_RUN_FOLDERS = ("hydra.run.", "hydra.sweep.", "hydra.output_subdir", "hydra.job.chdir")  # Hydra's keys
 LONGEST_SENTENCE = 2000  # characters; it may quote a file of any length
 
 
@@ -118,14 +120,8 @@ def run(name: str, arguments: Sequence[str] | None = None) -> int:
         elif {"--help", "-h"} & set(arguments):
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--help | head` ends quietly
             print(help.help_page(name, program.command, program.schema, arguments))
-        elif any(word.startswith("-") for word in arguments):
-            run_by_hydra(name, program, arguments)
         else:
-            config: Any = compose.compose(name, program.schema, arguments, program.complete)
-            find_files(config, program.splits)
-            if (count := ranks_to_start(config)) > 1:
-                start_ranks(count)
-            pkgutil.resolve_name(program.function)(config)
+            run_by_hydra(name, program, arguments)
     except (Exception, KeyboardInterrupt) as error:
         sys.exit(print_error(error, program.schema))
     launch.shutdown()
@@ -139,34 +135,67 @@ def escape_output() -> None:
 
 
 def run_by_hydra(name: str, program: Program, arguments: list[str]) -> None:
-    """Let Hydra handle its own flags: ``--cfg job``, ``-m`` for several jobs, tab completion."""
-    printed: list[tuple[Exception, int]] = []  # errors with their exit codes
+    """Let Hydra compose the options and call the program: once, or with ``-m`` for each job."""
+    exit_codes: list[int] = []  # of the jobs that failed
+    options, flags = options_and_flags(arguments)
+    is_multirun = not {"-m", "--multirun"}.isdisjoint(flags)
+    if not {"-c", "--cfg"}.isdisjoint(flags):
+        if is_multirun:
+            raise ConfigError("--cfg shows the options of one run. fix: leave out -m, and give each option one value")
+        compose.compose(name, program.schema, options, program.complete)  # what a run refuses is refused
+    typed = sys.argv[1:]
 
     @hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name=name)
     def job(cfg: Any) -> None:
         try:
-            config: Any = compose.to_plain(cfg, program.schema, program.complete, compose.keys_of(arguments))
-            if ranks_to_start(config) > 1:
-                raise ConfigError(f"devices={config.devices} cannot go with -m. fix: start each setting by itself")
-            pkgutil.resolve_name(program.function)(config)
+            config: Any = compose.to_plain(cfg, program.schema, program.complete, compose.keys_of(options))
+            carry_out(program, config, None if is_multirun else typed)
         except Exception as error:
-            printed.append((error, print_error(error, program.schema)))
-            raise  # Hydra runs the other jobs, then raises the first of these errors again
+            exit_codes.append(print_error(error, program.schema))
+            if is_multirun:
+                raise  # Hydra runs the other jobs, then raises the first of these errors again
 
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # so that exceptions leave Hydra
-    # Processes that Hydra's launchers start import this clone's modules by name.
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(REPOSITORY)]))
-    if {"-m", "--multirun"} & set(arguments):
+    if is_multirun:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: it ends all jobs
-        arguments = sorted(arguments, key=lambda word: word[:1] == "-")  # Hydra wants options before flags
-    sys.argv[1:] = arguments
+        # Processes that Hydra's launchers start import this clone's modules by name.
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(REPOSITORY)]))
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # so that exceptions leave Hydra
+    sys.argv[1:] = [*options, *flags]
     compose.register(name, program.schema)
     try:
         job()
     except Exception as error:
-        if codes := [code for earlier, code in printed if earlier is error]:
-            sys.exit(codes[0])
-        raise
+        if is_multirun and not exit_codes:  # of a process that a launcher started
+            raise
+        if not exit_codes:
+            raise compose.explained(error, program.schema, options) from error
+    if exit_codes:
+        sys.exit(exit_codes[0])
+
+
+def carry_out(program: Program, config: Any, typed: Sequence[str] | None) -> None:
+    """Call the program's function here, or start the ``typed`` words again in several ranks."""
+    find_files(config, program.splits)
+    count = ranks_to_start(config)
+    if count > 1:
+        if typed is None:
+            raise ConfigError(f"devices={config.devices} cannot go with -m. fix: start each setting by itself")
+        start_ranks(count, typed)
+    pkgutil.resolve_name(program.function)(config)
+
+
+def options_and_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The options, and Hydra's flags with their values, which Hydra wants behind the options."""
+    options, flags, waiting = list[str](), list[str](), list(arguments)
+    while waiting:
+        word = waiting.pop(0)
+        if not word.startswith("-"):
+            options.append(word)
+            continue
+        flags.append(word)
+        if word in suggestions.VALUED_FLAGS and waiting:
+            flags.append(waiting.pop(0))
+    return options, flags
 
 
 def find_files(config: Any, splits: Sequence[str]) -> None:
@@ -215,15 +244,16 @@ def ranks_to_start(config: Any) -> int:
     return count
 
 
-def start_ranks(count: int) -> None:
-    """Start the same command ``count`` times by torchrun, and end as it does."""
+def start_ranks(count: int, arguments: Sequence[str]) -> NoReturn:
+    """Become torchrun, which starts the same command ``count`` times."""
     from data.io import usable_cores  # imports numpy
 
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(usable_cores()) // count)))
     # As a script, __main__.py of a clone would not find its package.
     script = ["-m", "hydra_yolov3_spp"] if os.path.basename(sys.argv[0]) == "__main__.py" else sys.argv[:1]
-    run_by_torchrun = pkgutil.resolve_name("train_utils.distributed:run_by_torchrun")
-    sys.exit(run_by_torchrun(count, [*script, *sys.argv[1:]], quiet_codes=(USAGE_EXIT_CODE,)))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
+    sys.stdout.flush()
+    os.execv(sys.executable, [*torchrun, *script, *arguments])
 
 
 def prepare_arguments(arguments: list[str], program: Program) -> list[str]:
@@ -247,8 +277,11 @@ def prepare_arguments(arguments: list[str], program: Program) -> list[str]:
                 f"--config-dir: {said}. fix: --config-dir <the folder above data/, model/ or experiment/>"
             )
         arguments = [*arguments[:at], override("hydra.searchpath", [f"file://{folder}"]), *arguments[at + 2 :]]
+    refuse_what_hydra_would_take(arguments)
     if {"-m", "--multirun"} & set(arguments) and launch.read_launch().world_size > 1:
         raise ConfigError("-m cannot run under a launcher of several processes. fix: start each setting by itself")
+    groups = "|".join(path.name for path in CONF_DIR.iterdir() if path.is_dir())
+    arguments = [re.sub(rf"^\+(?=({groups})=)", "", word) for word in arguments]  # each is in the defaults already
     if sentence := suggestions.refusal(arguments, program.schema, bool(program.bare)):
         raise ConfigError(sentence)
     if not program.bare or any(word.startswith("-") for word in arguments):
@@ -262,6 +295,19 @@ def prepare_arguments(arguments: list[str], program: Program) -> list[str]:
     if bare:
         options.append(override(key, bare if key != program.bare else " ".join(bare)))
     return options
+
+
+def refuse_what_hydra_would_take(arguments: Sequence[str]) -> None:
+    """Raise ConfigError for words that Hydra accepts and that would not do what they say."""
+    for word in arguments:
+        key = word.partition("=")[0].lstrip("+~")
+        if key.startswith(OF_RUN_FOLDERS):
+            raise ConfigError(f"{key}: rank 0 makes the folders, not Hydra. fix: run_dir=<folder>, or out= of eval.py")
+        group, _, value = word.partition(".name=")
+        if group in ("loss", "optim") and (CONF_DIR / group / f"{value}.yaml").is_file():
+            raise ConfigError(f"{word} keeps the other values of {group}= as they are. fix: {group}={value}")
+        if word.endswith("=???"):
+            raise ConfigError(f"{word} is not a value. fix: give one, or leave it out")
 
 
 def print_error(error: BaseException, schema: type) -> int:

@@ -10,6 +10,8 @@ from enum import StrEnum
 from pathlib import PurePath
 from typing import Annotated, Any
 
+from msgspec import Meta
+
 from conf import train_options
 from conf.train_options import ImageSize, OptionalSize, Seed
 from data.config import AugmentConfig, Below1, Count, DataConfig, Exif, OnBadFile, Resize, Share, Whole
@@ -192,7 +194,7 @@ class ExportConfig(TrainedConfig):
     licence: str | None  # of the weights, for the file's metadata
     out: str | None  # the file to write; null: beside the weights, as <name>.onnx, <name>.xml or <name>.pt2
     image_size: OptionalSize  # side in pixels or [height, width]; null: as evaluated, or as in the .cfg
-    batch_size: Annotated[int, ">= 1 and <= 65536"]  # images in one call of the exported network
+    batch_size: Annotated[int, Meta(ge=1, le=65536)]  # images in one call of the exported network
     dynamic_batch: bool  # accept any batch size
     dynamic_size: bool  # accept any multiples of the network's stride as height and width
     nms: bool  # output detections instead of all boxes and scores
@@ -244,7 +246,7 @@ class CompareConfig:
     """Everything that scripts/compare.py reads."""
 
     runs: list[str]  # run folders, or short names as for ckpt, to compare with the first; one alone: its report
-    resamples: Annotated[int, ">= 10"]  # draws of the validation images from which the intervals follow
+    resamples: Annotated[int, Meta(ge=10)]  # draws of the validation images from which the intervals follow
     seed: Seed  # of the resamples
     debug: bool  # also show the tracebacks of user errors
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any
 
+from msgspec import Meta
+
 from conf import ConfigError
 from conf.errors import TrainError, install_command
 from data.config import Below1, Count, Share, Whole
@@ -29,11 +31,11 @@ OPTIMISERS: dict[str, Callable[..., Any]] = {}  # of plugins, by name: (paramete
 Decay = StrEnum("Decay", ["cosine", "linear", "constant"])
 
 # Limits that conf/compose.py checks, as it prints them.
-Seed = Annotated[int, ">= 0 and <= 4294967295"]
-Positive = Annotated[float, "> 0"]
-SIZE = "a number of pixels or [height, width]"
-ImageSize = Annotated[Any, SIZE]
-OptionalSize = Annotated[Any, f"{SIZE}, or null"]
+Seed = Annotated[int, Meta(ge=0, le=4294967295)]
+Positive = Annotated[float, Meta(gt=0)]
+IMAGE_SIZE = "a number of pixels or [height, width]"
+ImageSize = Annotated[Any, Meta(title=IMAGE_SIZE)]
+OptionalSize = ImageSize | None
 MAX_SIDE = 2**16  # pixels
 
 
@@ -60,9 +62,9 @@ class TrainSection:
     device: Device  # auto: CUDA if there is a GPU
     precision: Precision  # of the forward pass; auto: bfloat16 if the hardware has it, else float16 on GPUs with tensor
     # cores, else float32. tf32: float32 with factors of 11 bits, on GPUs that have it
-    compile: Compile  # by torch.compile, each image size once; auto: on GPUs with Triton and a C++ compiler, if all
-    # images have one size and the training is long enough to gain by it; reduce-overhead: into
-    # CUDA graphs, for small networks on one GPU; max-autotune-no-cudagraphs tries more kernels
+    compile: Any  # off, default: by torch.compile, each image size once; auto: on GPUs with Triton and a C++ compiler,
+    # if all images have one size and the training is long enough to gain by it; reduce-overhead:
+    # into CUDA graphs, for small networks on one GPU; max-autotune-no-cudagraphs tries more kernels
     sync_bn: bool  # batch-norm statistics over all ranks
     fused_norm: Any  # auto, true or false: batch norm and activation in one pass by kernels in Triton, on GPUs, with
     # train.compile off; auto: on one GPU, in half precision, for batches large enough to gain by it
@@ -73,6 +75,10 @@ class TrainSection:
     timeout_seconds: Positive  # how long a rank waits for the others in an exchange, and for a batch
 
     def __post_init__(self) -> None:
+        mode = "off" if self.compile is False else self.compile  # YAML reads off as false
+        if mode not in tuple(Compile):
+            raise ValueError(f"train.compile must be one of {', '.join(Compile)}, got {mode}")
+        self.compile = Compile(mode)
         if len(self.multi_scale) != 2 or not 0 < self.multi_scale[0] <= self.multi_scale[1]:
             raise ValueError(f"train.multi_scale must be [low, high] with 0 < low <= high, got {self.multi_scale}")
         if self.rect and isinstance(self.image_size, list):

@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+from msgspec import Meta
+
 from data import remote
 from data.errors import DataError, as_started, from_here
 from data.layouts import class_names, find_set_file, read_names
@@ -32,10 +34,10 @@ Colour = StrEnum("Colour", ["auto", "cpu", "device"])
 _TRAIN_OR_VAL = re.compile(r"(?<![a-z])(trainval|train(ing)?|val(id(ation)?)?)(?![a-z])", re.IGNORECASE)
 
 # Limits that conf/compose.py checks, in the words in which it reports them.
-Share = Annotated[float, ">= 0 and <= 1"]
-Below1 = Annotated[float, ">= 0 and < 1"]
-Count = Annotated[int, ">= 1"]
-Whole = Annotated[int, ">= 0"]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Below1 = Annotated[float, Meta(ge=0, lt=1)]
+Count = Annotated[int, Meta(ge=1)]
+Whole = Annotated[int, Meta(ge=0)]
 
 
 @dataclass
@@ -76,7 +78,7 @@ class ShapesConfig:
 
     train_images: Count  # number of training images
     val_images: Count  # number of validation images
-    image_size: Annotated[int, ">= 64 and <= 4096"]  # average square root of an image's area, in pixels
+    image_size: Annotated[int, Meta(ge=64, le=4096)]  # average square root of an image's area, in pixels
 
 
 @dataclass
@@ -88,7 +90,7 @@ class DataConfig:
     root: str  # folder of the data set; yolo: or its data.yaml or obj.data
     train: SplitConfig
     val: SplitConfig
-    split: Annotated[float | None, "> 0 and < 1"]  # share of the training images held out for validation in place
+    split: Annotated[float | None, Meta(gt=0, lt=1)]  # share of the training images held out for validation in place
     # of data.val, by a hash of their file names; null: use data.val
     names: Any  # class names in order, or a file that lists them; null: all classes of the json
     # (by id) or of the data.yaml
@@ -105,7 +107,7 @@ class DataConfig:
     # cores of the rank
     cache: ImageCache  # cache decoded images, one copy per node: in memory (ram) or in a file in
     # data.index_dir that later runs reuse (disk)
-    cache_gb: Annotated[float, "> 0"]  # of images at an address data.cache=disk keeps the files as they are, up to
+    cache_gb: Annotated[float, Meta(gt=0)]  # of images at an address data.cache=disk keeps the files as they are, up to
     # this many gigabytes of each split
     index_dir: str  # folder of the indices built from annotations, and of data.cache=disk
 
@@ -219,10 +221,10 @@ class AugmentConfig:
     close_mosaic_epochs: Whole  # final epochs without mosaic and mixup, at most a quarter; with yolox L1 counts there
     tile_pool: Whole  # mosaics draw their other images from a block of this many neighbours in the
     # epoch's order, which saves decoding; 0: from all images
-    degrees: Annotated[float, ">= 0 and <= 180"]  # rotation in degrees, drawn from -degrees..degrees
+    degrees: Annotated[float, Meta(ge=0, le=180)]  # rotation in degrees, drawn from -degrees..degrees
     translate: Below1  # shift in input sides, drawn from -translate..translate along each axis
     scale: Below1  # zoom factor, drawn from 1 - scale..1 + scale
-    shear: Annotated[float, ">= 0 and < 90"]  # shear in degrees, drawn from -shear..shear along each axis
+    shear: Annotated[float, Meta(ge=0, lt=90)]  # shear in degrees, drawn from -shear..shear along each axis
     flip_horizontal: Share  # probability of a left-right flip
     flip_vertical: Share  # probability of an upside-down flip
     hsv_hue: Share  # gain on the hue, drawn from 1 - hsv_hue..1 + hsv_hue

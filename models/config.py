@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any
 
+from msgspec import Meta
+
 from models.cfg import ZOO
 from models.published import BACKBONE, Published, find_published
 
@@ -16,7 +18,9 @@ MIN_DECOUPLED_SCALE = 3  # scale_x_y from which boxes may be centred a whole cel
 AUTO = "auto"  # a value of model.anchors and of loss
 
 IouKind = StrEnum("IouKind", ["iou", "giou", "diou", "ciou"])
-NotNegative = Annotated[float, ">= 0"]
+NotNegative = Annotated[float, Meta(ge=0)]
+Overlap = Annotated[float, Meta(ge=0, lt=1)]
+Count = Annotated[int, Meta(ge=1)]
 
 
 class PositivesBy(StrEnum):
@@ -31,7 +35,7 @@ class ModelConfig:
     """Which network (keys ``model.*``)."""
 
     cfg: str  # a name in models/zoo, or the path of a Darknet .cfg
-    width: Annotated[float, "> 0 and <= 8"]  # factor for the filters of all convolutions but those of the heads
+    width: Annotated[float, Meta(gt=0, le=8)]  # factor for the filters of all convolutions but those of the heads
     anchors: Any  # pairs [width, height] in pixels, for all [yolo] sections; null: those of the checkpoint or the .cfg;
     # auto: fitted to the training set at train.image_size when a training starts, if those of the
     # .cfg miss 30 % of its boxes
@@ -98,11 +102,11 @@ class AutoLoss(LossSection):
     classification: NotNegative | None  # weight of the class term; with yolov3 that at 80 classes, scaled by
     # classes / 80
     iou: IouKind | None  # overlap measure of the box term
-    anchor_iou: Annotated[float, ">= 0 and < 1"] | None  # yolov3: a box matches an anchor if the IoU of their shapes is
+    anchor_iou: Overlap | None  # yolov3: a box matches an anchor if the IoU of their shapes is
     # higher
     dfl: NotNegative | None  # yolox: weight, relative to box, of the distribution focal loss (model.box_bins)
     l1: NotNegative | None  # yolox: weight, relative to box, of the L1 distance of boxes in the epochs without mosaics
-    positives: Annotated[int, ">= 1"] | None  # yolox: how many cells may learn each box, of those that reach its centre
+    positives: Count | None  # yolox: how many cells may learn each box, of those that reach its centre
     positives_by: PositivesBy | None  # yolox: what ranks them: cost of class and box (SimOTA, where as many learn as
     # the largest overlaps add up to), or alignment, score * overlap^6 (task-aligned)
 
@@ -121,7 +125,7 @@ class WeightedLoss(LossSection):
 class YoloLossConfig(WeightedLoss):
     """Options of the YOLOv3-SPP loss."""
 
-    anchor_iou: Annotated[float, ">= 0 and < 1"]  # a box matches an anchor if the IoU of their shapes is higher
+    anchor_iou: Overlap  # a box matches an anchor if the IoU of their shapes is higher
 
 
 @dataclass
@@ -130,6 +134,6 @@ class YoloxLossConfig(WeightedLoss):
 
     dfl: NotNegative  # weight, relative to box, of the distribution focal loss (model.box_bins)
     l1: NotNegative  # weight, relative to box, of the L1 distance of boxes in the epochs without mosaics
-    positives: Annotated[int, ">= 1"]  # how many cells may learn each box, of those that reach its centre
+    positives: Count  # how many cells may learn each box, of those that reach its centre
     positives_by: PositivesBy  # what ranks them: cost of class and box (SimOTA, where as many learn as the largest
     # overlaps add up to), or alignment, score * overlap^6 (task-aligned)

@@ -5,11 +5,10 @@ is imported is in launch.py.
 """
 
 import itertools
-import logging
 import socket
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -77,28 +76,6 @@ def init_distributed_mode(device: str, timeout_seconds: float) -> World:
             )
     of_node = -(-place.world_size // num_nodes)
     return World(place.rank, place.local_rank, place.world_size, of_node, num_nodes, chosen, place.launcher)
-
-
-def run_by_torchrun(count: int, command: Sequence[str], quiet_codes: Collection[int]) -> int:
-    """Run a Python command in ``count`` processes here; return the exit code of the first to fail.
-
-    Raises torch's report of it unless the code is one of ``quiet_codes``: then it has said why.
-    """
-    from torch.distributed.elastic.multiprocessing import SignalException  # no rank needs these
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.run import main
-
-    logging.disable(logging.ERROR)  # of this process, which only waits: the report has the same
-    try:
-        main(["--standalone", f"--nproc-per-node={count}", *command])
-    except SignalException as error:
-        return 128 + error.sigval
-    except ChildFailedError as error:
-        code: int = error.get_first_failure()[1].exitcode
-        if code not in quiet_codes:
-            raise
-        return code
-    return 0
 
 
 def choose_device(requested: str, local_rank: int | None = None) -> torch.device:

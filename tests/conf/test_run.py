@@ -175,9 +175,7 @@ def test_neither_a_rank_nor_a_job_of_a_multirun_starts_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        sys, "argv", ["train.py", "data=shapes", "-m", "devices=2", "train.seed=1,2", "hydra.sweep.dir=mine"]
-    )
+    monkeypatch.setattr(sys, "argv", ["train.py", "data=shapes", "-m", "devices=2", "train.seed=1,2"])
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # the tests go on in this process
     with pytest.raises(SystemExit, match=r"^2$"):
         run("train")

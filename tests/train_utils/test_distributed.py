@@ -5,8 +5,6 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -126,28 +124,6 @@ def test_restart_by_torchrun_after_a_kill(tmp_path: Path) -> None:
     torchrun = ("torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1", "--rdzv-backend=c10d")
     reports = run_launcher("restarted", tmp_path, *torchrun, "--rdzv-endpoint=localhost:0")
     assert [(report["attempt"], report["sum"]) for report in reports.values()] == [(1, 2.0), (1, 2.0)]
-
-
-RANKS = """
-import sys
-from train_utils.distributed import run_by_torchrun
-for code in sys.argv[2:]:
-    print(run_by_torchrun(2, [sys.argv[1], code], quiet_codes=(2,)), flush=True)
-"""
-
-
-@pytest.mark.slow
-def test_ranks_that_said_why_they_end_are_all_that_is_heard(tmp_path: Path) -> None:
-    """torchrun's report is for those that could not."""
-    rank = tmp_path / "rank.py"
-    rank.write_text(
-        "import os, sys\nos.environ['RANK'] == '0' and print('said', file=sys.stderr)\nsys.exit(int(sys.argv[1]))"
-    )
-    command = [sys.executable, "-c", RANKS, str(rank), "0", "2", "3"]
-    done = subprocess.run(command, env=clean_environment(), cwd=REPOSITORY, capture_output=True, text=True)
-    heard, _, report = done.stderr.partition("Traceback")
-    assert done.stdout.split() == ["0", "2"] and set(heard.split()) == {"said"}, done.stderr
-    assert "exitcode  : 3" in report and done.returncode == 1
 
 
 def test_cuda_asked_for_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
