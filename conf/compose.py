@@ -26,7 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 from conf import CONF_DIR, ConfigError, suggestions
 from conf.options import flat
 from conf.schema import CHOICES
-from conf.train_options import IMAGE_SIZE, is_image_size
+from conf.train_options import SIZE, is_image_size
 from data import DataConfig, errors, layouts
 from data.recognise import recognise
 
@@ -98,13 +98,15 @@ def check_limits(section: Any, prefix: str = "") -> None:
         _check_number(key, value)  # again: OmegaConf makes numbers of texts
         or_null = ", or null" if type(None) in get_args(kind) else ""
         for part in (kind, *get_args(kind)):
-            for meta in getattr(part, "__metadata__", ()) if value is not None else ():
+            for meta in getattr(part, "__metadata__", ()):
+                if meta.title is not None and not is_image_size(value) and (value is not None or meta.title == SIZE):
+                    raise ConfigError(f"{key} must be {meta.title}, got {value}")
+                if value is None:
+                    continue
                 limits = [(*LIMITS[side], getattr(meta, side)) for side in LIMITS if getattr(meta, side) is not None]
                 if not all(holds(value, limit) for _, holds, limit in limits):
                     wanted = " and ".join(f"{sign} {limit}" for sign, _, limit in limits)
                     raise ConfigError(f"{key} must be {wanted}{or_null}, got {value}")
-                if meta.title == IMAGE_SIZE and not is_image_size(value):
-                    raise ConfigError(f"{key} must be {IMAGE_SIZE}{or_null}, got {value}")
 
 
 def from_dictionary(options: dict[str, Any], schema: type[Config]) -> Config:

@@ -33,9 +33,9 @@ Decay = StrEnum("Decay", ["cosine", "linear", "constant"])
 # Limits that conf/compose.py checks, as it prints them.
 Seed = Annotated[int, Meta(ge=0, le=4294967295)]
 Positive = Annotated[float, Meta(gt=0)]
-IMAGE_SIZE = "a number of pixels or [height, width]"
-ImageSize = Annotated[Any, Meta(title=IMAGE_SIZE)]
-OptionalSize = ImageSize | None
+SIZE = "a number of pixels or [height, width]"
+ImageSize = Annotated[Any, Meta(title=SIZE)]
+OptionalSize = Annotated[Any, Meta(title=f"{SIZE}, or null")]
 MAX_SIDE = 2**16  # pixels
 
 

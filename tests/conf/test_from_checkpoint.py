@@ -271,7 +271,7 @@ def test_what_is_called_last_comes_before_the_word(runs: Path) -> None:
             options_of(*command)
 
 
-@pytest.mark.parametrize("job", ["slurm", "torchrun", "train -m hydra.sweep.dir=mine", "tune trials=1 --"])
+@pytest.mark.parametrize("job", ["slurm", "torchrun", "train -m", "tune trials=1 --"])
 def test_a_training_that_starts_again_names_its_weights(
     job: str, runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
