@@ -5,7 +5,7 @@ imported where it is used, because that takes as long as importing torch.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 
@@ -194,22 +194,25 @@ class Postprocess:
         best = scores.amax(2)
         values = scores.flatten(1) if self.multi_label else best
         every = values > self.confidence
-        least = best.topk(min(FIRST_CANDIDATES * self.max_detections, best.shape[1])).values[:, -1:]
-        # Only better boxes suppress a box, so the best candidates mostly suffice, except to merge.
-        masks = [every & (values >= least), every][self.merge :]
+        masks = [every]
+        if not self.merge:  # only better boxes suppress a box, so the best candidates mostly suffice
+            first = min(FIRST_CANDIDATES * self.max_detections, best.shape[1])
+            masks.insert(0, every & (values >= best.topk(first).values[:, -1:]))
         finite = torch.stack([extreme for raw in raw_maps for extreme in raw.aminmax()]).isfinite().all()
-        counted = [wanted.count_nonzero(1) for wanted in masks]
+        counted = [mask.count_nonzero(1) for mask in masks]
         *numbers, are_finite = torch.stack([*counted, finite.expand_as(counted[0])]).tolist()
         if self.refuse_nonfinite and not all(are_finite):
             raise ModelError(NOT_FINITE)
+
         detections: dict[int, Tensor] = {}
-        for wanted, counts in zip(masks, numbers, strict=True):
-            by_image = wanted.flatten().nonzero_static(size=sum(counts)).squeeze(1).split(counts)
+        for mask, counts in zip(masks, numbers, strict=True):
             missing = [image for image in range(len(boxes)) if image not in detections]
+            by_image = mask.flatten().nonzero_static(size=sum(counts)).squeeze(1).split(counts)
             tables = self._candidates([by_image[image] for image in missing], values, boxes, scores)
-            for image, rows in self._survivors(dict(zip(missing, tables, strict=True)), scores.shape[2]):
-                whole = min(counts[image], self.candidates) == min(numbers[-1][image], self.candidates)
-                if whole or len(rows) >= self.max_detections:
+            found = self._survivors(missing, tables, scores.shape[2])
+            for image, rows in zip(missing, found, strict=True):
+                had_all = min(counts[image], self.candidates) == min(numbers[-1][image], self.candidates)
+                if had_all or len(rows) >= self.max_detections:
                     detections[image] = rows
             if len(detections) == len(boxes):
                 break
@@ -229,8 +232,8 @@ class Postprocess:
         every = torch.cat(list(positions))
         # Bits of positive numbers rise with them, so one sort ranks the candidates of all images.
         ranks = (every // values.shape[1] << 32) - values.flatten()[every].view(torch.int32)
-        in_order = every[ranks.sort(stable=True).indices].split([*map(len, positions)])
-        limited = [of_image[: self.candidates] for of_image in in_order]
+        in_order = every[ranks.sort(stable=True).indices].split([len(own) for own in positions])
+        limited = [own[: self.candidates] for own in in_order]
         best = torch.cat(limited)
         images, places = best // values.shape[1], best % values.shape[1]
         if self.multi_label:
@@ -239,35 +242,38 @@ class Postprocess:
             rows, classes = places, scores[images, places].argmax(1)
         columns = torch.stack((values.flatten()[best], classes, images), dim=1)
         table = torch.cat((boxes[images, rows], columns), dim=1)
-        tables: Sequence[Tensor] = table.split([*map(len, limited)])
+        tables: Sequence[Tensor] = table.split([len(own) for own in limited])
         return tables
 
-    def _survivors(self, parts: dict[int, Tensor], num_classes: int) -> Iterator[tuple[int, Tensor]]:
-        """Each image and its detections (n, 6), on the CPU, from the _candidates of images."""
-        table = torch.cat([*parts.values()])
-        boxes, scores, (classes, images) = table[:, :4], table[:, 4], table[:, 5:].long().unbind(1)
-        groups = images * num_classes + classes
-        if table.device.type == "cpu":
-            survivors = nms_in_each_group(boxes, scores, groups, self.nms_iou)
-        else:
-            survivors = nms_at_once(boxes, groups, self.nms_iou)
+    def _survivors(self, numbers: list[int], tables: Sequence[Tensor], num_classes: int) -> list[Tensor]:
+        """The detections (n, 6) of the images ``numbers``, on the CPU, from their _candidates."""
+        table = torch.cat(list(tables))
+        boxes, scores = table[:, :4], table[:, 4]
+        classes, images = table[:, 5:].long().unbind(1)
+        survivors = suppress(boxes, scores, images * num_classes + classes, self.nms_iou)
         # One copy fetches all, and of an image no more than is kept.
-        numbers, of_images = torch.arange(max(parts) + 1, device=table.device), images[survivors]
-        starts, ends = (torch.searchsorted(of_images, numbers, right=right) for right in (False, True))
-        places = (starts[:, None] + torch.arange(self.max_detections, device=table.device)).clamp(max=len(survivors))
+        every = torch.arange(max(numbers) + 1, device=table.device)
+        of_images = images[survivors]
+        starts = torch.searchsorted(of_images, every)
+        counts = torch.searchsorted(of_images, every, right=True) - starts
+        kept = torch.arange(self.max_detections, device=table.device)
+        places = (starts[:, None] + kept).clamp(max=len(survivors))
         rows = torch.nn.functional.pad(table[survivors], (0, 0, 0, 1))[places, :6]
-        packed = torch.cat((rows.flatten(1), torch.stack((starts, ends - starts), dim=1)), dim=1).cpu()[[*parts]]
-        first, counts = packed[:, -2:].numpy().astype(int).T.tolist()
-        detections = [of_image[:-2].view(-1, 6)[:count] for of_image, count in zip(packed, counts, strict=True)]
+        packed = torch.cat((rows.flatten(1), torch.stack((starts, counts), dim=1)), dim=1).cpu()[numbers]
+        limits = packed[:, -2:].numpy().astype(int).tolist()  # on the host: no wait
+        detections = []
+        for of_image, (_, count) in zip(packed, limits, strict=True):
+            detections.append(of_image[:-2].view(-1, 6)[:count])
         if self.merge:
-            means, start = [], 0
-            for part, begin, rows in zip(parts.values(), first, detections, strict=True):
-                own = survivors[begin : begin + len(rows)] - start
+            means, passed = [], 0
+            for part, (start, _), rows in zip(tables, limits, detections, strict=True):
+                own = survivors[start : start + len(rows)] - passed
                 means.append(merge_boxes(part[:, :4], part[:, 4], part[:, 5], own, self.nms_iou))
-                start += len(part)
-            for of_image, boxes in zip(detections, torch.cat(means).cpu().split([*map(len, means)]), strict=True):
-                of_image[:, :4] = boxes
-        yield from zip(parts, detections, strict=True)
+                passed += len(part)
+            sizes = [len(rows) for rows in detections]
+            for rows, merged in zip(detections, torch.cat(means).cpu().split(sizes), strict=True):
+                rows[:, :4] = merged
+        return detections
 
 
 @cache  # a copy to a GPU would block each time
@@ -276,58 +282,66 @@ def _are_wanted(classes: tuple[int, ...], count: int, device: torch.device) -> T
     return torch.tensor([number in classes for number in range(count)], device=device)
 
 
-def nms_in_each_group(boxes_xyxy: Tensor, scores: Tensor, groups: Tensor, iou: float) -> Tensor:
+def suppress(boxes_xyxy: Tensor, scores: Tensor, groups: Tensor, iou: float) -> Tensor:
     """Positions of the boxes (n, 4) that survive, ascending. Boxes come best first in each group.
 
-    groups: int64 (n,), one number for each pair of image and class. Each has its own run, which is
-    fastest on a CPU, since a single run compares all pairs (docs/results/notebook.md).
+    groups: int64 (n,), one number for each pair of image and class.
     """
-    if len(groups) <= FEW_BOXES:
-        return _nms_of_few(boxes_xyxy.numpy(), groups.numpy(), iou)
+    if boxes_xyxy.device.type == "cpu" and len(groups) > FEW_BOXES:
+        return nms_in_each_group(boxes_xyxy, scores, groups, iou)
+    return nms_at_once(boxes_xyxy, groups, iou)
+
+
+def nms_in_each_group(boxes_xyxy: Tensor, scores: Tensor, groups: Tensor, iou: float) -> Tensor:
+    """``suppress`` with a run for each group, which is fastest on a CPU for many boxes.
+
+    A single run would compare all pairs (docs/results/notebook.md).
+    """
     from torchvision.ops import nms
 
     sorted_groups, by_group = groups.sort(stable=True)  # best first inside each group
     sizes = sorted_groups.unique_consecutive(return_counts=True)[1].tolist()
-    # Gathered once, then only split.
-    boxes, values = boxes_xyxy[by_group].split(sizes), scores[by_group].split(sizes)
-    parts = zip(by_group.split(sizes), boxes, values, strict=True)
-    survivors = [positions[nms(own, best_first, iou)] for positions, own, best_first in parts]
+    boxes = boxes_xyxy[by_group].split(sizes)  # gathered once, then only split
+    values = scores[by_group].split(sizes)
+    survivors = []
+    for positions, own, best_first in zip(by_group.split(sizes), boxes, values, strict=True):
+        survivors.append(positions[nms(own, best_first, iou)])
     return torch.cat(survivors).sort().values
 
 
-def _nms_of_few(boxes_xyxy: np.ndarray, groups: np.ndarray, iou: float) -> Tensor:
-    """nms_in_each_group in torchvision's arithmetic: overlaps in float32, the limit in float64."""
-    (left, top, right, bottom), area = boxes_xyxy.T, (boxes_xyxy[:, 2:] - boxes_xyxy[:, :2]).prod(axis=1)
-    one, other = (groups[:, None] == groups).nonzero()
-    better, worse = one[one < other], other[one < other]
-    width = np.minimum(right[better], right[worse]) - np.maximum(left[better], left[worse])
-    height = np.minimum(bottom[better], bottom[worse]) - np.maximum(top[better], top[worse])
-    both = width.clip(0) * height.clip(0)
-    with np.errstate(invalid="ignore"):  # boxes without area suppress none
-        close = both / (area[better] + area[worse] - both) > np.float64(iou)
-    stays = [True] * len(groups)
-    for winner, loser in zip(better[close].tolist(), worse[close].tolist(), strict=True):
-        stays[loser] = stays[loser] and not stays[winner]
-    return torch.from_numpy(np.flatnonzero(stays))
-
-
 def nms_at_once(boxes_xyxy: Tensor, groups: Tensor, iou: float) -> Tensor:
-    """The same, exactly, as an accelerator does it fast: all pairs within a group are compared.
+    """``suppress``, exactly, as an accelerator does it fast: all pairs in a group are compared.
 
     A box stays if no better one of its group that stays overlaps it. From all boxes on, each round
     of this settles at least the next of every chain of overlaps, until nothing changes. The host
     waits for the number of pairs, for each MAX_PAIRS of them, and once in ROUNDS.
     """
+    by_group, better, worse = _overlapping_pairs(boxes_xyxy, groups, iou)
+    stays = torch.ones_like(groups)
+    is_settled, remaining = False, len(groups)
+    while not is_settled:
+        for _ in range(ROUNDS):
+            before = stays
+            suppressed = torch.zeros_like(stays).index_add_(0, worse, stays[better])
+            stays = (suppressed == 0).long()
+        is_settled, remaining = torch.stack(((stays != before).sum() == 0, stays.sum())).tolist()
+    return by_group[stays.nonzero_static(size=remaining).squeeze(1)].sort().values
+
+
+def _overlapping_pairs(boxes_xyxy: Tensor, groups: Tensor, iou: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The boxes in order of their groups, and the pairs (better, worse) in it that overlap."""
     sorted_groups, by_group = groups.sort(stable=True)  # best first inside each group
     starts = torch.searchsorted(sorted_groups, sorted_groups)  # where its group starts, for each box
     ends = (torch.arange(len(groups), device=groups.device) - starts).cumsum(0)  # where its pairs end
-    limit = np.float32(iou)
     # Torch's gather of rows of 16 bytes takes ten times as long as four of single numbers.
     left, top, right, bottom = boxes_xyxy[by_group].T.contiguous()
     area = (right - left) * (bottom - top)
-    limit = np.nextafter(limit, np.float32(-1)) if float(limit) > iou else limit  # for overlaps in float32
-    found = []
-    for start in range(0, count := int(ends[-1]) if len(groups) else 0, MAX_PAIRS):
+    limit = np.float32(iou)
+    if float(limit) > iou:  # overlaps are float32, the limit is not
+        limit = np.nextafter(limit, np.float32(-1))
+    count = int(ends[-1]) if len(groups) else 0
+    found = [groups.new_zeros(2, 0)]
+    for start in range(0, count, MAX_PAIRS):
         pair = torch.arange(start, min(start + MAX_PAIRS, count), device=groups.device)
         worse = torch.searchsorted(ends, pair, right=True)
         better = starts[worse] + ends[worse] - 1 - pair
@@ -336,14 +350,8 @@ def nms_at_once(boxes_xyxy: Tensor, groups: Tensor, iou: float) -> Tensor:
         both = width.clamp(min=0) * height.clamp(min=0)
         close = both / (area[better] + area[worse] - both) > float(limit)  # boxes without area suppress none
         found.append(torch.stack((better, worse))[:, close.nonzero().squeeze(1)])
-    better, worse = torch.cat(found, dim=1) if found else groups.new_zeros(2, 0)
-    stays, is_settled, remaining = torch.ones_like(groups), False, len(groups)
-    while not is_settled:
-        for _ in range(ROUNDS):
-            before = stays
-            stays = (torch.zeros_like(stays).index_add_(0, worse, stays[better]) == 0).long()
-        is_settled, remaining = torch.stack(((stays != before).sum() == 0, stays.sum())).tolist()
-    return by_group[stays.nonzero_static(size=remaining).squeeze(1)].sort().values
+    better, worse = torch.cat(found, dim=1)
+    return by_group, better, worse
 
 
 def merge_boxes(boxes_xyxy: Tensor, scores: Tensor, classes: Tensor, survivors: Tensor, iou: float) -> Tensor:
