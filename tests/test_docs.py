@@ -67,7 +67,7 @@ def check(command: str, own_files: Path) -> None:
     """Raise or fail where ``command`` names no program, or a program that refuses its options."""
     words = shlex.split(re.sub(r"<(\w+)>", r"\1", command), comments=True)
     if words[:2] == ["uv", "run"]:
-        words = words[2:]
+        words = words[4:] if words[2] == "--group" else words[2:]
     match words:
         case ["sbatch", *rest]:
             at = next(i for i, word in enumerate(rest) if not word.startswith("-"))
@@ -129,6 +129,11 @@ def test_the_commands_of_the_cluster_examples_are_taken(own_files: Path) -> None
     assert len(commands) == 2
     for command in commands:
         check(command, own_files)
+
+
+def test_ci_runs_the_tests_as_the_readme_says_it() -> None:
+    (command,) = [line for line in commands_of((REPOSITORY / "README.md").read_text()) if "pytest" in line]
+    assert f" {command} " in (REPOSITORY / ".ci" / "run").read_text()
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -96,7 +96,7 @@ def test_an_archive_refuses_sizes_that_are_no_multiples_of_the_stride(wide: list
     assert (json.loads(known["stride"]), json.loads(known["open"])) == (32, ["height", "width"])
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_an_onnx_file_lies_beside_its_checkpoint(wide: list[str], tmp_path: Path) -> None:
     config = compose("train", TrainConfig, ["model=base", wide[0], "train.image_size=96"])
     ids = [30, 10, 20, 50, 40]
@@ -135,7 +135,7 @@ def data_options(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize("form", ["onnx", "torch", "openvino"])
 def test_a_file_finds_what_its_network_finds(
     checkpoint: Path, data_options: list[str], form: str, tmp_path: Path
@@ -181,7 +181,7 @@ def own_labels(checkpoint: Path, data_options: list[str], tmp_path_factory: pyte
     return ["data=coco", f"data.index_dir={root / 'index'}", "data.workers=0", *splits]
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_int8_says_its_ap_and_is_refused_if_it_loses_too_much(
     checkpoint: Path, own_labels: list[str], tmp_path: Path
 ) -> None:

@@ -34,7 +34,7 @@ def losses_of(recipe: str, folder: Path) -> list[float]:
         return [float(row["loss"]) for row in csv.DictReader(file)]
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipe_trains_as_before(recipe: str, tmp_path: Path) -> None:
     with FILE.open(newline="") as file:

@@ -29,7 +29,7 @@ NAMES = ["caf\udce9", "\U0001f600", "日本"]  # the first is Latin-1 where UTF-
 CLASSES = [*NAMES, "\ud800"]  # half a letter of UTF-16, which no file can be called
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_any_name_goes_through_every_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -70,7 +70,7 @@ def bin_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin"
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_the_installed_package_does_what_a_clone_does(bin_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "__init__.py").write_text("raise SystemExit('a user\\'s own package')")

@@ -204,7 +204,7 @@ def test_no_program_overwrites_what_it_has_not_made(
     assert {path: path.lstat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_the_dog_of_darknet(
     shared_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -228,7 +228,7 @@ def test_the_dog_of_darknet(
     assert len((out / "labels" / "dog.txt").read_text().splitlines()) == 7
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_image_and_category_ids_are_coco_s_own(shared_dir: Path, tmp_path: Path) -> None:
     """Those of OpenCV's detections on the same pictures."""
     network, coco = shared_dir / "darknet" / "yolo-fastest-1.1", shared_dir / "data" / "coco128"

@@ -22,7 +22,7 @@ from tests.small_run import rows
 from train_utils.coco_eval import METRICS
 from train_utils.run_report import TABLES
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.release
 Finished = subprocess.CompletedProcess[str]
 
 

@@ -265,7 +265,7 @@ def multirun(tmp_path: Path) -> list[str]:
     return [sys.executable, str(REPOSITORY / "train.py"), "-m", *TINY]
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize(
     ("launcher", "rates", "trained"),
     [("joblib hydra.launcher.n_jobs=2", "0.01,-1,0.02", 2), ("submitit_local", "-1", 0)],
@@ -280,7 +280,7 @@ def test_jobs_have_folders_of_their_own_and_a_failure_is_the_exit_code(
     assert [len(lines) for lines in tables] == [2] * trained, "a job is missing, or two wrote to one folder"
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_signal_ends_all_jobs_with_a_checkpoint(multirun: list[str], tmp_path: Path) -> None:
     with (tmp_path / "output.txt").open("wb") as output:
         program = subprocess.Popen(

@@ -185,7 +185,7 @@ def run(model: Darknet) -> None:
         assert raw.shape[1:] == (len(its.anchors), side // its.stride, side // its.stride, 5 + its.num_classes)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_damaged_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph, "MAX_VALUES", 3_000_000)  # near the real limit each would take seconds to draw
     rng = random.Random(0)

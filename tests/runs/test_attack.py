@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.release
 SECONDS = 30.0  # that a case may take: a healthy one takes about one, and the machine is shared
 MEMORY = 7 << 30  # bytes of address space: torch maps several by itself
 

@@ -14,7 +14,7 @@ OPTIONS = ("train.precision=float64", "train.epochs=3", "evaluate.every=2")
 FAULTS = ("503", "slow", "cut", "reset")
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_killed_on_a_bucket_and_resumed_it_is_the_run_from_the_disk_on_any_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -89,7 +89,7 @@ SLURM = pytest.mark.skipif(not slurm_is_up(), reason="no SLURM with two nodes")
 CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="rank 1 finds a GPU here")
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize(
     ("event", "sentence", "launcher"),
     [
@@ -117,7 +117,7 @@ def test_a_rank_that_fails_says_it_once_and_ends_all(
     assert "exitcode  : -9" not in printed, "a rank ignored SIGTERM"
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux tells a process that its parent has ended")
 def test_ranks_end_with_their_torchrun_and_keep_their_steps(tmp_path: Path) -> None:
     with no_process_left(tmp_path):
@@ -129,7 +129,7 @@ def test_ranks_end_with_their_torchrun_and_keep_their_steps(tmp_path: Path) -> N
     assert "stopped at step" in (tmp_path / "run" / "train.log").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
 def test_ranks_without_a_launcher_end_by_themselves(tmp_path: Path) -> None:
     """All cases at once, since they mostly wait."""

@@ -30,7 +30,7 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
         yield running
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_killed_and_its_folder_lost_it_goes_on_from_the_bucket_as_if_undisturbed(
     tmp_path: Path, bucket: Bucket
 ) -> None:
@@ -59,7 +59,7 @@ def test_killed_and_its_folder_lost_it_goes_on_from_the_bucket_as_if_undisturbed
     assert not any(SECRET.encode() in content for content in written)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_bucket_that_refuses_costs_a_line(tmp_path: Path, bucket: Bucket) -> None:
     bucket.fault = lambda key, number: "denied"
     train_well(tmp_path / "run", 1, *OPTIONS, "run_mirror=s3://b/runs/a", "resume=null")

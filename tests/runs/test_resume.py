@@ -14,7 +14,7 @@ from tests.small_run import rows
 from train_utils.checkpoint import load_last
 from train_utils.train_state import LOSS_NAMES
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.release
 
 
 def test_three_processes_killed_at_random_end_as_if_nothing_had_been(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ ONE = ["--nodes=1", "--gpus-per-node=0"]
 LONG = pytest.mark.skipif("ALL_SLURM_TESTS" not in os.environ, reason="a minute or two: ALL_SLURM_TESTS=1")
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.release,
     pytest.mark.slurm,
     pytest.mark.skipif(not slurm_is_up(), reason="no SLURM with two nodes"),
 ]

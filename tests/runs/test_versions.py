@@ -31,7 +31,7 @@ for program, *options in (
 """
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_every_program_starts_and_ends_without_a_warning(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error::FutureWarning", "-W", "error::DeprecationWarning", "-c", PROGRAMS],

@@ -25,7 +25,7 @@ def train_here(folder: Path, shapes: ShapesConfig, run_dir: Path, more: list[str
     train(small_run(folder / "shapes", run_dir, "evaluate.every=1", "evaluate.confidence=0.5", *more, shapes=shapes))
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize(
     ("shapes", "world_size", "steps", "more"),
     [
@@ -52,7 +52,7 @@ def test_weights_do_not_depend_on_the_number_of_processes(
     assert losses[1] == pytest.approx(losses[0], rel=LIMIT) and min(losses[0][:4]) > 0  # no DFL and L1 here
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_patience_ends_all_processes_together(tmp_path: Path) -> None:
     """Only rank 0 has the metrics; AP stays 0 at this learning rate."""
     still = [*SIZES, "train.epochs=6", "train.patience=1", "optim.lr=1e-9", "train.timeout_seconds=34"]

@@ -166,7 +166,7 @@ def test_nonsense_is_refused_in_one_sentence(
     assert set(tmp_path.iterdir()) == before, "something was written"
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_training_and_evaluation_with_converted_weights(command: Command, tmp_path: Path) -> None:
     """Scores survive both conversions. Training starts from them, but cannot resume."""
     data = [

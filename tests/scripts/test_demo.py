@@ -51,7 +51,7 @@ def address(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     assert not elsewhere
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_visitor_drops_files_moves_the_sliders_and_takes_the_camera(
     page: Any, address: str, folder: Path, tmp_path: Path
 ) -> None:

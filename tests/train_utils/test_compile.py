@@ -288,7 +288,7 @@ def test_ranks_break_no_graph(traced_only: None) -> None:
         torch.distributed.destroy_process_group()
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.skipif(shutil.which("g++") is None or sys.platform != "linux", reason="needs a C++ compiler")
 def test_generated_code_trains_alike_and_resumes_to_the_bit(tmp_path: Path) -> None:
     """In float16 with a loss scale, two passes a step, of which one is skipped."""

@@ -26,7 +26,7 @@ from train_utils.distributed import World
 from train_utils.run_report import RunReport
 from train_utils.train_state import LOSS_NAMES
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.release
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ def forked(command: list[str], stdout: Any, stderr: Any) -> Any:
     return nullcontext(process)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_every_stage_leaves_its_measurements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(REPOSITORY)
     monkeypatch.setattr(gpu, "subprocess", SimpleNamespace(Popen=forked))
