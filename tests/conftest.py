@@ -104,7 +104,7 @@ def page(chromium: Browser) -> Iterator[Page]:
 
 @pytest.fixture(scope="session", autouse=True)
 def groups_composed_once() -> Iterator[None]:
-    """Hydra takes a quarter of a second to compose; tests mostly vary values, not choices of groups."""
+    """Hydra takes a quarter of a second to compose; tests mostly vary values, not choices."""
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
     from hydra.core.override_parser.overrides_parser import OverridesParser
 

@@ -14,7 +14,7 @@ from conf.compose import compose
 from conf.errors import CheckpointError, TrainError
 from conf.from_checkpoint import complete_from_checkpoint, complete_training
 from conf.schema import EvalConfig, TrainConfig
-from data import Batch, DataError, Request, TrainDataset, ensure_shapes
+from data import DataError, ensure_shapes
 from eval import evaluate
 from models import Darknet, save_darknet_weights, zoo_cfg
 from tests.runs.kill_resume import differences
@@ -156,40 +156,6 @@ def test_images_that_vanish_end_a_training_and_a_damaged_one_is_counted(
     log = (tmp_path / "run" / "train.log").read_text()
     assert said in log and f" error: {folder}, a folder of images, is gone" in log.splitlines()[-1]
     assert load_last(tmp_path / "run")[0]["epoch"] == epochs == len(rows(tmp_path / "run"))
-
-
-def test_each_epoch_and_each_seed_has_its_own_order(
-    shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    orders: dict[tuple[int, int], list[int]] = {}
-    make = TrainDataset.__getitems__
-
-    def made(self: TrainDataset, requests: list[Request]) -> Batch:
-        for request in requests:
-            orders.setdefault((self.seed, request.epoch), []).append(request.index)
-        return make(self, requests)
-
-    monkeypatch.setattr(TrainDataset, "__getitems__", made)
-    for seed in (0, 1):
-        train(options(shapes, tmp_path / str(seed), f"train.seed={seed}", "train.epochs=2", "evaluate.every=0"))
-    assert list(orders) == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    assert all(len(set(order)) == 16 == len(order) for order in orders.values())
-    assert len(set(map(tuple, orders.values()))) == 4
-
-
-def test_one_precision_chooses_the_best_epoch_whatever_that_of_the_training(shapes: Path, tmp_path: Path) -> None:
-    seen: set[tuple[bool, bool]] = set()
-
-    def look(module: torch.nn.Module, _: Any) -> None:
-        if isinstance(module, Darknet):
-            seen.add((module.training, torch.is_autocast_enabled("cpu")))
-
-    hook = torch.nn.modules.module.register_module_forward_pre_hook(look)
-    try:
-        train(options(shapes, tmp_path / "run", "train.precision=bfloat16", "train.epochs=2"))
-    finally:
-        hook.remove()
-    assert seen == {(True, True), (False, False)}
 
 
 def test_evaluation_leaves_the_training_alone(shapes: Path, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torch.utils.data import DistributedSampler
 
 from data import DataError, MultiScale, Request, Resize, eval_batches, repeat_factors
 from data.geometry import scaled_size
@@ -56,17 +55,6 @@ def test_steps_are_the_same_at_any_world_size_and_accumulation_and_after_a_resum
         for world_size, images_per_rank in ((1, 3), (2, 6), (2, 3), (3, 4), (4, 3), (6, 1)):
             assert steps_of(world_size, images_per_rank, epoch, **more) == expected
     assert shares_of(2, 3, 1, start_step=5, **more) == [share[10:] for share in shares_of(2, 3, 1, **more)]
-
-
-@pytest.mark.parametrize("name", ["plain", "rect", "repeat"])
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_ranks_take_turns_at_the_order_of_one_as_those_of_torch(world_size: int, name: str) -> None:
-    more = CHOICES[name]
-    for epoch in (0, 3):
-        order = [request for batch in shares_of(1, BATCH, epoch, **more)[0] for request in batch]
-        for rank, share in enumerate(shares_of(world_size, 2, epoch, **more)):
-            dealt: DistributedSampler[int] = DistributedSampler(range(len(order)), world_size, rank, shuffle=False)
-            assert [request for batch in share for request in batch] == [order[at] for at in dealt]
 
 
 def test_an_epoch_holds_no_image_twice_and_epochs_and_seeds_differ() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 from pathlib import Path
 
@@ -159,34 +158,3 @@ def test_a_lost_node_ends_the_job_on_all_nodes_and_it_is_requeued(folder: Path) 
         subprocess.run(["pkill", "-KILL", "-f", f"rdzv-id={job.number} "])  # of node2, where it still waits
         answer(*pattern.split())
         until(lambda: "idle" in answer("sinfo", "-h", "-n", "node2", "-o", "%t"), lambda: "node2 is away", 60)
-
-
-def assert_failed(job: Job, sentence: str) -> None:
-    """Assert that the job ended with one error of a rank, and is not requeued."""
-    assert job.end() == "FAILED" and job.fact("ExitCode") != "0:0" and job.fact("Restarts") == "0"
-    errors = re.findall(r"(?<!: )error: .*\n.*", job.output)  # but for SLURM's own; half a line may stand before it
-    assert len(errors) == 1 and sentence in errors[0] and "fix:" in errors[0], job.output
-
-
-@LONG
-def test_a_rank_that_fails_ends_the_job_and_says_it_once(folder: Path) -> None:
-    """A picture that only one rank reads breaks after the index was built."""
-    broken = sorted((folder / "shapes").rglob("train/*.jpg"))[100]
-    good = broken.read_bytes()
-    try:
-        broken.write_bytes(b"no picture")
-        job = submit("train_srun.sbatch", folder, TWO_BY_TWO, options(folder, "augment=none"))
-        assert_failed(job, broken.name)
-    finally:
-        broken.write_bytes(good)
-
-
-@LONG
-def test_a_rank_that_hangs_ends_the_job_after_the_time_out(folder: Path) -> None:
-    """The last of four stops in mid-epoch and ignores all but SIGKILL."""
-    more = ["data.workers=0", "train.epochs=500", "train.timeout_seconds=12"]
-    job = submit("train_srun.sbatch", folder, TWO_BY_TWO, options(folder, *more))
-    job.wait_for_steps()
-    (last,) = [path for path in job.processes() if b"\0SLURM_PROCID=3\0" in (path / "environ").read_bytes()]
-    os.kill(int(last.name), signal.SIGSTOP)
-    assert_failed(job, "lost another rank (Timed out waiting 12000ms")

@@ -25,13 +25,6 @@ def passed(printed: str) -> list[str]:
 
 
 @pytest.mark.release
-def test_one_process_passes(tmp_path: Path) -> None:
-    code, printed = finish_python(["-m", "scripts.conformance"], tmp_path, environment_of_one())
-    passed(printed)
-    assert code == 0
-
-
-@pytest.mark.release
 def test_ranks_of_torchrun_are_certified_and_end_when_one_is_killed(tmp_path: Path) -> None:
     environment = environment_of_one() | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     torchrun = "-m torch.distributed.run --standalone --nproc-per-node=2 -m scripts.conformance kill out=report.json"
