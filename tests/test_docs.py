@@ -238,9 +238,7 @@ def test_the_client_of_the_page_on_export_draws_what_the_network_finds(home: lis
     assert (cv2.imread("found.png") != cv2.imread("street.jpg")).any()
 
 
-def test_the_notebook_runs_and_is_kept_without_outputs(
-    home: list[Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_notebook_runs_and_is_kept_without_outputs(home, capsys, monkeypatch) -> None:
     cells = json.loads((REPOSITORY / "docs" / "use" / "detector.ipynb").read_text())["cells"]
     code = [cell for cell in cells if cell["cell_type"] == "code"]
     assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)

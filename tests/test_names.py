@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import sys
-from pathlib import Path
 
 import cv2
 import numpy as np
@@ -30,9 +29,7 @@ CLASSES = [*NAMES, "\ud800"]  # half a letter of UTF-16, which no file can be ca
 
 
 @pytest.mark.release
-def test_any_name_goes_through_every_program(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_any_name_goes_through_every_program(tmp_path, monkeypatch, capsys) -> None:
     home = tmp_path / "".join(NAMES)
     images, labels, out = home / "images", home / "labels", home / "out"
     for folder in (images, labels):

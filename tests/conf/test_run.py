@@ -171,9 +171,7 @@ def test_devices_are_a_number_of_ranks(options: str, expected: int | str, four_g
             ranks_to_start(config_of(*options.split()))
 
 
-def test_neither_a_rank_nor_a_job_of_a_multirun_starts_ranks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_neither_a_rank_nor_a_job_of_a_multirun_starts_ranks(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
         sys, "argv", ["train.py", "data=shapes", "-m", "devices=2", "train.seed=1,2", "hydra.sweep.dir=mine"]
@@ -200,9 +198,7 @@ def state_of_the_process() -> list[Any]:
     return [*handlers, GlobalHydra.instance().hydra, torch.get_num_threads(), torch.distributed.is_initialized()]
 
 
-def test_a_training_and_its_evaluation_called_twice_in_one_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_training_and_its_evaluation_called_twice_in_one_process(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     before = state_of_the_process()
     run = train(TINY)

@@ -54,9 +54,7 @@ def assert_small(errors: Errors, dtype: torch.dtype) -> None:
     [(f"{name} {dtype}", dtype) for name, dtype in ALONE]
     + [(f"ranks {name} {dtype}", dtype) for name, dtype in TOGETHER],
 )
-def test_output_gradients_and_statistics_are_those_of_float64(
-    measured: dict[str, Errors], case: str, dtype: torch.dtype
-) -> None:
+def test_output_gradients_and_statistics_are_those_of_float64(measured, case, dtype) -> None:
     """Also of two ranks with maps of different sizes: as if one had all."""
     assert_small(measured[case], dtype)
 

@@ -37,9 +37,7 @@ def test_ranks_of_torchrun_are_certified_and_end_when_one_is_killed(tmp_path: Pa
     assert any(version.startswith("torch ") for version in report["versions"]) and str(tmp_path) not in str(report)
 
 
-def test_what_breaks_is_in_the_certificate_and_no_other_file_is_overwritten(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_breaks_is_in_the_certificate_and_no_other_file_is_overwritten(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(Conformance, "weights", lambda self: self.record("weights", False, "differ by 1"))
     monkeypatch.setattr("scripts.conformance.evaluate", lambda options: 1 // 0)
     monkeypatch.chdir(tmp_path)

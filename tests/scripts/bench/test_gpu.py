@@ -1,3 +1,5 @@
+"""The script of measurements on a GPU runs on any machine, and ends a stage that hangs."""
+
 import csv
 from contextlib import nullcontext
 from pathlib import Path
@@ -11,12 +13,6 @@ from conf import REPOSITORY
 from scripts.bench import gpu
 from scripts.bench.gpu import STAGES, main
 from tests.runs.process_group import python
-
-
-def test_each_stage_of_a_call_has_its_time_and_the_call_ends_within_six_minutes() -> None:
-    for call in (1, 2):
-        *limits, last = [seconds for of_call, _, seconds in STAGES.values() if of_call == call]
-        assert 0 < sum(limits) + min(last, 100) <= gpu.CALL_SECONDS < 360
 
 
 def forked(command: list[str], stdout: Any, stderr: Any) -> Any:
