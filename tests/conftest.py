@@ -34,7 +34,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in the background of
 FAKE_CAMERA = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream")
 REPOSITORY = Path(__file__).resolve().parent.parent
 SLOWEST = """test_gpu test_compile test_programs test_conformance test_train test_failing_rank test_bucket
-    test_export test_forged test_package test_mirror test_resume test_eval test_docs test_world_size""".split()
+    test_export test_forged test_package test_resume test_eval test_docs test_world_size""".split()
 
 
 @pytest.hookimpl(trylast=True)

@@ -110,7 +110,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.release
 def test_what_out_holds_and_pycocotools_makes_the_same_metrics_of_it(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -85,6 +85,7 @@ def test_a_cfg_for_images_that_are_not_square_is_exported_at_its_size(wide: list
         export([*wide, f"out={tmp_path}/folder.pt2"])
 
 
+@pytest.mark.release
 def test_an_archive_refuses_sizes_that_are_no_multiples_of_the_stride(wide: list[str], tmp_path: Path) -> None:
     out = export([*wide, "dynamic_size=true", f"out={tmp_path}/a.pt2"])
     extra = {METADATA_FILE: ""}
@@ -135,8 +136,9 @@ def data_options(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     ]
 
 
-@pytest.mark.release
-@pytest.mark.parametrize("form", ["onnx", "torch", "openvino"])
+@pytest.mark.parametrize(
+    "form", ["onnx", *(pytest.param(form, marks=pytest.mark.release) for form in ("torch", "openvino"))]
+)
 def test_a_file_finds_what_its_network_finds(
     checkpoint: Path, data_options: list[str], form: str, tmp_path: Path
 ) -> None:

@@ -133,6 +133,7 @@ def put(state: Any, keys: tuple[Any, ...], value: Any) -> Any:
     return state
 
 
+@pytest.mark.release
 @pytest.mark.parametrize(
     ("run", "reader"), [*(("sgd", reader) for reader in READERS), ("adamw", "resume")], indirect=["run"]
 )

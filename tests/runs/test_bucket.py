@@ -43,7 +43,7 @@ def test_killed_and_its_folder_lost_a_run_goes_on_from_the_bucket_as_if_undistur
             assert not finish(processes, PATIENCE)
             shutil.rmtree(tmp_path / place)
         last.write_bytes(last.read_bytes()[:-1000])
-        train_well(tmp_path / "three", 2, *OPTIONS, *PICTURES, f"run_mirror={mirror}/")
+        train_well(tmp_path / "three", 2, *OPTIONS, *PICTURES, f"run_mirror={mirror}/", seconds=4 * PATIENCE)
         assert len(bucket.asked) > 200
         assert last.read_bytes() == (tmp_path / "three" / "checkpoints" / "last.pt").read_bytes()
         with pytest.raises(TrainError, match=rf"fix: resume={mirror} "):
