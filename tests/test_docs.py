@@ -1,7 +1,5 @@
 """Programs take the commands that README.md and docs/ show; each link leads to a heading."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import pkgutil

@@ -1,7 +1,5 @@
 """Checkpoints with a right digest and wrong content end in one sentence, or do their work."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Callable, Iterator

@@ -3,8 +3,6 @@
 ``python -m tests.test_golden`` writes tests/golden.csv anew. Name the reason in CHANGELOG.md.
 """
 
-from __future__ import annotations
-
 import csv
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Who may import whom, what architecture.md says of files, and which packages are pinned."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import re

@@ -1,7 +1,5 @@
 """Files, folders and classes whose names are not UTF-8 go through every program."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The installed package: the wheel in an environment of its own, used in another folder."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The plugins of docs/examples: trained with, resumed, scored; only a user imports them."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import shutil

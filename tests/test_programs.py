@@ -3,8 +3,6 @@
 `make lowest` runs this file with the oldest packages that pyproject.toml allows.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Fused batch norm and activation against float64, in Triton's interpreter and for a GPU."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -6,8 +6,6 @@ and one sentence. A traceback, a crash, a hang, memory without bounds and files 
 are failures. Most cases failed once, when all damages of all files were tried.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -3,8 +3,6 @@
 ``python test_failing_rank.py <event>`` is a rank.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

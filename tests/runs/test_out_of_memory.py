@@ -1,7 +1,5 @@
 """A training that does not fit into the memory."""
 
-from __future__ import annotations
-
 import resource
 from pathlib import Path
 

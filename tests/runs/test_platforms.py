@@ -1,7 +1,5 @@
 """Without what only Linux has, the programs run as on macOS and refuse as on Windows."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """How a training asks its job script for a requeue; in this process."""
 
-from __future__ import annotations
-
 import os
 import signal
 from dataclasses import replace

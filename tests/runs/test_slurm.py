@@ -1,7 +1,5 @@
 """The sbatch scripts on a real SLURM of two nodes; skipped without one."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The check of a cluster, on gloo's ranks: all pass, and it sees what is not exact."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Charts show their table and stay readable; each is drawn whatever the data."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, cast
 

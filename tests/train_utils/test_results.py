@@ -1,7 +1,5 @@
 """Detections as arrays and as files, read back with the programs they are for."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json
