@@ -172,6 +172,7 @@ def test_a_resume_that_would_train_otherwise_is_refused_by_name(tmp_path: Path) 
         compose_training(resume, "loss=yolov3")
 
 
+@pytest.mark.release
 def test_more_epochs_are_the_same_wherever_they_are_cut_and_follow_the_schedule_of_all(tmp_path, monkeypatch) -> None:
     """After a finished run of one epoch; cut in the middle of the second."""
     whole = tmp_path / "whole"  # of 2 steps in an epoch

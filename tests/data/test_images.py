@@ -17,7 +17,7 @@ from PIL import Image
 from data import Annotations, DataError, ImageCache, ImageSource, OnError, build_image_cache, headers, image_cache_name
 from data import images as jpeg
 from data.headers import TooLargeError, read_header
-from data.images import AS_STORED, DARK, decode_stored, open_image
+from data.images import DARK, decode_stored, open_image
 from tests.data.bad_inputs import exif
 from tests.data.conftest import DAMAGES
 
@@ -87,27 +87,6 @@ def test_damage_inside_a_jpeg_is_found() -> None:
     for damaged in (whole[:700] + bytes(300) + whole[1000:], whole[: len(whole) // 2] + whole[-2:]):
         assert cv2.imdecode(np.frombuffer(damaged, np.uint8), 1) is not None, "no other decoder minds"
         assert "Corrupt" in str(jpeg.jpeg_damage(damaged))
-
-
-def picture(height: int, width: int) -> np.ndarray:
-    y, x = np.mgrid[:height, :width]
-    planes = [127 + 100 * np.sin(x * f + y * g) for f, g in ((0.11, 0.02), (0.03, 0.17), (0.2, 0.09))]
-    noise = np.random.default_rng(0).normal(0, 12, (height, width, 3))
-    return (np.stack(planes, axis=2) + noise).clip(0, 255).astype(np.uint8)
-
-
-@needs_simplejpeg
-@pytest.mark.parametrize("sampling", [0x111111, 0x211111, 0x121111, 0x221111, 0x411111])
-@pytest.mark.parametrize("progressive", [0, 1])
-@pytest.mark.parametrize("size", [(97, 131), (240, 160)])
-def test_rows_are_those_of_opencv(sampling: int, progressive: int, size: tuple[int, int]) -> None:
-    flags = [cv2.IMWRITE_JPEG_SAMPLING_FACTOR, sampling, cv2.IMWRITE_JPEG_PROGRESSIVE, progressive]
-    data = cv2.imencode(".jpg", picture(*size), flags)[1].tobytes()
-    whole = cv2.imdecode(np.frombuffer(data, np.uint8), AS_STORED)
-    for rows in (1, 8, 17, size[0] // 2, size[0] - 1, size[0]):
-        found = jpeg.decode_rows(data, size[0], rows)
-        assert found is not None and found.shape[0] >= rows and found.shape[1:] == whole.shape[1:]
-        assert np.array_equal(found[:rows], whole[:rows])
 
 
 def parts_of_a_cache(annotations: Annotations) -> dict[str, slice]:

@@ -177,6 +177,7 @@ def test_the_first_file_that_can_be_read_counts(there, damaged, read, tmp_path) 
     assert all(f"{name}.pt is damaged" in (message or "") for name in damaged)
 
 
+@pytest.mark.release
 def test_a_process_without_handles_or_memory_calls_no_checkpoint_damaged(tmp_path: Path) -> None:
     for stem in ("last", "last.previous"):
         save_checkpoint(tmp_path / "checkpoints" / f"{stem}.pt", {"many": torch.zeros(2**24)})
