@@ -10,13 +10,13 @@ test: # what a day's change can break
 	$(RUN) pytest
 
 test-release: # the rest, which a release must pass, too
-	$(RUN) pytest -m release
+	$(RUN) pytest -m release -n 3 # as its processes also wait
 
 test-all: test test-release
 
 coverage: # all tests with a quarter more CPU time; OmegaConf takes coverage for a debugger unless OC_CAUSE=0
 	$(RUN) coverage erase
-	OC_CAUSE=0 $(RUN) coverage run -m pytest -m ""; status=$$?; $(RUN) coverage combine -q && $(RUN) coverage report && exit $$status
+	OC_CAUSE=0 $(RUN) coverage run -m pytest -m "" -n 3; status=$$?; $(RUN) coverage combine -q && $(RUN) coverage report && exit $$status
 
 lowest: # the programs with the oldest packages that pyproject.toml allows
 	uv venv -q --clear --python 3.11 .venv-lowest

@@ -222,6 +222,7 @@ def test_the_code_of_the_page_on_python_runs(home: list[Any], monkeypatch: pytes
     assert tracked.get(cv2.CAP_PROP_FRAME_COUNT) == 5 and names["tracks"].tracker_id.min() >= 0
 
 
+@pytest.mark.release
 def test_the_client_of_the_page_on_export_draws_what_the_network_finds(home: list[Any]) -> None:
     run = "runs/quickstart/<date_time>"
     export([override("ckpt", run), "nms=true", "out=best.onnx"])
@@ -236,6 +237,7 @@ def test_the_client_of_the_page_on_export_draws_what_the_network_finds(home: lis
     assert (cv2.imread("found.png") != cv2.imread("street.jpg")).any()
 
 
+@pytest.mark.release
 def test_the_notebook_runs_and_is_kept_without_outputs(home, capsys, monkeypatch) -> None:
     cells = json.loads((REPOSITORY / "docs" / "use" / "detector.ipynb").read_text())["cells"]
     code = [cell for cell in cells if cell["cell_type"] == "code"]

@@ -73,6 +73,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(shapes: Path, tmp_path: Path, mo
 STILL = "optim.lr=1e-9", "optim.ema_decay=0", "model.freeze=22", "train.epochs=9", "train.patience=2"
 
 
+@pytest.mark.release
 def test_patience_ends_a_training_that_does_not_get_better_and_a_resume_knows(shapes, tmp_path, monkeypatch) -> None:
     """Also one that was killed before its closing table."""
     run, whole = tmp_path / "run", tmp_path / "whole"
@@ -162,6 +163,7 @@ def test_evaluation_leaves_the_training_alone(shapes: Path, tmp_path: Path) -> N
         assert differences(one[part], other[part], part) == []
 
 
+@pytest.mark.release
 def test_the_epochs_without_mosaics_add_the_distance_of_boxes(shapes: Path, tmp_path: Path) -> None:
     own = "model=yolov3-tiny-decoupled", "augment=none", "train.epochs=4", "evaluate.every=0"
     for last in (0, 15):
@@ -171,6 +173,7 @@ def test_the_epochs_without_mosaics_add_the_distance_of_boxes(shapes: Path, tmp_
     assert all(float(row["loss_l1"]) == 0 for row in (*before, overlap, *same)) and float(both["loss_l1"]) > 0
 
 
+@pytest.mark.release
 def test_a_run_that_was_moved_goes_on_where_its_data_are_named(shapes, tmp_path, monkeypatch) -> None:
     """Everything that its options name has moved: data, a custom .cfg, initial weights."""
     first, second = tmp_path / "first", tmp_path / "second"
