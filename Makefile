@@ -1,22 +1,27 @@
 # .ci/run uses these targets, too.
 RUN = uv run --group dev
-.PHONY: setup test coverage lowest lint docs bench pins clean
+.PHONY: setup test test-release test-all coverage lowest lint docs bench pins clean
 
 setup:
 	uv sync --group dev
 	[ -d .git ] && $(RUN) pre-commit install || true
 
-test:
+test: # what a day's change can break
 	$(RUN) pytest
 
-coverage: # the suite with a quarter more CPU time; OmegaConf takes coverage for a debugger unless OC_CAUSE=0
+test-release: # the rest, which a release must pass, too
+	$(RUN) pytest -m release -n 3 # as its processes also wait
+
+test-all: test test-release
+
+coverage: # all tests with a quarter more CPU time; OmegaConf takes coverage for a debugger unless OC_CAUSE=0
 	$(RUN) coverage erase
-	OC_CAUSE=0 $(RUN) coverage run -m pytest; status=$$?; $(RUN) coverage combine -q && $(RUN) coverage report && exit $$status
+	OC_CAUSE=0 $(RUN) coverage run -m pytest -m "" -n 3; status=$$?; $(RUN) coverage combine -q && $(RUN) coverage report && exit $$status
 
 lowest: # the programs with the oldest packages that pyproject.toml allows
 	uv venv -q --clear --python 3.11 .venv-lowest
 	uv pip install --python .venv-lowest --resolution lowest-direct -r pyproject.toml --group dev
-	.venv-lowest/bin/python -m pytest -n 0 tests/runs/test_versions.py tests/test_programs.py
+	.venv-lowest/bin/python -m pytest -n 0 -m "" tests/test_programs.py
 
 lint:
 	$(RUN) ruff check

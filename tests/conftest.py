@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
+import re
 import shutil
 import signal
 import sys
@@ -32,13 +34,13 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in the background of
 FAKE_CAMERA = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream")
 REPOSITORY = Path(__file__).resolve().parent.parent
 SLOWEST = """test_gpu test_compile test_programs test_conformance test_train test_failing_rank test_bucket
-    test_export test_forged test_package test_mirror test_resume test_eval test_docs test_world_size""".split()
+    test_export test_forged test_package test_resume test_eval test_docs test_world_size""".split()
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the slowest files first, so that all processes end together."""
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    slow = {item.path for item in items if item.get_closest_marker("release")}
     order = {name: number for number, name in enumerate(SLOWEST)}
     items.sort(key=lambda item: (order.get(item.path.stem, len(order)), item.path not in slow))
 
@@ -98,3 +100,35 @@ def page(chromium: Browser) -> Iterator[Page]:
     yield tab
     tab.close()
     assert not errors, errors
+
+
+@pytest.fixture(scope="session", autouse=True)
+def groups_composed_once() -> Iterator[None]:
+    """Hydra takes a quarter of a second to compose; tests mostly vary values, not choices."""
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    from conf import CONF_DIR, compose, suggestions
+
+    original, trees = compose._composed, dict[tuple[object, ...], object]()
+    groups = {path.name for path in CONF_DIR.iterdir() if path.is_dir()}
+
+    def composed(name: str, schema: type, overrides: list[str]) -> object:
+        choices = [word for word in overrides if word.partition("=")[0] in groups]
+        values = [word for word in overrides if word not in choices]
+        of_files = any(suggestions.is_path(word.partition("=")[2]) for word in choices)
+        if of_files or not all(re.match(r"(?!hydra)[a-z]\w*(\.\w+)*=", word) for word in overrides):
+            return original(name, schema, overrides)
+        key = (name, schema, *choices)
+        if key not in trees:
+            trees[key] = original(name, schema, choices)
+        tree = copy.deepcopy(trees[key])
+        try:
+            ConfigLoaderImpl._apply_overrides_to_config(OverridesParser.create().parse_overrides(values), tree)
+        except Exception:
+            return original(name, schema, overrides)  # which says it as users see it
+        return tree
+
+    compose._composed = composed
+    yield
+    compose._composed = original

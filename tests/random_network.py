@@ -1,7 +1,5 @@
 """Checkpoints of untrained networks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

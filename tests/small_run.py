@@ -1,7 +1,5 @@
 """The options of a training of seconds, its table, and how it dies: for tests around trainings."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterator
 from contextlib import contextmanager

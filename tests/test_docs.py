@@ -1,9 +1,8 @@
 """Programs take the commands that README.md and docs/ show; each link leads to a heading."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
+import pkgutil
 import re
 import shlex
 import shutil
@@ -24,10 +23,11 @@ from torch.distributed.run import get_args_parser
 from conf import REPOSITORY
 from conf.compose import compose, defaults, keys_of
 from conf.run import PROGRAMS, override, prepare_arguments
+from conf.suggestions import kinds_of
 from data.errors import word_of
 from export import export
 from predict import Detector
-from tests.test_house import tracked
+from tests.test_house import all_sources, module_name, tracked
 from tests.test_predict import folder
 
 __all__ = ["folder"]  # a fixture
@@ -67,7 +67,7 @@ def check(command: str, own_files: Path) -> None:
     """Raise or fail where ``command`` names no program, or a program that refuses its options."""
     words = shlex.split(re.sub(r"<(\w+)>", r"\1", command), comments=True)
     if words[:2] == ["uv", "run"]:
-        words = words[2:]
+        words = words[4:] if words[2] == "--group" else words[2:]
     match words:
         case ["sbatch", *rest]:
             at = next(i for i, word in enumerate(rest) if not word.startswith("-"))
@@ -131,17 +131,47 @@ def test_the_commands_of_the_cluster_examples_are_taken(own_files: Path) -> None
         check(command, own_files)
 
 
+def test_ci_runs_the_tests_as_the_readme_says_it() -> None:
+    (command,) = [line for line in commands_of((REPOSITORY / "README.md").read_text()) if "pytest" in line]
+    assert f" {command} " in (REPOSITORY / ".ci" / "run").read_text()
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_each_command_is_taken(command: str, own_files: Path) -> None:
     check(command, own_files)
 
 
-def test_programs_and_modules_that_pages_name_exist() -> None:
-    """A quoted path is the end of a file's path here."""
-    files = [f"/{path.relative_to(REPOSITORY)}" for path in [*tracked("*.py"), *tracked("*.sbatch")]]
-    for page in PAGES:
-        for name in re.findall(r"`([\w/]+\.(?:py|sbatch))(?:: \w+)?`", page.read_text()):
-            assert any(path.endswith(f"/{name}") for path in files), f"{page} names {name}, which is not there"
+OF_USERS = {"data/bccd", "data/coco128", "scripts/slurm/site.sh"}  # which are not in the repository
+SUFFIXES = (".csv", ".data", ".json", ".log", ".names", ".txt", ".yaml")
+
+
+def test_files_and_functions_that_pages_name_exist() -> None:
+    """A quoted path is the end of a path here; a dotted name is an option, or lies in a module."""
+    files = [path.relative_to(REPOSITORY) for path in tracked("*")]
+    paths = {f"/{path}" for file in files for path in (file, *file.parents)}
+    folders = {file.parts[0] for file in files if len(file.parts) > 1}
+    modules = [module_name(path) for path in all_sources()]
+    options = {key for program in PROGRAMS.values() for key in kinds_of(program.schema)}
+    for page in [*PAGES, REPOSITORY / "AGENTS.md"]:
+        for name in re.findall(r"`([\w./-]+?)/?(?:\(.*?\)|: \w+)?`", page.read_text()):
+            if re.search(r"\.(py|sbatch)$", name) or ("/" in name and name.split("/")[0] in folders):
+                found = name in OF_USERS or any(path.endswith(f"/{name}") for path in paths)
+                assert found, f"{page} names {name}, which is not there"
+            elif re.fullmatch(r"[a-z]\w*(\.\w+)+", name) and name not in options and not name.endswith(SUFFIXES):
+                first, rest = name.split(".", 1)
+                places = [module for module in modules if module.split(".")[-1] == first]
+                places += [f"{module}.{first.title()}" for module in places]  # of an instance
+                is_ours = len(places) == 2  # else it is a variable, or the name of several modules
+                found = any(leads_somewhere(f"{place}.{rest}") for place in places)
+                assert found or not is_ours, f"{page} names {name}, which is not there"
+
+
+def leads_somewhere(name: str) -> bool:
+    try:
+        pkgutil.resolve_name(name)
+    except (ImportError, AttributeError):
+        return False
+    return True
 
 
 def anchors_of(page: Path) -> set[str]:
@@ -192,6 +222,7 @@ def test_the_code_of_the_page_on_python_runs(home: list[Any], monkeypatch: pytes
     assert tracked.get(cv2.CAP_PROP_FRAME_COUNT) == 5 and names["tracks"].tracker_id.min() >= 0
 
 
+@pytest.mark.release
 def test_the_client_of_the_page_on_export_draws_what_the_network_finds(home: list[Any]) -> None:
     run = "runs/quickstart/<date_time>"
     export([override("ckpt", run), "nms=true", "out=best.onnx"])
@@ -206,9 +237,8 @@ def test_the_client_of_the_page_on_export_draws_what_the_network_finds(home: lis
     assert (cv2.imread("found.png") != cv2.imread("street.jpg")).any()
 
 
-def test_the_notebook_runs_and_is_kept_without_outputs(
-    home: list[Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.release
+def test_the_notebook_runs_and_is_kept_without_outputs(home, capsys, monkeypatch) -> None:
     cells = json.loads((REPOSITORY / "docs" / "use" / "detector.ipynb").read_text())["cells"]
     code = [cell for cell in cells if cell["cell_type"] == "code"]
     assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)

@@ -24,7 +24,7 @@ from train_utils.plots import PLOTS
 from train_utils.train_state import LOSS_NAMES
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_darknet_weights_score_what_opencv_scores_with_them(shared_dir: Path, tmp_path: Path) -> None:
     """By pycocotools on OpenCV's detections (shared_dir/darknet/README.md)."""
     network = shared_dir / "darknet" / "yolo-fastest-1.1"
@@ -70,7 +70,7 @@ def of_run(root: Path, size: int) -> list[str]:
     return [f"ckpt={root / 'run'}", "data.workers=0", "device=cpu", f"evaluate.image_size={size}"]
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_training_scores_as_the_evaluation_does_with_stretched_images(tmp_path: Path) -> None:
     options = ["train.batch_size=8", "train.epochs=1", "evaluate=darknet"]
     metrics = train(small_run(tmp_path / "shapes", tmp_path / "run", *options))
@@ -110,7 +110,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.slow
 def test_what_out_holds_and_pycocotools_makes_the_same_metrics_of_it(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -137,7 +136,7 @@ def test_what_out_holds_and_pycocotools_makes_the_same_metrics_of_it(
     assert all(name in said for name in (*per_class, *METRICS, "all", "P", "R", "F1"))
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_ids_that_fall_and_classes_in_another_order_change_no_score(trained: Path, tmp_path: Path) -> None:
     labels = next((trained / "shapes").rglob("instances_val.json"))
     content = json.loads(labels.read_text())
@@ -158,7 +157,7 @@ def test_ids_that_fall_and_classes_in_another_order_change_no_score(trained: Pat
     assert {name: row["AP"] for name, row in found.items()} == pytest.approx({k: v["AP"] for k, v in rising.items()})
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_network_is_scored_on_some_of_its_classes(trained: Path, tmp_path: Path) -> None:
     """Each as among all, since others take no place; with the data's category ids."""
     for name, more in (("all", []), ("some", ["data.classes=[star,0]"])):
@@ -170,7 +169,7 @@ def test_a_network_is_scored_on_some_of_its_classes(trained: Path, tmp_path: Pat
     assert rows["some"] == [row for row in rows["all"] if row["category_id"] in (1, 4)]
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_run_on_some_classes_is_scored_and_resumed_on_them(tmp_path: Path) -> None:
     options = ["train.batch_size=8", "data.classes=[star,0]", "train.epochs=1", "evaluate=coco"]
     metrics = train(small_run(tmp_path / "shapes", tmp_path / "run", *options))

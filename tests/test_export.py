@@ -85,6 +85,7 @@ def test_a_cfg_for_images_that_are_not_square_is_exported_at_its_size(wide: list
         export([*wide, f"out={tmp_path}/folder.pt2"])
 
 
+@pytest.mark.release
 def test_an_archive_refuses_sizes_that_are_no_multiples_of_the_stride(wide: list[str], tmp_path: Path) -> None:
     out = export([*wide, "dynamic_size=true", f"out={tmp_path}/a.pt2"])
     extra = {METADATA_FILE: ""}
@@ -96,7 +97,7 @@ def test_an_archive_refuses_sizes_that_are_no_multiples_of_the_stride(wide: list
     assert (json.loads(known["stride"]), json.loads(known["open"])) == (32, ["height", "width"])
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_an_onnx_file_lies_beside_its_checkpoint(wide: list[str], tmp_path: Path) -> None:
     config = compose("train", TrainConfig, ["model=base", wide[0], "train.image_size=96"])
     ids = [30, 10, 20, 50, 40]
@@ -135,8 +136,9 @@ def data_options(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("form", ["onnx", "torch", "openvino"])
+@pytest.mark.parametrize(
+    "form", ["onnx", *(pytest.param(form, marks=pytest.mark.release) for form in ("torch", "openvino"))]
+)
 def test_a_file_finds_what_its_network_finds(
     checkpoint: Path, data_options: list[str], form: str, tmp_path: Path
 ) -> None:
@@ -181,7 +183,7 @@ def own_labels(checkpoint: Path, data_options: list[str], tmp_path_factory: pyte
     return ["data=coco", f"data.index_dir={root / 'index'}", "data.workers=0", *splits]
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_int8_says_its_ap_and_is_refused_if_it_loses_too_much(
     checkpoint: Path, own_labels: list[str], tmp_path: Path
 ) -> None:

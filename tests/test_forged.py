@@ -1,7 +1,5 @@
 """Checkpoints with a right digest and wrong content end in one sentence, or do their work."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Callable, Iterator
@@ -133,6 +131,7 @@ def put(state: Any, keys: tuple[Any, ...], value: Any) -> Any:
     return state
 
 
+@pytest.mark.release
 @pytest.mark.parametrize(
     ("run", "reader"), [*(("sgd", reader) for reader in READERS), ("adamw", "resume")], indirect=["run"]
 )

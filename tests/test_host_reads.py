@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode
-from torchvision.ops import nms
 
 from conf.train_options import Optimizer
 from data import Batch
@@ -118,29 +117,6 @@ def _by_mask(args: Any) -> bool:
 
 def _repeats_unknown(name: str, args: Any, kwargs: Any) -> bool:
     return name == "aten::repeat_interleave" and kwargs.get("output_size") is None and isinstance(args[0], Tensor)
-
-
-X = torch.arange(6.0).view(2, 3)
-
-
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-@pytest.mark.parametrize(
-    "read",
-    [
-        lambda x: float(x.sum()),
-        lambda x: x[x > 2],
-        lambda x: torch.where(x > 2),
-        lambda x: torch.repeat_interleave(x, x[0].long(), dim=1),
-        lambda x: torch.equal(x, x),
-        lambda x: x.tolist(),
-        lambda x: x.to("cpu"),
-        lambda x: nms(x.view(-1)[None, :4], x[:1, 0], 0.5),
-    ],
-)
-def test_each_wait_for_a_device_is_seen(read: Callable[[Tensor], object], mode: Callable[[], torch.no_grad]) -> None:
-    with mode(), HostReads() as counted:
-        read(X)
-    assert counted.reads.total() == 1 and not counted.copies, counted
 
 
 IMAGES = torch.randint(0, 256, (2, 64, 64, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))

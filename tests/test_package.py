@@ -1,7 +1,5 @@
 """The installed package: the wheel in an environment of its own, used in another folder."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -70,7 +68,7 @@ def bin_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin"
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_the_installed_package_does_what_a_clone_does(bin_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "__init__.py").write_text("raise SystemExit('a user\\'s own package')")
@@ -87,9 +85,7 @@ def test_the_installed_package_does_what_a_clone_does(bin_folder: Path, tmp_path
     command = "hydra-yolov3-spp"
     trained = run(command, "train", *TINY, "data.workers=0", "devices=2", "train.device=cpu", "name=two")
     assert f"\n  {command} eval ckpt=runs/two/" in trained and (tmp_path / "datasets/.index").is_dir()
-    ranks = "python -m torch.distributed.run --nproc-per-node=2 --standalone -m hydra_yolov3_spp".split()
-    scored = run(*ranks, "eval", "ckpt=runs/two", "device=cpu")
-    assert "AP50" in scored and "process(es)" not in scored
+    assert "AP50" in run(command, "eval", "ckpt=runs/two", "device=cpu")
     export = "python -m hydra_yolov3_spp export ckpt=runs/two format=torch out=two.pt2"
     assert "wrote two.pt2" in run(*export.split())
     assert f"{command} demo ckpt=runs/quickstart/..." in run(command, "demo", "--help")

@@ -1,7 +1,5 @@
 """The plugins of docs/examples: trained with, resumed, scored; only a user imports them."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import shutil
@@ -21,7 +19,7 @@ from conf.run import options_of
 from conf.schema import TrainConfig
 from data import Annotations, ImageSource, Request, TrainDataset, open_annotations
 from eval import evaluate
-from models import ModelError, save_darknet_weights
+from models import ModelError
 from plugins import AUGMENTATIONS, LOGGERS, import_plugins
 from tests.models.cfg_writer import cfg, conv, head, section
 from tests.small_run import dying_after, small_run
@@ -142,14 +140,6 @@ def test_a_section_is_checked_as_darknet_s_are(files: Path, tmp_path: Path) -> N
         load_network(given.model)
 
 
-def test_darknet_s_files_do_not_lose_weights_without_a_word(files: Path, tmp_path: Path) -> None:
-    given = options_of("train", [listed(), f"model.cfg={files / 'my.cfg'}"])
-    model, _ = build_model(given.model, None)
-    with pytest.raises(ModelError, match=r"no place for the weights of layer 1, a \[squeeze\]. fix: up_to_layer=1"):
-        save_darknet_weights(model, tmp_path / "x.weights")
-    save_darknet_weights(model, tmp_path / "x.weights", up_to_layer=1)
-
-
 def test_a_format_is_read_as_the_same_set_in_coco_s(tmp_path: Path) -> None:
     images = tmp_path / "images"
     images.mkdir()
@@ -177,9 +167,7 @@ def test_a_format_is_read_as_the_same_set_in_coco_s(tmp_path: Path) -> None:
         options_of("train", ["data.format=lines"])
 
 
-def test_an_augmentation_depends_on_the_request_alone_also_in_another_process(
-    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_augmentation_depends_on_the_request_alone_also_in_another_process(files, tmp_path, monkeypatch) -> None:
     config = options(files, tmp_path / "run")
     annotations = open_annotations(config.data, "train")
     make = partial(

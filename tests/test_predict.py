@@ -51,9 +51,7 @@ def drawn_in(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("options", [["rect=false", "image_size=[64,128]"], ["resize=stretch"], ["merge_nms=true"]])
-def test_predictions_are_those_of_an_evaluation_at_any_batch_size(
-    folder: Path, options: list[str], tmp_path: Path
-) -> None:
+def test_predictions_are_those_of_an_evaluation_at_any_batch_size(folder, options, tmp_path) -> None:
     """The last bits may differ: those of a convolution depend on the number of images."""
     options = [*options, "confidence=0.7"]
     root, data = folder / "shapes", drawn_in(folder)
@@ -78,9 +76,7 @@ def test_predictions_are_those_of_an_evaluation_at_any_batch_size(
         assert np.abs(np.array([row[2:] for row in rows]) - [row[2:] for row in expected]).max() < 1e-3
 
 
-def test_every_picture_has_its_own_files_and_they_agree(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_picture_has_its_own_files_and_they_agree(folder, tmp_path, capsys) -> None:
     for name in ("one/same.jpg", "two/same.jpg", "two/same.png", "two/Other.BMP", "two/still.gif"):
         picture(tmp_path / "pictures" / name, 60, 80)
     out, images, detections = found(folder, tmp_path / "pictures", tmp_path / "out")
@@ -118,9 +114,7 @@ def test_a_video_becomes_a_drawn_video_and_results_by_frame(folder: Path, tmp_pa
     assert drawn.read()[1].shape == (64, 96, 3)
 
 
-def test_what_was_found_in_a_video_that_ends_early_is_kept(
-    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_was_found_in_a_video_that_ends_early_is_kept(folder, tmp_path, caplog) -> None:
     whole = video(tmp_path / "whole.avi", 20, size=(640, 480)).read_bytes()
     (tmp_path / "half.avi").write_bytes(whole[: len(whole) * 2 // 3])
     with pytest.raises(DataError, match=r"half\.avi ends after \d+ of 20 frames\. fix: "):
@@ -173,9 +167,7 @@ def test_no_error_shows_a_password(monkeypatch: pytest.MonkeyPatch, capsys: pyte
         assert message in said and "secret" not in said
 
 
-def test_no_program_overwrites_what_it_has_not_made(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_program_overwrites_what_it_has_not_made(folder, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "labels" / "model").mkdir(parents=True)
     (tmp_path / "linked").mkdir()
@@ -204,10 +196,8 @@ def test_no_program_overwrites_what_it_has_not_made(
     assert {path: path.lstat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
-@pytest.mark.slow
-def test_the_dog_of_darknet(
-    shared_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.release
+def test_the_dog_of_darknet(shared_dir, tmp_path, monkeypatch, capsys) -> None:
     """The seven detections of shared_dir/darknet/README.md, from Darknet's own files."""
     network = shared_dir / "darknet" / "yolo-fastest-1.1"
     monkeypatch.chdir(tmp_path)
@@ -228,7 +218,7 @@ def test_the_dog_of_darknet(
     assert len((out / "labels" / "dog.txt").read_text().splitlines()) == 7
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_image_and_category_ids_are_coco_s_own(shared_dir: Path, tmp_path: Path) -> None:
     """Those of OpenCV's detections on the same pictures."""
     network, coco = shared_dir / "darknet" / "yolo-fastest-1.1", shared_dir / "data" / "coco128"
@@ -251,9 +241,7 @@ def test_image_and_category_ids_are_coco_s_own(shared_dir: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_in_a_folder_keeps_what_was_found(
-    by: signal.Signals, folder: Path, tmp_path: Path, monkeypatch
-) -> None:
+def test_a_signal_in_a_folder_keeps_what_was_found(by, folder, tmp_path, monkeypatch) -> None:
     for number in range(40):
         picture(tmp_path / "pictures" / f"{number:02d}.png", 60, 80)
     prepare = InputFit.prepare

@@ -1,6 +1,7 @@
-"""The programs as users start them: real processes, real launchers, drawn data."""
+"""The programs as users start them: real processes and launchers, and none says a warning.
 
-from __future__ import annotations
+`make lowest` runs this file with the oldest packages that pyproject.toml allows.
+"""
 
 import json
 import os
@@ -22,7 +23,7 @@ from tests.small_run import rows
 from train_utils.coco_eval import METRICS
 from train_utils.run_report import TABLES
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.release
 Finished = subprocess.CompletedProcess[str]
 
 
@@ -77,6 +78,33 @@ def test_training_on_two_processes_leaves_one_whole_run_folder(folder: Path, tra
     assert "  python eval.py ckpt=run\n" in trained.stdout, "paths below the current folder are short"
 
 
+# One after the other in one process: most of a start is the import of torch.
+OTHERS = """
+import runpy, sys
+for program, *options in (
+    ["eval", "ckpt=run", "out=scored"], ["predict", "ckpt=run", "source=shapes/*/val/*.jpg", "out=drawn"],
+    ["export", "ckpt=run", "format=torch", "out=network.pt2"], ["export", "ckpt=run", "out=network.onnx"],
+):
+    sys.argv[1:] = options
+    try:
+        runpy.run_module(program, run_name="__main__")
+    except SystemExit as ended:
+        assert not ended.code, program
+"""
+
+
+@pytest.mark.release
+def test_the_other_programs_take_its_checkpoint_without_a_warning(folder: Path, trained: Finished) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error::FutureWarning", "-W", "error::DeprecationWarning", "-c", OTHERS],
+        cwd=folder, env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0 and "warning" not in done.stdout.lower(), done.stdout
+    for left in ("run/plots/curves.png", "scored", "drawn", "network.pt2", "network.onnx"):
+        assert (folder / left).exists(), left
+
+
 def score_here(folder: Path, threads: int, options: list[str]) -> None:
     """The part of this rank in one evaluation."""
     os.chdir(folder)
@@ -84,9 +112,7 @@ def score_here(folder: Path, threads: int, options: list[str]) -> None:
     evaluate(compose("eval", EvalConfig, options, complete_from_checkpoint))
 
 
-def test_a_checkpoint_scores_the_same_to_the_last_bit_on_any_number_of_processes(
-    folder: Path, trained: Finished
-) -> None:
+def test_a_checkpoint_scores_the_same_to_the_last_bit_on_any_number_of_processes(folder, trained) -> None:
     """Also with another number of threads, in batches of another size, and from another folder."""
     last, saved = rows(folder / "run")[-1], []
     for processes, threads in ((1, 2), (3, 1)):  # the training scored on two

@@ -14,7 +14,7 @@ from conf.compose import compose
 from conf.errors import CheckpointError, TrainError
 from conf.from_checkpoint import complete_from_checkpoint, complete_training
 from conf.schema import EvalConfig, TrainConfig
-from data import Batch, DataError, Request, TrainDataset, ensure_shapes
+from data import DataError, ensure_shapes
 from eval import evaluate
 from models import Darknet, save_darknet_weights, zoo_cfg
 from tests.runs.kill_resume import differences
@@ -73,9 +73,8 @@ def test_a_resumed_run_is_the_uninterrupted_one(shapes: Path, tmp_path: Path, mo
 STILL = "optim.lr=1e-9", "optim.ema_decay=0", "model.freeze=22", "train.epochs=9", "train.patience=2"
 
 
-def test_patience_ends_a_training_that_does_not_get_better_and_a_resume_knows(
-    shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.release
+def test_patience_ends_a_training_that_does_not_get_better_and_a_resume_knows(shapes, tmp_path, monkeypatch) -> None:
     """Also one that was killed before its closing table."""
     run, whole = tmp_path / "run", tmp_path / "whole"
     train(options(shapes, whole, *STILL))
@@ -130,9 +129,7 @@ def test_a_network_that_computes_no_finite_numbers_in_validation_is_named(shapes
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
-def test_images_that_vanish_end_a_training_and_a_damaged_one_is_counted(
-    split: str, shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_images_that_vanish_end_a_training_and_a_damaged_one_is_counted(split, shapes, tmp_path, monkeypatch) -> None:
     """The checkpoint written before the fault stays."""
     shutil.copytree(shapes, tmp_path / "shapes")
     (folder,) = (tmp_path / "shapes").glob(f"*/{split}")
@@ -158,40 +155,6 @@ def test_images_that_vanish_end_a_training_and_a_damaged_one_is_counted(
     assert load_last(tmp_path / "run")[0]["epoch"] == epochs == len(rows(tmp_path / "run"))
 
 
-def test_each_epoch_and_each_seed_has_its_own_order(
-    shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    orders: dict[tuple[int, int], list[int]] = {}
-    make = TrainDataset.__getitems__
-
-    def made(self: TrainDataset, requests: list[Request]) -> Batch:
-        for request in requests:
-            orders.setdefault((self.seed, request.epoch), []).append(request.index)
-        return make(self, requests)
-
-    monkeypatch.setattr(TrainDataset, "__getitems__", made)
-    for seed in (0, 1):
-        train(options(shapes, tmp_path / str(seed), f"train.seed={seed}", "train.epochs=2", "evaluate.every=0"))
-    assert list(orders) == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    assert all(len(set(order)) == 16 == len(order) for order in orders.values())
-    assert len(set(map(tuple, orders.values()))) == 4
-
-
-def test_one_precision_chooses_the_best_epoch_whatever_that_of_the_training(shapes: Path, tmp_path: Path) -> None:
-    seen: set[tuple[bool, bool]] = set()
-
-    def look(module: torch.nn.Module, _: Any) -> None:
-        if isinstance(module, Darknet):
-            seen.add((module.training, torch.is_autocast_enabled("cpu")))
-
-    hook = torch.nn.modules.module.register_module_forward_pre_hook(look)
-    try:
-        train(options(shapes, tmp_path / "run", "train.precision=bfloat16", "train.epochs=2"))
-    finally:
-        hook.remove()
-    assert seen == {(True, True), (False, False)}
-
-
 def test_evaluation_leaves_the_training_alone(shapes: Path, tmp_path: Path) -> None:
     for every in (0, 1):
         train(options(shapes, tmp_path / str(every), f"evaluate.every={every}", "train.epochs=2"))
@@ -200,6 +163,7 @@ def test_evaluation_leaves_the_training_alone(shapes: Path, tmp_path: Path) -> N
         assert differences(one[part], other[part], part) == []
 
 
+@pytest.mark.release
 def test_the_epochs_without_mosaics_add_the_distance_of_boxes(shapes: Path, tmp_path: Path) -> None:
     own = "model=yolov3-tiny-decoupled", "augment=none", "train.epochs=4", "evaluate.every=0"
     for last in (0, 15):
@@ -209,9 +173,8 @@ def test_the_epochs_without_mosaics_add_the_distance_of_boxes(shapes: Path, tmp_
     assert all(float(row["loss_l1"]) == 0 for row in (*before, overlap, *same)) and float(both["loss_l1"]) > 0
 
 
-def test_a_run_that_was_moved_goes_on_where_its_data_are_named(
-    shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.release
+def test_a_run_that_was_moved_goes_on_where_its_data_are_named(shapes, tmp_path, monkeypatch) -> None:
     """Everything that its options name has moved: data, a custom .cfg, initial weights."""
     first, second = tmp_path / "first", tmp_path / "second"
     shutil.copytree(next(path.parent for path in shapes.glob("*/annotations")), first / "data")
@@ -298,9 +261,7 @@ def test_the_options_of_such_repositories_do_what_they_say(shapes: Path, tmp_pat
     assert not list(Path("/dev/shm").glob("hydra-yolov3-spp-*")), "the cache was left in memory"
 
 
-def test_initial_weights_from_a_checkpoint_and_from_darknet(
-    shapes: Path, trained: tuple[Path, dict[str, float]], tmp_path: Path
-) -> None:
+def test_initial_weights_from_a_checkpoint_and_from_darknet(shapes, trained, tmp_path) -> None:
     """Darknet's are scored without a checkpoint, too."""
     best = trained[0] / "checkpoints" / "best.pt"
     model = open_checkpoint(str(best)).model
@@ -320,9 +281,7 @@ def test_initial_weights_from_a_checkpoint_and_from_darknet(
                 torch.testing.assert_close(loaded[name], value, msg=name)
 
 
-def test_fitted_anchors_go_with_the_checkpoint(
-    shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fitted_anchors_go_with_the_checkpoint(shapes, tmp_path, capsys, monkeypatch) -> None:
     """To the resumed run, to eval.py, and to what predict.py and export.py open."""
     own = ["train.save_every_steps=1", "data.single_class=true"]
     own += ["model.anchors=auto", "loss.anchor_iou=0.9", "train.multi_scale=[0.5,1.5]"]  # .9: more than the .cfg's give

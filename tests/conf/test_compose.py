@@ -82,9 +82,7 @@ SHAPES = [
         ("resume=a run_dir=b", "leave run_dir out"),
     ],
 )
-def test_what_does_not_fit_is_named_before_a_run_folder_is_made(
-    error_of: Program, argument: str, sentence: str
-) -> None:
+def test_what_does_not_fit_is_named_before_a_run_folder_is_made(error_of, argument, sentence) -> None:
     words = argument.split()
     assert sentence in error_of(*([] if words[0].startswith("data=") else SHAPES), *words)
 

@@ -1,7 +1,5 @@
 """A file is never code: what others made imports nothing, runs nothing, refers to nothing."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from collections.abc import Callable

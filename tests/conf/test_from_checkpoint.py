@@ -85,9 +85,7 @@ def test_a_place_that_is_not_the_users_is_one_sentence(home: Path) -> None:
         fetch_weights(entry)
 
 
-def test_a_network_starts_from_them_and_keeps_its_own_heads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path
-) -> None:
+def test_a_network_starts_from_them_and_keeps_its_own_heads(tmp_path, monkeypatch, home) -> None:
     source = Darknet(zoo_cfg("yolov4-tiny"))
     save_darknet_weights(source, tmp_path / "whole")
     save_darknet_weights(source, tmp_path / "cut", up_to_layer=29)
@@ -174,9 +172,8 @@ def test_a_resume_that_would_train_otherwise_is_refused_by_name(tmp_path: Path) 
         compose_training(resume, "loss=yolov3")
 
 
-def test_more_epochs_are_the_same_wherever_they_are_cut_and_follow_the_schedule_of_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.release
+def test_more_epochs_are_the_same_wherever_they_are_cut_and_follow_the_schedule_of_all(tmp_path, monkeypatch) -> None:
     """After a finished run of one epoch; cut in the middle of the second."""
     whole = tmp_path / "whole"  # of 2 steps in an epoch
     more = "train.batch_size=8", "train.epochs=1", "evaluate.every=1", "train.save_every_steps=1", "loss=darknet"
@@ -272,9 +269,7 @@ def test_what_is_called_last_comes_before_the_word(runs: Path) -> None:
 
 
 @pytest.mark.parametrize("job", ["slurm", "torchrun", "train -m", "tune trials=1 --"])
-def test_a_training_that_starts_again_names_its_weights(
-    job: str, runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_training_that_starts_again_names_its_weights(job, runs, monkeypatch, capsys) -> None:
     """Its own run would be the newest then."""
     if job == "slurm":
         monkeypatch.setenv("SLURM_JOB_ID", "1")

@@ -1,7 +1,5 @@
 """The version page names this project's commit, or none; the page of all options is current."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

@@ -171,9 +171,7 @@ def test_devices_are_a_number_of_ranks(options: str, expected: int | str, four_g
             ranks_to_start(config_of(*options.split()))
 
 
-def test_neither_a_rank_nor_a_job_of_a_multirun_starts_ranks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_neither_a_rank_nor_a_job_of_a_multirun_starts_ranks(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["train.py", "data=shapes", "-m", "devices=2", "train.seed=1,2"])
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # the tests go on in this process
@@ -198,9 +196,7 @@ def state_of_the_process() -> list[Any]:
     return [*handlers, GlobalHydra.instance().hydra, torch.get_num_threads(), torch.distributed.is_initialized()]
 
 
-def test_a_training_and_its_evaluation_called_twice_in_one_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_training_and_its_evaluation_called_twice_in_one_process(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     before = state_of_the_process()
     run = train(TINY)
@@ -263,7 +259,7 @@ def multirun(tmp_path: Path) -> list[str]:
     return [sys.executable, str(REPOSITORY / "train.py"), "-m", *TINY]
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize(
     ("launcher", "rates", "trained"),
     [("joblib hydra.launcher.n_jobs=2", "0.01,-1,0.02", 2), ("submitit_local", "-1", 0)],
@@ -278,7 +274,7 @@ def test_jobs_have_folders_of_their_own_and_a_failure_is_the_exit_code(
     assert [len(lines) for lines in tables] == [2] * trained, "a job is missing, or two wrote to one folder"
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_signal_ends_all_jobs_with_a_checkpoint(multirun: list[str], tmp_path: Path) -> None:
     with (tmp_path / "output.txt").open("wb") as output:
         program = subprocess.Popen(

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from data import DataError, coco
-from tests.data.conftest import CocoSet
 
 ARRAYS = ("image_ids", "sizes", "offsets", "boxes_xywh", "classes", "crowd", "areas", "category_ids")
 WHOLE_NUMBERS = [
@@ -19,9 +18,7 @@ FORMS: dict[str, Callable[[int], Any]] = {"text": str, "float": float}
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("part", "key"), WHOLE_NUMBERS)
-def test_whole_numbers_of_another_type(
-    part: str, key: str, form: str, coco_set: CocoSet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whole_numbers_of_another_type(part, key, form, coco_set, monkeypatch) -> None:
     expected = coco_set.open()
     assert expected.notes == []
     monkeypatch.setattr(coco, "CHUNK", 4)  # as parts of a large file
@@ -35,9 +32,7 @@ def test_whole_numbers_of_another_type(
 
 @pytest.mark.parametrize("value", ["x", "", " 3", "0x3", "3.5", 3.5, True, None, [3]])
 @pytest.mark.parametrize(("part", "key"), [pair for pair in WHOLE_NUMBERS[:-1] if pair[1] not in ("height", "width")])
-def test_what_is_no_whole_number_is_refused(
-    part: str, key: str, value: Any, coco_set: CocoSet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_no_whole_number_is_refused(part, key, value, coco_set, monkeypatch) -> None:
     monkeypatch.setattr(coco, "CHUNK", 2)
     coco_set.json[part][2][key] = value
     with pytest.raises(DataError, match=rf"instances\.json is not a COCO .* at `\$\.{part}\[2\]\.{key}`\. fix: "):

@@ -1,16 +1,12 @@
 """Colour changes against OpenCV's formula, on the CPU and on the device."""
 
 import colorsys
-from dataclasses import replace
 
 import cv2
 import numpy as np
 import torch
 
-from data import Request, TrainDataset
 from data.colour import change_colour, network_input
-from data.config import Colour
-from tests.data.conftest import NO_AUGMENT, CocoSet
 
 
 def test_colour_equals_the_formula() -> None:
@@ -26,20 +22,6 @@ def test_colour_equals_the_formula() -> None:
     unchanged = image.copy()
     change_colour(unchanged, np.ones(3))
     assert np.array_equal(unchanged, image)
-
-
-def test_colour_on_the_device_is_that_of_the_cpu(coco_set: CocoSet) -> None:
-    images = coco_set.source()
-    colourful = replace(NO_AUGMENT, mosaic=1, hsv_hue=0.1, hsv_saturation=0.7, hsv_value=0.4)
-    on_cpu = TrainDataset(images.annotations, images, colourful, seed=0, epochs=1000)
-    on_device = TrainDataset(images.annotations, images, replace(colourful, colour=Colour.device), seed=0, epochs=1000)
-    requests = [Request(index, 96, 96, 0) for index in range(7)]
-    here, there = on_cpu.__getitems__(requests), on_device.__getitems__(requests)
-    assert here.targets.equal(there.targets) and here.gains.shape == (0, 3) and there.gains.shape == (7, 3)
-    expected = network_input(here.images, here.gains)
-    found = network_input(there.images, there.gains)
-    assert expected.equal(here.images.float() / 255)
-    assert float((found - expected).abs().mean()) < 1 / 255
 
 
 def test_colour_on_the_device_is_that_of_colorsys_also_where_hue_wraps() -> None:

@@ -328,6 +328,7 @@ BELOW = {"LVIS", "names that begin elsewhere, in folders", "of Windows", "xml fi
 LISTED = {case for case in EXPORTS if "list" in case} | {"moved", "sub-folders", "two years"}
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("case", sorted(EXPORTS.keys() - LISTED))  # a list says which images there are
 def test_each_file_beside_the_images_is_learnt_or_named(case: str, tmp_path: Path) -> None:
     write, _, _, option = EXPORTS[case]

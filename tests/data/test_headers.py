@@ -38,9 +38,7 @@ def box_is_bright(image: np.ndarray, box_xyxy: np.ndarray) -> bool:
 
 @pytest.mark.parametrize(("kind", "decoder", "form"), DECODED)
 @pytest.mark.parametrize("frame", ["upright", "stored"])
-def test_pixels_and_boxes_are_in_one_frame_in_every_program(
-    frame: str, form: data.DataFormat, kind: str, decoder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pixels_and_boxes_are_in_one_frame_in_every_program(frame, form, kind, decoder, tmp_path, monkeypatch) -> None:
     """Annotated upright, or annotated as stored: with ``ignore`` where sizes do not tell."""
     if decoder == "opencv":
         monkeypatch.setattr("data.images.simplejpeg", None)

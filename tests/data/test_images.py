@@ -17,9 +17,9 @@ from PIL import Image
 from data import Annotations, DataError, ImageCache, ImageSource, OnError, build_image_cache, headers, image_cache_name
 from data import images as jpeg
 from data.headers import TooLargeError, read_header
-from data.images import AS_STORED, DARK, decode_stored, open_image
+from data.images import DARK, decode_stored, open_image
 from tests.data.bad_inputs import exif
-from tests.data.conftest import DAMAGES, Damage
+from tests.data.conftest import DAMAGES
 
 needs_simplejpeg = pytest.mark.skipif(find_spec("simplejpeg") is None, reason="needs simplejpeg")
 
@@ -89,42 +89,6 @@ def test_damage_inside_a_jpeg_is_found() -> None:
         assert "Corrupt" in str(jpeg.jpeg_damage(damaged))
 
 
-def test_real_photographs_are_whole_and_lose_it_at_any_cut(shared_dir: Path, tmp_path: Path) -> None:
-    """All pictures of coco128 and bccd are read; a few of them, cut anywhere, are not."""
-    paths = sorted((shared_dir / "data").rglob("*.jpg"))
-    assert len(paths) == 620
-    for number, path in enumerate(paths):
-        content, header = open_image(path, "")
-        if number % 60 == 0:
-            for share in (0.02, 0.3, 0.9, 0.999):
-                (tmp_path / "cut.jpg").write_bytes(content[: int(len(content) * share)])
-                with pytest.raises(DataError, match=r"cut\.jpg is (cut short|not an image)"):
-                    open_image(tmp_path / "cut.jpg", "")
-            decoded = cv2.imdecode(np.frombuffer(content, dtype=np.uint8), cv2.IMREAD_COLOR)
-            assert decoded.shape[:2] == (header.height, header.width)
-
-
-def picture(height: int, width: int) -> np.ndarray:
-    y, x = np.mgrid[:height, :width]
-    planes = [127 + 100 * np.sin(x * f + y * g) for f, g in ((0.11, 0.02), (0.03, 0.17), (0.2, 0.09))]
-    noise = np.random.default_rng(0).normal(0, 12, (height, width, 3))
-    return (np.stack(planes, axis=2) + noise).clip(0, 255).astype(np.uint8)
-
-
-@needs_simplejpeg
-@pytest.mark.parametrize("sampling", [0x111111, 0x211111, 0x121111, 0x221111, 0x411111])
-@pytest.mark.parametrize("progressive", [0, 1])
-@pytest.mark.parametrize("size", [(97, 131), (240, 160)])
-def test_rows_are_those_of_opencv(sampling: int, progressive: int, size: tuple[int, int]) -> None:
-    flags = [cv2.IMWRITE_JPEG_SAMPLING_FACTOR, sampling, cv2.IMWRITE_JPEG_PROGRESSIVE, progressive]
-    data = cv2.imencode(".jpg", picture(*size), flags)[1].tobytes()
-    whole = cv2.imdecode(np.frombuffer(data, np.uint8), AS_STORED)
-    for rows in (1, 8, 17, size[0] // 2, size[0] - 1, size[0]):
-        found = jpeg.decode_rows(data, size[0], rows)
-        assert found is not None and found.shape[0] >= rows and found.shape[1:] == whole.shape[1:]
-        assert np.array_equal(found[:rows], whole[:rows])
-
-
 def parts_of_a_cache(annotations: Annotations) -> dict[str, slice]:
     """The bytes of the table and of each image."""
     table = 8 * (len(annotations) + 1)
@@ -136,9 +100,7 @@ def parts_of_a_cache(annotations: Annotations) -> dict[str, slice]:
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
-def test_a_damaged_cache_gives_the_images_of_the_files(
-    coco_set, tmp_path: Path, damage: Damage, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_cache_gives_the_images_of_the_files(coco_set, tmp_path, damage, caplog) -> None:
     source, path = coco_set.source(), tmp_path / "cache"
     build_image_cache(source, path, ImageCache.disk)
     content = path.read_bytes()

@@ -15,7 +15,7 @@ from pycocotools.coco import COCO
 import data
 import data.coco
 from data import remote
-from tests.data.conftest import DAMAGES, Damage
+from tests.data.conftest import DAMAGES
 
 
 def assert_holds_what_pycocotools_reads(annotations: data.Annotations, path: Path) -> None:
@@ -67,14 +67,6 @@ def test_what_killed_processes_left_is_removed_by_the_next_one(coco_set) -> None
     os.utime(foreign, (0, 0))
     coco_set.open()
     assert [name for name, path in paths.items() if path.exists()] == ["new index", "new cache"] and foreign.exists()
-
-
-def test_a_pipe_in_an_index_is_damage(coco_set) -> None:
-    coco_set.open()
-    (column,) = (coco_set.root / "index").glob("*/sizes.npy")
-    column.unlink()
-    os.mkfifo(column)
-    assert len(coco_set.open()) and column.is_file()
 
 
 def test_images_that_arrive_later_are_in_the_next_index(coco_set, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,9 +182,7 @@ def test_processes_that_build_at_once_share_one_index_and_cache(coco_set) -> Non
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
-def test_a_damaged_index_is_built_anew(
-    coco_set, damage: Damage, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_index_is_built_anew(coco_set, damage, caplog, monkeypatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # slow
 
     def arrays(annotations: data.Annotations) -> dict[str, Any]:

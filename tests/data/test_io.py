@@ -38,9 +38,7 @@ def test_a_connection_that_breaks_off_is_tried_again(server: FileServer, tmp_pat
 
 
 @pytest.mark.parametrize("expected", [("md5:" + "0" * 32, None), (None, 7)])
-def test_another_file_is_an_error_and_leaves_nothing(
-    expected: tuple[str | None, int | None], server: FileServer, tmp_path: Path
-) -> None:
+def test_another_file_is_an_error_and_leaves_nothing(expected, server, tmp_path) -> None:
     with pytest.raises(DataError, match=r"a\.bin is damaged, or another file\. fix: run"):
         download(f"{server.url}/a.bin", tmp_path / "a.bin", *expected)
     assert list(tmp_path.iterdir()) == []

@@ -190,9 +190,7 @@ def composed(program: str, *options: str) -> DataConfig:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_layout_is_read_by_its_path(
-    layout: str, yolo_set: YoloSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_layout_is_read_by_its_path(layout, yolo_set, tmp_path, monkeypatch) -> None:
     path, images, labels, texts = LAYOUTS[layout]
     for split in ("train", "val", "valid"):
         yolo_set.add(images.format(split), labels.format(split))
@@ -225,9 +223,7 @@ OF_TESTS = (
 
 
 @pytest.mark.parametrize("layout", OF_TESTS)
-def test_the_test_images_of_a_set_are_read_by_its_path(
-    layout: str, yolo_set: YoloSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_test_images_of_a_set_are_read_by_its_path(layout, yolo_set, tmp_path, monkeypatch) -> None:
     path, images, labels, texts = LAYOUTS[layout]
     for split in ("train", "val", "valid", "test"):
         yolo_set.add(images.format(split), labels.format(split))

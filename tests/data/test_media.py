@@ -45,9 +45,7 @@ def folder(tmp_path: Path) -> Path:
 EVERYTHING = ["a.JPG", "b.png", "deep/at/b.png", "deep/c.bmp", "deep/clip.avi"]
 
 
-def test_sources(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_sources(folder, tmp_path, monkeypatch, caplog) -> None:
     monkeypatch.chdir(tmp_path)
     Path("empty").mkdir()
 
@@ -115,9 +113,7 @@ def test_videos_and_streams_come_frame_by_frame(tmp_path: Path) -> None:
         ("rtsp://me:a?secret@x.org:8554/street", "rtsp://***@x.org:8554/street", "x-org-8554-street"),
     ],
 )
-def test_an_address_is_a_picture_by_its_suffix_and_has_no_password_in_its_names(
-    address: str, shown: str, name: str
-) -> None:
+def test_an_address_is_a_picture_by_its_suffix_and_has_no_password_in_its_names(address, shown, name) -> None:
     (found,) = media.find_media(address)
     assert (found.shown, found.name, found.address) == (shown, name, address)
     assert found.is_video == ("-" in name) and media.count_frames([found]) == 1 - found.is_video
@@ -142,9 +138,7 @@ def test_the_address_of_a_picture_is_the_picture(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("name", ["none.png", "none.avi", "empty.png", "empty.avi", "cam%2501.avi", "street"])
-def test_an_address_that_shows_nothing_is_named_without_its_password(
-    name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_address_that_shows_nothing_is_named_without_its_password(name, tmp_path, capfd) -> None:
     for suffix in ("png", "avi"):
         (tmp_path / f"empty.{suffix}").touch()
     with serving_folder(tmp_path) as port:

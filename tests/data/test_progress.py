@@ -25,9 +25,7 @@ with screen.Progress(40, "epoch 1/3", enabled=True) as progress:
 
 @pytest.mark.parametrize("total", [100, 1, 0])  # 0: unknown
 @pytest.mark.parametrize("seconds", [0.01, 0.3, 4.0, 25.0])  # of a unit
-def test_lines_are_ten_seconds_apart(
-    total: int, seconds: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lines_are_ten_seconds_apart(total, seconds, monkeypatch, capsys) -> None:
     """The first, too, and metrics that show in no line are not asked for."""
     units, now, asked = total or 50, [1000.0], list[float]()
     monkeypatch.setattr("data.progress.time.monotonic", lambda: now[0])
@@ -48,9 +46,7 @@ def test_days_are_hours(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
-def test_silent_progress_computes_no_metrics(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_silent_progress_computes_no_metrics(monkeypatch, capfd) -> None:
     monkeypatch.setattr("data.progress.SECONDS_BETWEEN_LINES", -1.0)
     with Progress(4, "x", enabled=False) as progress:
         for done in range(1, 5):

@@ -152,9 +152,7 @@ def test_a_fault_that_stays_is_a_sentence_and_only_a_picture_that_is_gone_is_lef
     assert source.read(4) is not None
 
 
-def test_a_tar_that_changes_is_read_again_and_one_that_ends_early_is_named(
-    picture_set: CocoSet, bucket: Bucket
-) -> None:
+def test_a_tar_that_changes_is_read_again_and_one_that_ends_early_is_named(picture_set, bucket) -> None:
     before = opened(picture_set, "s3://b/images/t-*.tar")
     tar = picture_set.root / "images" / "t-1.tar"
     content = tar.read_bytes()
@@ -188,9 +186,7 @@ def test_a_name_stands_for_the_one_picture_of_a_tar_that_it_can_mean(tmp_path: P
         remote.in_shards(["LICENSE"], str(tmp_path / "t.tar"))
 
 
-def test_a_folder_keeps_a_share_of_the_files_and_trusts_no_damaged_one(
-    picture_set: CocoSet, bucket: Bucket, tmp_path: Path
-) -> None:
+def test_a_folder_keeps_a_share_of_the_files_and_trusts_no_damaged_one(picture_set, bucket, tmp_path) -> None:
     paths = [f"s3://b/images/{record['file_name']}" for record in picture_set.json["images"]]
     fetched = [remote.Fetcher(tmp_path, 1.0).read(path) for path in paths]
     bucket.asked.clear()
@@ -224,9 +220,7 @@ def test_label_files_go_with_a_list_of_pictures_at_an_address(yolo_set: YoloSet)
     "images",
     [f"https://me:{SECRET}@host/a", f"https://host/a?sig={SECRET}", f"s3://{SECRET}@b/a", "ftp://host/a", "s3:///a"],
 )
-def test_an_address_with_a_password_or_of_another_kind_is_refused_without_showing_it(
-    images: str, coco_set: CocoSet
-) -> None:
+def test_an_address_with_a_password_or_of_another_kind_is_refused_without_showing_it(images, coco_set) -> None:
     with pytest.raises(ValueError, match=r"data\.train\.images is .* fix: ") as caught:
         opened(coco_set, images)
     assert SECRET not in str(caught.value)

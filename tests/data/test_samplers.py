@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torch.utils.data import DistributedSampler
 
 from data import DataError, MultiScale, Request, Resize, eval_batches, repeat_factors
 from data.geometry import scaled_size
@@ -56,17 +55,6 @@ def test_steps_are_the_same_at_any_world_size_and_accumulation_and_after_a_resum
         for world_size, images_per_rank in ((1, 3), (2, 6), (2, 3), (3, 4), (4, 3), (6, 1)):
             assert steps_of(world_size, images_per_rank, epoch, **more) == expected
     assert shares_of(2, 3, 1, start_step=5, **more) == [share[10:] for share in shares_of(2, 3, 1, **more)]
-
-
-@pytest.mark.parametrize("name", ["plain", "rect", "repeat"])
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_ranks_take_turns_at_the_order_of_one_as_those_of_torch(world_size: int, name: str) -> None:
-    more = CHOICES[name]
-    for epoch in (0, 3):
-        order = [request for batch in shares_of(1, BATCH, epoch, **more)[0] for request in batch]
-        for rank, share in enumerate(shares_of(world_size, 2, epoch, **more)):
-            dealt: DistributedSampler[int] = DistributedSampler(range(len(order)), world_size, rank, shuffle=False)
-            assert [request for batch in share for request in batch] == [order[at] for at in dealt]
 
 
 def test_an_epoch_holds_no_image_twice_and_epochs_and_seeds_differ() -> None:
@@ -165,9 +153,7 @@ def test_multi_scale() -> None:
         (64, 64, 1, r"has 20 images, fewer than train.batch_size=64. fix: a train.batch_size of at most 20"),
     ],
 )
-def test_batch_sizes_that_do_not_fit(
-    batch_size: int, micro_batch_size: int | None, world_size: int, message: str
-) -> None:
+def test_batch_sizes_that_do_not_fit(batch_size, micro_batch_size, world_size, message) -> None:
     with pytest.raises(DataError, match=message):
         sampler_of(20, batch_size, micro_batch_size=micro_batch_size, num_replicas=world_size)
 
@@ -200,9 +186,7 @@ def test_all_ranks_have_one_rectangle_in_a_step_that_holds_its_images_tightly() 
 @pytest.mark.parametrize("aspects", [(0.4, 2.5), (0.9, 1.1), (1.0, 1.0)])
 @pytest.mark.parametrize(("num_images", "batch_size"), [(31, 4), (31, 8), (30, 16), (30, 1)])
 @pytest.mark.parametrize("repeated", [False, True])
-def test_memory_runs_out_in_the_first_step_or_never(
-    aspects: tuple[float, float], num_images: int, batch_size: int, repeated: bool
-) -> None:
+def test_memory_runs_out_in_the_first_step_or_never(aspects, num_images, batch_size, repeated) -> None:
     """With rectangles, each epoch leaves out other images, so its groups differ."""
     for seed in range(2):
         generator = np.random.default_rng(seed)
@@ -272,9 +256,7 @@ def test_the_last_pool_is_as_large_as_all() -> None:
 
 @pytest.mark.parametrize("resize", list(Resize))
 @pytest.mark.parametrize("rect", [False, True])
-def test_eval_batches_hold_each_image_once_in_a_shape_that_does_not_depend_on_its_batch(
-    rect: bool, resize: Resize
-) -> None:
+def test_eval_batches_hold_each_image_once_in_a_shape_that_does_not_depend_on_its_batch(rect, resize) -> None:
     sizes = np.random.default_rng(0).integers(40, 500, (53, 2)).astype(np.int32)
     for batch_size in (1, 4, 100):
         batches = eval_batches(sizes, 160, batch_size, stride=32, rect=rect, resize=resize)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import cv2
 import numpy as np
+import pytest
 
 from data import ShapesConfig, ensure_shapes
 from data.shapes import CLASSES, draw_image, visible_box
@@ -37,6 +38,7 @@ def test_boxes_and_areas_are_those_of_the_visible_pixels() -> None:
     assert objects > 150 and kinds == set(range(len(CLASSES)))
 
 
+@pytest.mark.release
 def test_the_processes_that_draw_end_with_a_program_that_is_killed(tmp_path: Path) -> None:
     draw = "import sys; from pathlib import Path; from data import ShapesConfig, ensure_shapes; "
     draw += "ensure_shapes(Path(sys.argv[1]), ShapesConfig(10**5, 1, 64))"

@@ -60,9 +60,7 @@ def loader_of(source: data.ImageSource, kind: str, workers: int) -> BatchLoader:
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize(("kind", "workers"), [("mosaic", 2), ("rect", 0), ("val", 0)])
-def test_a_folder_that_goes_bad_stops_the_next_epoch_and_the_next_start(
-    kind: str, workers: int, fault: str, jpeg_set: CocoSet
-) -> None:
+def test_a_folder_that_goes_bad_stops_the_next_epoch_and_the_next_start(kind, workers, fault, jpeg_set) -> None:
     source = jpeg_set.source(on_error=OnError.skip)
     loader = loader_of(source, kind, workers)
     assert len(list(loader)) == COUNT // 4

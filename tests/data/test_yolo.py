@@ -1,7 +1,6 @@
 """What is read from YOLO labels and images, and when their index is rebuilt."""
 
 import os
-import tracemalloc
 from dataclasses import replace
 
 import cv2
@@ -36,19 +35,6 @@ def test_the_index_follows_labels_images_and_lists(yolo_set: YoloSet) -> None:
     assert_whole(yolo_set.open("images"))
     (yolo_set.root / "labels" / "b.txt").unlink()
     assert np.diff(yolo_set.open("images").offsets).tolist() == [1, 0, 1]
-
-
-def test_memory_for_a_box_is_that_of_its_numbers(yolo_set: YoloSet) -> None:
-    """And not of Python objects: of a million images those would be gigabytes."""
-    yolo_set.add("images", "labels")
-    yolo_set.write("labels/a.txt", "0 0.5 0.5 0.25 0.5\n" * 20)
-    yolo_set.open("images")  # what is there once
-    yolo_set.write("list.txt", "images/a.jpg\n" * 1500)
-    tracemalloc.start()
-    assert len(yolo_set.open("list.txt").boxes_xywh) == 30_000
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 350 * 30_000, "bytes; the index itself has 53 for a box"
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

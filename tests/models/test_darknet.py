@@ -114,8 +114,8 @@ def test_raw_maps_equal_opencvs(name: str, tmp_path: Path) -> None:
         "yolov4-tiny",
         "enet-coco",
         "yolov7-tiny",
-        pytest.param("yolov4-csp", marks=pytest.mark.slow),
-        pytest.param("yolov3-spp", marks=pytest.mark.slow),
+        pytest.param("yolov4-csp", marks=pytest.mark.release),
+        pytest.param("yolov3-spp", marks=pytest.mark.release),
     ],
 )
 def test_published_cfgs_equal_opencvs(name: str, shared_dir: Path, tmp_path: Path) -> None:

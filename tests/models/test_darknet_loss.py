@@ -72,9 +72,7 @@ def random_targets(count: int, batch: int) -> Tensor:
 
 @EACH
 @pytest.mark.parametrize("pairs_at_once", [assignment.PAIRS_AT_ONCE, 700])
-def test_gradients_are_darknets_and_losses_the_reference(
-    heads: list[Head], pairs_at_once: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gradients_are_darknets_and_losses_the_reference(heads, pairs_at_once, monkeypatch) -> None:
     monkeypatch.setattr(assignment, "PAIRS_AT_ONCE", pairs_at_once)
     maps, targets = [raw.requires_grad_() for raw in random_maps(3, heads)], random_targets(40, 3)
     parts = DarknetLoss(heads)(maps, targets)

@@ -12,7 +12,7 @@ from torchvision import ops
 
 from models import Head, IouKind, ModelError, Postprocess
 from models import decode as decoding
-from models.decode import box_iou_aligned, decode, nms_at_once, nms_in_each_group, suppress
+from models.decode import box_iou_aligned, decode, nms_at_once, suppress
 from tests.test_host_reads import HostReads
 
 HEADS = [
@@ -138,9 +138,7 @@ def test_the_best_detections_are_kept() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"multi_label": False}, {"merge": True}], ids=str)
-def test_other_classes_take_no_place_and_change_nothing(
-    monkeypatch: pytest.MonkeyPatch, options: dict[str, bool]
-) -> None:
+def test_other_classes_take_no_place_and_change_nothing(monkeypatch, options) -> None:
     maps = random_maps(3)
     on_gpu_or_not = [lambda suppress: suppress(maps), lambda suppress: suppress.detect_at_once(maps)]
     everything = [rows[torch.isin(rows[:, 5], torch.tensor([1.0, 3.0]))] for rows in postprocess(**options)(maps)]
@@ -252,29 +250,6 @@ def test_a_batch_gives_what_its_images_give(monkeypatch: pytest.MonkeyPatch, opt
     assert min(map(len, alone[:-1])) >= 5 and not alone[-1]
 
 
-def clusters(count: int, spread: float) -> tuple[Tensor, Tensor]:
-    """Boxes (count, 4), each near one of ten, and their classes."""
-    near = torch.randint(10, (count,))
-    centres, sizes = (torch.rand(10, 2) * scale + scale / 8 for scale in (spread, spread / 4))
-    jitter = torch.randn(count, 4) * 0.1
-    centre, half = centres[near] + jitter[:, :2] * sizes[near], sizes[near] * jitter[:, 2:].exp() / 2
-    return torch.cat((centre - half, centre + half), dim=1), near % 3
-
-
-@pytest.mark.parametrize("spread", [6.0, 600.0, 2e5])
-def test_neighbours_change_nothing(spread: float) -> None:
-    """Other images in a call neither move nor round boxes, which are those of torchvision."""
-    boxes, classes = clusters(300, spread)
-    boxes = torch.cat((boxes, boxes[:20], boxes.new_zeros(2, 4)))  # equal ones and such without area
-    classes = torch.cat((classes, classes[:20], classes[:2]))
-    alone = nms_at_once(boxes, classes, 0.6)
-    assert 10 < len(alone) < len(boxes)
-    crowd = torch.cat((boxes, boxes)), torch.cat((classes + 80 * 2**16, classes))
-    assert nms_at_once(*crowd, 0.6).tolist() == [*alone.tolist(), *(alone + len(boxes)).tolist()]
-    falling = torch.ones(len(boxes)).cumsum(0).flip(0)
-    assert nms_in_each_group(boxes, falling, classes, 0.6).equal(alone)
-
-
 @pytest.mark.parametrize("limit", [0.0, 0.3, 0.5, 0.6])
 def test_all_pairs_at_once_leave_torchvisions_boxes(limit: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also in chains longer than a look's rounds, and where an overlap equals the limit."""
@@ -294,9 +269,7 @@ def test_all_pairs_at_once_leave_torchvisions_boxes(limit: float, monkeypatch: p
     [("dense", 0.5, 5, 190), ("no box", 0.5, 3, 160), ("few classes", 0.5, 5, 190),
      ("chosen classes", 0.5, 5, 190), ("few classes", 0.0, 9, 330)],
 )  # fmt: skip
-def test_the_host_waits_few_times_for_a_batch(
-    monkeypatch: pytest.MonkeyPatch, kind: str, nms_iou: float, reads: int, launches: int
-) -> None:
+def test_the_host_waits_few_times_for_a_batch(monkeypatch, kind, nms_iou, reads, launches) -> None:
     """The last one needs both looks at its candidates. The network adds no wait: test_detect.py."""
     on_gpu(monkeypatch)
     monkeypatch.setattr(decoding, "FIRST_CANDIDATES", 1)

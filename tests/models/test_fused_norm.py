@@ -1,7 +1,5 @@
 """Fused batch norm and activation against float64, in Triton's interpreter and for a GPU."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -48,20 +46,18 @@ def assert_small(errors: Errors, dtype: torch.dtype) -> None:
         assert error <= (TOLERANCE if name in ("y", "dx") else EXACT)[dtype], name
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize(
     ("case", "dtype"),
     [(f"{name} {dtype}", dtype) for name, dtype in ALONE]
     + [(f"ranks {name} {dtype}", dtype) for name, dtype in TOGETHER],
 )
-def test_output_gradients_and_statistics_are_those_of_float64(
-    measured: dict[str, Errors], case: str, dtype: torch.dtype
-) -> None:
+def test_output_gradients_and_statistics_are_those_of_float64(measured, case, dtype) -> None:
     """Also of two ranks with maps of different sizes: as if one had all."""
     assert_small(measured[case], dtype)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize(("mean", "dtype"), MANY_VALUES)
 def test_a_million_values_cost_no_digits(measured: dict[str, Errors], mean: float, dtype: torch.dtype) -> None:
     """With a mean of 1e4 the spacing of float32 is a thousandth of the standard deviation."""
@@ -69,12 +65,12 @@ def test_a_million_values_cost_no_digits(measured: dict[str, Errors], mean: floa
     assert errors["mean"] <= 1e-7 and errors["variance"] <= max(2e-7, 1e-9 * mean)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_converted_network_trains_and_detects_as_before(measured: dict[str, Errors]) -> None:
     assert max(measured["network"].values()) <= 1e-12
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_the_kernels_compile_for_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter accepts what the compiler refuses."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))

@@ -214,6 +214,7 @@ def test_half_precision_maps_are_computed_in_float32(loss: HeadLoss) -> None:
     assert parts.total.equal(loss([raw.float() for raw in maps], targets).total)
 
 
+@pytest.mark.release
 def test_bins_are_one_graph() -> None:
     maps, targets = random_maps(2, BINNED.heads), random_targets(9, 2)
     compiled = torch.compile(BINNED.__call__, backend="eager", fullgraph=True)

@@ -69,6 +69,7 @@ def features(state: State, x: Tensor, csp: bool) -> tuple[Tensor, Tensor]:
     return first, x
 
 
+@pytest.mark.release
 @pytest.mark.parametrize(
     ("csp", "network", "last", "count"), [(False, "yolov3-spp-decoupled", 74, 52), (True, "yolov4", 104, 72)]
 )
@@ -91,6 +92,7 @@ def test_the_backbone_computes_what_timm_computes(csp: bool, network: str, last:
     torch.testing.assert_close(maps[last], expected, rtol=0, atol=0.01 * float(expected.abs().max()))
 
 
+@pytest.mark.release
 def test_files_that_do_not_fit_change_nothing() -> None:
     state, key, stem = random_state(csp=False), "stages.1.conv_down.bn.bias", "stem.conv1.conv.weight"
     for width, changed, message in (

@@ -216,6 +216,7 @@ def _endless() -> list[Any]:
     return endless
 
 
+@pytest.mark.release
 @pytest.mark.parametrize(
     "content", [_laughs(), _endless(), torch.zeros(1).expand(15 * 10**8), [torch.zeros(9)] * 900_000, None]
 )

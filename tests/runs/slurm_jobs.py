@@ -1,7 +1,5 @@
 """Jobs of a real SLURM for tests: submit, watch, signal, and look for leftovers."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,40 +1,59 @@
-"""A training on pictures in a bucket keeps the promises of one on a disk, though requests fail."""
+"""A training with pictures and copies in a bucket goes on anywhere, though requests fail."""
 
+import os
 import random
+import shutil
+import signal
+import time
 from pathlib import Path
 
 import pytest
 
+from conf.compose import compose
+from conf.errors import TrainError
+from conf.schema import TrainConfig
 from tests.file_server import SECRET, serving_bucket
-from tests.runs.kill_resume import differing_parts, kill_once, largest_difference, parts_of, train_well
-from tests.runs.process_group import no_process_left
-from train_utils.checkpoint import load_last
+from tests.runs.kill_resume import PATIENCE, differing_parts, finish, start, train_well
+from train_utils.mirror import refuse_other
 
-OPTIONS = ("train.precision=float64", "train.epochs=3", "evaluate.every=2")
+OPTIONS = ("train.epochs=3", "evaluate.every=1", "logger.every_steps=1")
+PICTURES = ("data.train.images=s3://b/train", "data.val.images=s3://b/val")
 FAULTS = ("503", "slow", "cut", "reset")
 
 
-@pytest.mark.slow
-def test_killed_on_a_bucket_and_resumed_it_is_the_run_from_the_disk_on_any_ranks(
+@pytest.mark.release
+def test_killed_and_its_folder_lost_a_run_goes_on_from_the_bucket_as_if_undisturbed_on_a_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk, killed, alone = (tmp_path / name for name in ("disk", "killed", "alone"))
-    train_well(disk, 2, *OPTIONS)
-    generator = random.Random(0)
+    generator, mirror, whole = random.Random(0), "s3://b/runs/a", tmp_path / "whole"
+    train_well(whole, 2, *OPTIONS)
     (drawn,) = (tmp_path / "shapes").iterdir()
     with serving_bucket(drawn) as bucket:
-        bucket.fault = lambda key, _: generator.choice(FAULTS) if generator.random() < 0.02 else None
         for name, value in bucket.environment.items():
             monkeypatch.setenv(name, value)
-        options = (*OPTIONS, "data.train.images=s3://b/train", "data.val.images=s3://b/val")
-        with no_process_left(tmp_path, "fd/1"):  # loader processes look for their rank every 5 s
-            event = kill_once(killed, 2, generator, 0.2, "at a random time", options)
-        assert "rank" in event, event
-        for run, ranks in ((killed, 2), (alone, 1)):
-            train_well(run, ranks, *options, "data.workers=0")
+        bucket.fault = lambda key, _: generator.choice(FAULTS) if generator.random() < 0.02 else None
+        last = drawn / "runs" / "a" / "checkpoints" / "last.pt"
+        for place, goes_on in (("one", "resume=auto"), ("two", f"resume={mirror}")):
+            before, copies = bucket.asked.count("runs/a/checkpoints/last.pt"), 4
+            processes = start(tmp_path / place, 2, *OPTIONS, *PICTURES, f"run_mirror={mirror}", goes_on)
+            while bucket.asked.count("runs/a/checkpoints/last.pt") < before + copies and processes[0].is_alive():
+                time.sleep(0.005)
+            for process in processes:
+                os.kill(process.pid, signal.SIGKILL)
+            assert not finish(processes, PATIENCE)
+            shutil.rmtree(tmp_path / place)
+        last.write_bytes(last.read_bytes()[:-1000])
+        train_well(tmp_path / "three", 2, *OPTIONS, *PICTURES, f"run_mirror={mirror}/", seconds=4 * PATIENCE)
         assert len(bucket.asked) > 200
-    assert differing_parts(disk, killed) == []
-    before, after = (parts_of(load_last(run)[0]) for run in (disk, alone))
-    assert max(largest_difference(before[part], after[part]) for part in before) <= 1e-9
+        assert last.read_bytes() == (tmp_path / "three" / "checkpoints" / "last.pt").read_bytes()
+        with pytest.raises(TrainError, match=rf"fix: resume={mirror} "):
+            refuse_other(compose("train", TrainConfig, [f"run_mirror={mirror}"]))
+        bucket.fault = lambda key, number: "denied" if "runs/" in key else None  # which costs a line
+        train_well(tmp_path / "denied", 1, *OPTIONS, "run_mirror=s3://b/runs/b", "resume=null")
+    assert differing_parts(whole, tmp_path / "three") == []
+    assert (whole / "steps.csv").read_bytes() == (tmp_path / "three" / "steps.csv").read_bytes()
+    assert "last.previous.pt, because" in (tmp_path / "three" / "train.log").read_text()
+    log = (tmp_path / "denied" / "train.log").read_text()
+    assert log.count("run_mirror") == 1 and (tmp_path / "denied" / "report.html").exists()
     written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
     assert not any(SECRET.encode() in content for content in written)

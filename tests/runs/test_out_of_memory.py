@@ -1,7 +1,5 @@
 """A training that does not fit into the memory."""
 
-from __future__ import annotations
-
 import resource
 from pathlib import Path
 
@@ -32,7 +30,7 @@ def run_out(folder: Path) -> str:
     return "it fitted"
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_out_of_memory_names_the_next_smaller_pass(tmp_path: Path) -> None:
     (sentence,) = run_group(run_out, 1, tmp_path)
     assert "train.micro_batch_size=8" in sentence and "fix: train.micro_batch_size=4, or" in sentence

@@ -1,7 +1,5 @@
 """Without what only Linux has, the programs run as on macOS and refuse as on Windows."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -21,7 +19,7 @@ def run_python(text: str, folder: Path, **environment: str) -> subprocess.Comple
     )  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_the_programs_run_where_only_macos_has_its_part(tmp_path: Path) -> None:
     """Train with spawned workers, evaluate, detect and check the data, in one process."""
     ensure_shapes(tmp_path / "shapes", ShapesConfig(train_images=8, val_images=4, image_size=64))
@@ -60,7 +58,7 @@ def test_the_programs_run_where_only_macos_has_its_part(tmp_path: Path) -> None:
     assert (tmp_path / "found" / "detections.json").exists() and (tmp_path / "report" / "report.txt").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_windows_is_refused_in_one_sentence(tmp_path: Path) -> None:
     """An exception where a module is imported, as in a notebook; no traceback of a program."""
     modules = ["train", "eval", "predict", "export", "scripts.check_data", "scripts.get_data"]

@@ -1,7 +1,5 @@
 """How a training asks its job script for a requeue; in this process."""
 
-from __future__ import annotations
-
 import os
 import signal
 from dataclasses import replace
@@ -68,9 +66,7 @@ def test_a_stop_by_slurm_asks_for_a_requeue_behind_the_checkpoint_and_only_with_
     assert "best AP" in (run / "train.log").read_text()
 
 
-def test_ctrl_c_asks_for_no_requeue_and_without_a_job_script_nothing_is_asked(
-    config: TrainConfig, marker: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_asks_for_no_requeue_and_without_a_job_script_nothing_is_asked(config, marker, monkeypatch) -> None:
     run = marker.with_name("run")
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         signal_at(patch, 1, signal.SIGINT)

@@ -14,15 +14,14 @@ from tests.small_run import rows
 from train_utils.checkpoint import load_last
 from train_utils.train_state import LOSS_NAMES
 
-pytestmark = pytest.mark.slow
 
-
-def test_three_processes_killed_at_random_end_as_if_nothing_had_been(tmp_path: Path) -> None:
+def test_two_processes_killed_at_random_end_as_if_nothing_had_been(tmp_path: Path) -> None:
     """`python -m tests.runs.kill_resume` does the same with more kills (docs/results/)."""
-    events, wrong = compare(tmp_path, 3, 3, 1, 0.2, "train.epochs=3", "evaluate.every=2")
+    events, wrong = compare(tmp_path, 2, 3, 1, 0.2, "train.epochs=3", "evaluate.every=2")
     assert wrong == [] and len(events) == 3 and all("rank" in event for event in events), events
 
 
+@pytest.mark.release
 def test_a_signal_to_one_rank_stops_all_and_one_process_goes_on_alone(tmp_path: Path) -> None:
     more = ("train.precision=float64", "train.epochs=6", "train.save_every_steps=0", "evaluate.every=0")
     whole_run, run = tmp_path / "whole", tmp_path / "run"

@@ -1,11 +1,7 @@
 """The sbatch scripts on a real SLURM of two nodes; skipped without one."""
 
-from __future__ import annotations
-
 import os
 import re
-import signal
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,7 +9,7 @@ import yaml
 
 from data import ShapesConfig, ensure_shapes
 from tests.runs.kill_resume import differing_parts
-from tests.runs.slurm_jobs import Job, answer, slurm_is_up, submit, until
+from tests.runs.slurm_jobs import Job, answer, slurm_is_up, submit
 from train_utils.checkpoint import load_last
 
 SHAPES = ShapesConfig(train_images=384, val_images=6, image_size=64)
@@ -24,7 +20,7 @@ ONE = ["--nodes=1", "--gpus-per-node=0"]
 LONG = pytest.mark.skipif("ALL_SLURM_TESTS" not in os.environ, reason="a minute or two: ALL_SLURM_TESTS=1")
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.release,
     pytest.mark.slurm,
     pytest.mark.skipif(not slurm_is_up(), reason="no SLURM with two nodes"),
 ]
@@ -68,9 +64,7 @@ def test_a_job_trains_on_two_nodes(whole: Path) -> None:
 
 @LONG
 @pytest.mark.parametrize("by", ["SIGUSR1", "SIGTERM"])
-def test_a_job_that_is_stopped_in_mid_epoch_is_requeued_and_ends_with_the_same_weights(
-    by: str, folder: Path, whole: Path
-) -> None:
+def test_a_job_that_is_stopped_in_mid_epoch_is_requeued_and_ends_with_the_same_weights(by, folder, whole) -> None:
     """By USR1 before the time limit, with a task for each rank; and preempted, with torchrun.
 
     torchrun also receives SIGTERM, and exits with code 1.
@@ -118,75 +112,3 @@ def test_an_array_trains_each_line_and_requeues_only_the_task_that_was_stopped(f
     assert [config["optim"]["lr"] for config in configs] == [0.001, 0.002, 0.003]
     assert [config["train"]["multi_scale"] for config in configs] == [[0.5, 1.5], [1.0, 1.0], [0.5, 1.5]]
     assert [load_last(run)[0]["epoch"] for run in runs] == [1, 1, 2]
-
-
-@LONG
-def test_scancel_ends_every_process_and_nothing_is_requeued(folder: Path) -> None:
-    job = submit("train.sbatch", folder, TWO_BY_TWO, options(folder, "train.epochs=500"))
-    job.wait_for_steps()
-    assert len(job.processes()) >= 8, "torchrun, training and workers should be there"
-    answer("scancel", job.number)
-    until(lambda: not job.processes(), lambda: f"left behind: {job.processes()}", 30)
-    assert job.end() == "CANCELLED" and job.fact("Restarts") == "0"
-    assert "stopped at step" in job.output and load_last(run_of(job))[0]["step"] > 0
-
-
-@LONG
-def test_a_lost_node_ends_the_job_on_all_nodes_and_it_is_requeued(folder: Path) -> None:
-    """The test kills its slurmd, which SLURM notices after SlurmdTimeout.
-
-    Checkpoints are periodic ones: no signal reaches the training in time to save another. The
-    torchrun of node2, out of SLURM's reach, may outlast the training: if its own processes heard
-    from their peers in time and ended well, torch waits up to 300 s for the other torchrun.
-    """
-
-    def training() -> list[str]:
-        return [arguments for arguments in job.processes().values() if "torch.distributed.run" not in arguments]
-
-    pattern = "slurmd -N node2"
-    job = submit("train.sbatch", folder, TWO_BY_TWO, options(folder, "train.epochs=500", "train.save_every_steps=5"))
-    try:
-        job.wait_for_steps()
-        answer("pkill", "-KILL", "-f", pattern)
-        until(lambda: job.fact("JobState") != "RUNNING", lambda: f"still running: {job.output}", 120)
-        until(lambda: not training(), lambda: f"left behind: {training()}", 60)
-        until(lambda: job.fact("JobState") == "PENDING", lambda: f"it is {job.fact('JobState')}", 120)
-        assert job.fact("Restarts") == "1"
-        assert "DUE TO NODE FAILURE" in job.output, job.output
-        assert load_last(run_of(job))[0]["step"] >= 5
-    finally:
-        answer("scancel", job.number)
-        subprocess.run(["pkill", "-KILL", "-f", f"rdzv-id={job.number} "])  # of node2, where it still waits
-        answer(*pattern.split())
-        until(lambda: "idle" in answer("sinfo", "-h", "-n", "node2", "-o", "%t"), lambda: "node2 is away", 60)
-
-
-def assert_failed(job: Job, sentence: str) -> None:
-    """Assert that the job ended with one error of a rank, and is not requeued."""
-    assert job.end() == "FAILED" and job.fact("ExitCode") != "0:0" and job.fact("Restarts") == "0"
-    errors = re.findall(r"(?<!: )error: .*\n.*", job.output)  # but for SLURM's own; half a line may stand before it
-    assert len(errors) == 1 and sentence in errors[0] and "fix:" in errors[0], job.output
-
-
-@LONG
-def test_a_rank_that_fails_ends_the_job_and_says_it_once(folder: Path) -> None:
-    """A picture that only one rank reads breaks after the index was built."""
-    broken = sorted((folder / "shapes").rglob("train/*.jpg"))[100]
-    good = broken.read_bytes()
-    try:
-        broken.write_bytes(b"no picture")
-        job = submit("train_srun.sbatch", folder, TWO_BY_TWO, options(folder, "augment=none"))
-        assert_failed(job, broken.name)
-    finally:
-        broken.write_bytes(good)
-
-
-@LONG
-def test_a_rank_that_hangs_ends_the_job_after_the_time_out(folder: Path) -> None:
-    """The last of four stops in mid-epoch and ignores all but SIGKILL."""
-    more = ["data.workers=0", "train.epochs=500", "train.timeout_seconds=12"]
-    job = submit("train_srun.sbatch", folder, TWO_BY_TWO, options(folder, *more))
-    job.wait_for_steps()
-    (last,) = [path for path in job.processes() if b"\0SLURM_PROCID=3\0" in (path / "environ").read_bytes()]
-    os.kill(int(last.name), signal.SIGSTOP)
-    assert_failed(job, "lost another rank (Timed out waiting 12000ms")

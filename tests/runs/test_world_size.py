@@ -13,37 +13,26 @@ from train import train
 from train_utils.checkpoint import load_checkpoint
 from train_utils.train_state import LOSS_NAMES
 
-SMALL = ShapesConfig(train_images=27, val_images=2, image_size=64)  # three steps of 8, and 3 that fill none
-LARGE = ShapesConfig(train_images=128, val_images=13, image_size=64)
+SHAPES = ShapesConfig(train_images=27, val_images=3, image_size=64)  # three steps of 8, and 3 that fill none
 SIZES = ["train.multi_scale=[0.5,1.5]", "train.batch_size=8"]
+PASSES = ["model.cfg=yolov3-spp", "optim.clip_norm=10", "train.micro_batch_size=4", "evaluate.batch_size=2"]
 ANCHORS = ["model.anchors=auto", "loss.anchor_iou=0.9"]  # more than those of the .cfg give: rank 0 fits others
 LIMIT = 1e-9  # of relative differences in float64; in float32 the network multiplies rounding
 
 
-def train_here(folder: Path, shapes: ShapesConfig, run_dir: Path, more: list[str]) -> None:
+def train_here(folder: Path, run_dir: Path, more: list[str]) -> None:
     """Run this rank's part of a training."""
-    train(small_run(folder / "shapes", run_dir, "evaluate.every=1", "evaluate.confidence=0.5", *more, shapes=shapes))
+    train(small_run(folder / "shapes", run_dir, "evaluate.every=1", "evaluate.confidence=0.5", *more, shapes=SHAPES))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("shapes", "world_size", "steps", "more"),
-    [
-        (SMALL, 2, 3, [*SIZES, "model.cfg=yolov3-spp", "optim.clip_norm=10", "train.micro_batch_size=4", *ANCHORS]),
-        (LARGE, 4, 4, ["train.batch_size=32", "evaluate.batch_size=2"]),
-    ],
-    ids=["two passes a step", "usual options"],
-)
-def test_weights_do_not_depend_on_the_number_of_processes(
-    shapes: ShapesConfig, world_size: int, steps: int, more: list[str], tmp_path: Path
-) -> None:
+def test_weights_do_not_depend_on_the_number_of_processes(tmp_path: Path) -> None:
     """Nor do the average, statistics, momentum and losses."""
-    parts, losses = [], []
-    for processes in (1, world_size):
+    parts, losses, options = [], [], [*SIZES, *PASSES, *ANCHORS, "train.epochs=1", "train.precision=float64"]
+    for processes in (1, 2):
         run = tmp_path / f"run_{processes}"
-        run_group(train_here, processes, tmp_path, shapes, run, [*more, "train.epochs=1", "train.precision=float64"])
+        run_group(train_here, processes, tmp_path, run, options)
         state = load_checkpoint(run / "checkpoints" / "last.pt")
-        assert state["step"] == steps
+        assert state["step"] == 3
         parts.append(parts_of(state))
         losses.append([float(rows(run)[-1][kind + name]) for kind in ("val_", "") for name in LOSS_NAMES])
     assert all(tensor.dtype == torch.float64 for tensor in parts[0]["momentum"].values())
@@ -52,9 +41,9 @@ def test_weights_do_not_depend_on_the_number_of_processes(
     assert losses[1] == pytest.approx(losses[0], rel=LIMIT) and min(losses[0][:4]) > 0  # no DFL and L1 here
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_patience_ends_all_processes_together(tmp_path: Path) -> None:
     """Only rank 0 has the metrics; AP stays 0 at this learning rate."""
     still = [*SIZES, "train.epochs=6", "train.patience=1", "optim.lr=1e-9", "train.timeout_seconds=34"]
-    run_group(train_here, 2, tmp_path, SMALL, tmp_path / "run", still)
+    run_group(train_here, 2, tmp_path, tmp_path / "run", still)
     assert load_checkpoint(tmp_path / "run" / "checkpoints" / "last.pt")["epoch"] == 2

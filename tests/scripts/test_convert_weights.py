@@ -52,9 +52,7 @@ def write_random(model: Darknet, path: Path, version: tuple[int, int, int] = (0,
 
 
 @pytest.mark.parametrize(("version", "seen"), [((0, 1, 0), 7), ((0, 2, 0), 2**40), ((0, 2, 5), 0)])
-def test_there_and_back_gives_the_same_bytes(
-    version: tuple[int, int, int], seen: int, command: Command, tmp_path: Path
-) -> None:
+def test_there_and_back_gives_the_same_bytes(version, seen, command, tmp_path) -> None:
     stored = write_random(small(), tmp_path / "a.weights", version, seen)
     (tmp_path / "a.names").write_text("cat\ndog\n\n")
     said = command("weights=a.weights", "model.cfg=small.cfg", "names=a.names", "out=a.pt")
@@ -102,9 +100,7 @@ def test_a_converted_checkpoint_is_a_detector_and_initial_weights(command: Comma
 @pytest.mark.parametrize(
     ("count", "named", "expected"), [(80, False, COCO_NAMES.read_text()), (80, True, "a b"), (3, False, "0 1 2")]
 )
-def test_eighty_classes_without_names_are_those_of_coco(
-    count: int, named: bool, expected: str, command: Command, tmp_path: Path
-) -> None:
+def test_eighty_classes_without_names_are_those_of_coco(count, named, expected, command, tmp_path) -> None:
     write_random(small(count), tmp_path / "a.weights")
     (tmp_path / "n.cfg").write_text(fitted_cfg(small(count)))
     (tmp_path / "n.names").write_text("\n".join(["a b", *map(str, range(1, count))]))
@@ -155,9 +151,7 @@ def test_the_cfg_that_fits_is_written(command: Command, tmp_path: Path) -> None:
         (["ckpt=a.pt", "out=b.weights", "up_to_layer=14"], "between 1 and this network's 13 layers, got 14"),
     ],
 )
-def test_nonsense_is_refused_in_one_sentence(
-    arguments: list[str], message: str, command: Command, tmp_path: Path
-) -> None:
+def test_nonsense_is_refused_in_one_sentence(arguments, message, command, tmp_path) -> None:
     write_random(small(), tmp_path / "a.weights")
     (tmp_path / "one.names").write_text("a\n")
     command("weights=a.weights", "model.cfg=small.cfg", "out=a.pt")
@@ -166,7 +160,7 @@ def test_nonsense_is_refused_in_one_sentence(
     assert set(tmp_path.iterdir()) == before, "something was written"
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_training_and_evaluation_with_converted_weights(command: Command, tmp_path: Path) -> None:
     """Scores survive both conversions. Training starts from them, but cannot resume."""
     data = [

@@ -51,10 +51,8 @@ def address(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     assert not elsewhere
 
 
-@pytest.mark.slow
-def test_a_visitor_drops_files_moves_the_sliders_and_takes_the_camera(
-    page: Any, address: str, folder: Path, tmp_path: Path
-) -> None:
+@pytest.mark.release
+def test_a_visitor_drops_files_moves_the_sliders_and_takes_the_camera(page, address, folder, tmp_path) -> None:
     source = tmp_path / "source"
     picture(source / "a.png", 60, 80)
     video(source / "clip.avi", 3, size=(96, 64))

@@ -3,7 +3,6 @@
 import hashlib
 import io
 import zipfile
-from pathlib import Path
 
 import pytest
 
@@ -16,9 +15,7 @@ from scripts.get_data import SETS, get_data
 from tests.file_server import serving
 
 
-def test_a_set_is_fetched_unpacked_and_not_fetched_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_set_is_fetched_unpacked_and_not_fetched_again(tmp_path, monkeypatch, capsys) -> None:
     root, content = tmp_path / "root", io.BytesIO()
     with zipfile.ZipFile(content, "w") as zipped:
         zipped.writestr("pictures/1.txt", "one")

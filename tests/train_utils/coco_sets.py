@@ -1,7 +1,5 @@
 """Drawn sets of boxes for the tests of scoring, and what plain pycocotools makes of their files."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -52,9 +52,7 @@ def boxes(count: int) -> Any:
     ("world", "given", "colour"),
     [(CPU, "auto", "cpu"), (GPU, "auto", "device"), (GPU, "cpu", "cpu"), (CPU, "device", "device")],
 )
-def test_colours_change_where_the_device_is_and_in_a_resumed_run_where_they_did(
-    world: World, given: str, colour: str
-) -> None:
+def test_colours_change_where_the_device_is_and_in_a_resumed_run_where_they_did(world, given, colour) -> None:
     config = composed("model=yolov3-tiny", "model.width=0.1", f"augment.colour={given}")
     found = auto.resolve_auto(config, boxes(3), world, None)[0]
     assert found.augment.colour is Colour[colour]

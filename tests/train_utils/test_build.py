@@ -88,9 +88,7 @@ def test_a_file_that_is_no_checkpoint_is_told_what_is_read(name: str, start: Cal
         assert ("exported from>" in said) == (file in ("a.onnx", "a.pt2")), said
 
 
-def test_the_closing_line_of_a_training_can_be_pasted_into_a_shell(
-    start: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_closing_line_of_a_training_can_be_pasted_into_a_shell(start, tmp_path, monkeypatch, capsys) -> None:
     (tmp_path / "a.cfg").write_text(SMALL)
     run_dir = "my run, übung"
     assert start("train", "model.cfg=a.cfg", option("run_dir", run_dir).strip("'")) == ""
@@ -112,9 +110,7 @@ def test_names_of_another_length_are_named_as_the_cause(start: Callable[..., str
 
 
 @pytest.mark.parametrize("options", [["train.image_size=8"], ["train.image_size=16", "train.multi_scale=[0.5,1]"]])
-def test_batch_norm_of_one_value_is_refused_before_a_run_folder_is_made(
-    options: list[str], start: Callable[..., str], tmp_path: Path
-) -> None:
+def test_batch_norm_of_one_value_is_refused_before_a_run_folder_is_made(options, start, tmp_path) -> None:
     (tmp_path / "a.cfg").write_text(SMALL)
     said = start("train", "model.cfg=a.cfg", "train.batch_size=1", *options)
     assert "fix: train.batch_size=2, a larger train.image_size" in said

@@ -160,9 +160,7 @@ NAMES = ("last", "last.previous", "best")
         (NAMES, NAMES, None), (("last.previous", "best"), (), "last.previous"), (("best",), (), "best"),
     ],
 )  # fmt: skip
-def test_the_first_file_that_can_be_read_counts(
-    there: tuple[str, ...], damaged: tuple[str, ...], read: str | None, tmp_path: Path
-) -> None:
+def test_the_first_file_that_can_be_read_counts(there, damaged, read, tmp_path) -> None:
     """The message names what is unusual and is None otherwise."""
     for name in there:
         path = tmp_path / "checkpoints" / f"{name}.pt"
@@ -179,6 +177,7 @@ def test_the_first_file_that_can_be_read_counts(
     assert all(f"{name}.pt is damaged" in (message or "") for name in damaged)
 
 
+@pytest.mark.release
 def test_a_process_without_handles_or_memory_calls_no_checkpoint_damaged(tmp_path: Path) -> None:
     for stem in ("last", "last.previous"):
         save_checkpoint(tmp_path / "checkpoints" / f"{stem}.pt", {"many": torch.zeros(2**24)})
@@ -218,9 +217,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("call", range(1, 5))
-def test_content_is_on_the_disk_before_it_has_its_name(
-    call: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_content_is_on_the_disk_before_it_has_its_name(call, tmp_path, monkeypatch) -> None:
     """And where a sync or rename fails, some file can still be read."""
     save_checkpoint(tmp_path / "checkpoints" / "last.pt", {"step": 1})
     calls: list[str] = []
@@ -251,9 +248,7 @@ def test_checkpoints_are_due_by_steps_and_minutes(tmp_path: Path, monkeypatch: p
     assert not writer.is_due(1)
 
 
-def test_a_checkpoint_in_the_background_does_not_change_with_the_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_in_the_background_does_not_change_with_the_weights(tmp_path, monkeypatch) -> None:
     may_write, write = Event(), checkpoint.save_checkpoint
 
     def waits(*arguments: Any, **options: Any) -> None:
@@ -279,9 +274,7 @@ def test_a_checkpoint_in_the_background_does_not_change_with_the_weights(
     assert_same(load_checkpoint(tmp_path, "last.previous"), before)
 
 
-def test_writes_that_fail_are_logged_and_the_last_one_ends_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_writes_that_fail_are_logged_and_the_last_one_ends_the_run(tmp_path, monkeypatch) -> None:
     said: list[str] = []
     writer, full = CheckpointWriter(tmp_path, said.append), [True]
 

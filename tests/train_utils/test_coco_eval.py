@@ -1,7 +1,5 @@
 """Metrics and matches of both scorers against plain pycocotools on files, to the last bit."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

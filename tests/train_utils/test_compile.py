@@ -272,6 +272,7 @@ def test_colours_alone_are_one_graph_for_all_sizes(traced_only: None) -> None:
         to_input(batch(48))
 
 
+@pytest.mark.release
 @GRAPHS_ALONE
 def test_ranks_break_no_graph(traced_only: None) -> None:
     """Neither DDP nor the loss with its exchange; in a group that no other rank has to join."""
@@ -289,7 +290,7 @@ def test_ranks_break_no_graph(traced_only: None) -> None:
         torch.distributed.destroy_process_group()
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.skipif(shutil.which("g++") is None or sys.platform != "linux", reason="needs a C++ compiler")
 def test_generated_code_trains_alike_and_resumes_to_the_bit(tmp_path: Path) -> None:
     """In float16 with a loss scale, two passes a step, of which one is skipped."""
@@ -309,6 +310,7 @@ def test_generated_code_trains_alike_and_resumes_to_the_bit(tmp_path: Path) -> N
     assert_same_weights(resumed, compiled, rtol=0, atol=0)
 
 
+@pytest.mark.release
 @pytest.mark.usefixtures("traced_only")
 @pytest.mark.parametrize("options", LOSSES)
 def test_a_compiled_loss_is_one_graph_for_all_numbers_of_boxes(options: tuple[str, ...]) -> None:
@@ -331,6 +333,7 @@ def test_a_compiled_loss_is_one_graph_for_all_numbers_of_boxes(options: tuple[st
             compiled.sums(raw, TARGETS[:1], loss.count_positives(TARGETS), 0.5)
 
 
+@pytest.mark.release
 def test_every_kind_of_layer_in_the_zoo_is_one_graph() -> None:
     """The same loop calls the layers of all networks, so each kind is traced once."""
     kinds: dict[str, tuple[nn.Module, tuple[Tensor, ...]]] = {}

@@ -1,9 +1,5 @@
 """Detection as on a GPU: what overlaps, what the host waits for, what fusing changes."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +12,6 @@ from data.colour import network_input
 from models import Darknet, Postprocess, for_detection, zoo_cfg
 from tests.models.small_network import small
 from tests.test_host_reads import HostReads
-from train_utils import detect
 from train_utils.detect import detect_batches
 
 CUDA = torch.device("cuda")
@@ -29,62 +24,11 @@ class Numbered:
     number: int
     images: Tensor
 
-    def to(self, device: torch.device, non_blocking: bool = False) -> Numbered:
+    def to(self, device: torch.device, non_blocking: bool = False) -> Any:
         return self
 
     def network_input(self) -> Tensor:
         return network_input(self.images)
-
-
-class Streams:
-    """Notes what is queued on which stream, in the order of the host."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now, self.noted, self.events = "main", list[str](), 0
-        monkeypatch.setattr(detect, "side_stream", lambda _: self)
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda _: self)
-        monkeypatch.setattr(torch.cuda, "stream", self.entered)
-
-    @contextmanager
-    def entered(self, _: Any) -> Iterator[None]:
-        self.now = "beside"
-        yield
-        self.now = "main"
-
-    def record_event(self) -> int:
-        self.events += 1
-        self.note(f"event {self.events - 1}")
-        return self.events - 1
-
-    def wait_event(self, event: int) -> None:
-        self.note(f"wait {event}")
-
-    def note(self, what: str) -> None:
-        self.noted.append(f"{self.now}: {what}")
-
-
-def test_a_batch_is_finished_while_the_next_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    streams = Streams(monkeypatch)
-
-    def model(images: Tensor) -> list[Tensor]:
-        assert torch.is_inference_mode_enabled()
-        assert torch.backends.cudnn.deterministic and torch.backends.cudnn.allow_tf32 is False
-        streams.note(f"forward {int(images[0, 0, 0, 0] * 255)}")
-        return [images]
-
-    def finish(raw_maps: list[Tensor]) -> list[Tensor]:
-        streams.note(f"finish {int(raw_maps[0][0, 0, 0, 0] * 255)}")
-        return [*raw_maps[0]]
-
-    batches = [Numbered(number, torch.full((2, 3, 4, 4), number, dtype=torch.uint8)) for number in range(3)]
-    assert [batch.number for batch, _ in detect_batches(model, batches, finish, CUDA)] == [0, 1, 2]
-    assert streams.noted == [
-        "main: forward 0", "main: event 0",
-        "main: forward 1", "main: event 1", "beside: wait 0", "beside: finish 0",
-        "main: forward 2", "main: event 2", "beside: wait 1", "beside: finish 1",
-        "beside: wait 2", "beside: finish 2",
-    ]  # fmt: skip
-    assert list(detect_batches(model, [], finish, CUDA)) == []
 
 
 def test_threads_share_a_batch_only_if_batches_come_in_turn() -> None:

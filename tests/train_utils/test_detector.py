@@ -21,7 +21,6 @@ from data import DataError
 from data.shapes import CLASSES
 from predict import Detector, predict
 from tests.data.test_media import picture, video
-from tests.file_server import serving_folder
 from tests.test_predict import IDS, folder
 
 __all__ = ["folder"]  # a fixture
@@ -57,9 +56,7 @@ def by_predict(checkpoint: Path, source: Path, out: Path, options: dict[str, Any
         {"exif": "ignore", "precision": "bfloat16", "batch_size": 3, "max_detections": 5, "nms_iou": 0.3},
     ],
 )  # fmt: skip
-def test_the_bits_are_those_of_predict(
-    folder: Path, pictures: list[Path], options: dict[str, Any], tmp_path: Path
-) -> None:
+def test_the_bits_are_those_of_predict(folder, pictures, options, tmp_path) -> None:
     expected = by_predict(folder / "random.pt", pictures[0].parent, tmp_path, LOW | options)
     found = Detector(folder / "random.pt", **LOW, **options)(pictures)
     assert [row for number, one in enumerate(found, 1) for row in one.to_coco(number)] == expected
@@ -69,9 +66,7 @@ def test_the_bits_are_those_of_predict(
     assert [len(prediction) for prediction in found] == counts.tolist()
 
 
-def test_a_path_and_an_array_are_one_picture_and_nothing_is_written(
-    folder: Path, pictures: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_path_and_an_array_are_one_picture_and_nothing_is_written(folder, pictures, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "runs" / "a" / "b"
     (run / "checkpoints").mkdir(parents=True)
@@ -121,19 +116,6 @@ def test_a_pillow_image_is_its_file_in_any_mode_and_turned_alike(folder: Path, t
         assert np.array_equal(detector(made).image, np.asarray(made.convert("RGB"))[..., ::-1])
 
 
-def test_the_address_of_a_picture_is_a_picture(folder: Path, pictures: list[Path]) -> None:
-    detector = Detector(folder / "random.pt", **LOW)
-    expected = [detector(pictures[2]), *detector([pictures[2]] * 2)]
-    with serving_folder(pictures[0].parent) as port:
-        address = f"http://me:secret@127.0.0.1:{port}/{pictures[2].name}"
-        for found, one in zip((detector(address), *detector([address, pictures[2]])), expected, strict=True):
-            assert np.array_equal(found.boxes_xyxy, one.boxes_xyxy) and len(found) > 1
-        assert found.path == pictures[2] and detector(address).path is None
-        for wrong in (f"{address}x.png", [f"{address}.avi"]):
-            with pytest.raises(DataError, match=r"http://\*\*\*@127\.0\.0\.1"):
-                detector(wrong)
-
-
 def test_what_is_read_as_it_comes_is_an_iterator(folder: Path, pictures: list[Path], tmp_path: Path) -> None:
     detector = Detector(folder / "random.pt", **LOW)
     video(tmp_path / "film.avi", 7)
@@ -148,19 +130,6 @@ def test_what_is_read_as_it_comes_is_an_iterator(folder: Path, pictures: list[Pa
     assert len(list(other)) == len(pictures) - 1
     assert torch.get_num_threads() == threads
     assert detector([]) == []
-
-
-def test_threads_share_a_detector_and_get_its_bits(folder: Path, pictures: list[Path]) -> None:
-    torch.set_num_threads(2)  # with one the race would change nothing
-    try:
-        detector = Detector(folder / "random.pt", **LOW)
-        alone = [detector(path).boxes_xyxy.tobytes() for path in pictures]
-        with ThreadPoolExecutor(4) as pool:
-            together = list(pool.map(lambda path: detector(path).boxes_xyxy.tobytes(), pictures * 6))
-        assert together == alone * 6
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(1)
 
 
 def test_a_call_has_its_own_limits_in_any_thread(folder: Path, pictures: list[Path], tmp_path: Path) -> None:
@@ -187,9 +156,7 @@ def test_a_call_has_its_own_limits_in_any_thread(folder: Path, pictures: list[Pa
         detector(pictures[0], classes=[9])
 
 
-def test_a_prediction_is_read_as_arrays_one_by_one_and_drawn(
-    folder: Path, pictures: list[Path], tmp_path: Path
-) -> None:
+def test_a_prediction_is_read_as_arrays_one_by_one_and_drawn(folder, pictures, tmp_path) -> None:
     detector = Detector(folder / "random.pt", **LOW)
     found = detector(pictures[2])
     boxes, scores, classes, names = zip(*found, strict=True)
@@ -212,9 +179,7 @@ def test_a_prediction_is_read_as_arrays_one_by_one_and_drawn(
     assert np.array_equal(nothing.plot(), nothing.image) and "nothing" in repr(nothing)
 
 
-def test_a_prediction_is_shown_where_its_user_looks(
-    folder: Path, pictures: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_prediction_is_shown_where_its_user_looks(folder, pictures, monkeypatch) -> None:
     """In the viewer of a system that has one, and below the cell of a notebook."""
     found = Detector(folder / "random.pt", **LOW)(pictures[2])
     seen: list[Any] = []
@@ -232,24 +197,6 @@ def test_a_prediction_is_shown_where_its_user_looks(
     monkeypatch.setitem(sys.modules, "supervision", None)
     with pytest.raises(ConfigError, match=r"needs supervision, .* fix: uv pip install .* supervision$"):
         found.to_supervision()
-
-
-def test_only_the_chosen_classes_are_found(folder: Path, pictures: list[Path], tmp_path: Path) -> None:
-    low = LOW | {"max_detections": 10000}
-    everything = Detector(folder / "random.pt", **low)(pictures)
-    for chosen, numbers in (([CLASSES[3], 1], {1, 3}), (CLASSES[2], {2}), ([0, 0], {0})):
-        out = tmp_path / str(sorted(numbers))
-        options = low | {"classes": chosen}
-        found = Detector(folder / "random.pt", **options)(pictures)
-        for one, others in zip(found, everything, strict=True):
-            assert list(one) == [row for row in others if row[2] in numbers]
-        rows = [row for number, one in enumerate(found, 1) for row in one.to_coco(number)]
-        assert len(rows) > 10 and rows == by_predict(folder / "random.pt", pictures[0].parent, out, options)
-        assert {row["category_id"] for row in rows} == {IDS[number] for number in numbers}
-    wrong: Any
-    for wrong in ("nothing", 5, -1, True, []):
-        with pytest.raises(DataError, match=rf"classes .*, and the classes are 0 {CLASSES[0]}, .* fix: "):
-            Detector(folder / "random.pt", device="cpu", classes=wrong)
 
 
 def test_words_of_ultralytics_work_or_are_answered(folder: Path, pictures: list[Path]) -> None:

@@ -92,7 +92,7 @@ def test_one_process_needs_no_group(tmp_path: Path) -> None:
     check_exchange({0: report})
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_three_tasks_of_slurm_on_two_nodes_exchange(tmp_path: Path) -> None:
     """Nodes may share a disk: rank 0 builds there, and the other node finds it built."""
     job = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "3"}
@@ -107,7 +107,7 @@ def test_three_tasks_of_slurm_on_two_nodes_exchange(tmp_path: Path) -> None:
     assert begun[0] < finished <= begun[1] <= begun[2]
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_killed_builder_ends_all_at_once_with_one_sentence(tmp_path: Path) -> None:
     group = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(3)]
@@ -119,7 +119,7 @@ def test_a_killed_builder_ends_all_at_once_with_one_sentence(tmp_path: Path) -> 
     assert any(report["reports"] for report in reports.values())
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_restart_by_torchrun_after_a_kill(tmp_path: Path) -> None:
     torchrun = ("torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1", "--rdzv-backend=c10d")
     reports = run_launcher("restarted", tmp_path, *torchrun, "--rdzv-endpoint=localhost:0")

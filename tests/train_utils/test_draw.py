@@ -1,7 +1,5 @@
 """Boxes, sheets and drawn files show what they were given, where it is, and can be read."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import cv2

@@ -125,7 +125,7 @@ def train_with_a_bad_batch_on_rank_one() -> tuple[int, list[str]]:
     return found[0]
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_all_ranks_skip_what_is_bad_on_one() -> None:
     (first, said), (second, also_said) = run_group(train_with_a_bad_batch_on_rank_one, 2)
     assert first == second == 2, "of three steps one is skipped, by both"

@@ -26,7 +26,7 @@ from train_utils.distributed import World
 from train_utils.run_report import RunReport
 from train_utils.train_state import LOSS_NAMES
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.release
 
 
 @pytest.fixture(scope="module")
@@ -118,9 +118,7 @@ def failing(*_: object) -> None:
     raise OSError("no space left")
 
 
-def test_a_logger_that_fails_warns_once_and_the_others_go_on(
-    shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_logger_that_fails_warns_once_and_the_others_go_on(shapes, tmp_path, monkeypatch) -> None:
     config, warnings = options(shapes, tmp_path, "logger=[tensorboard,wandb]"), list[str]()
     points = Counter[str]()
     monkeypatch.setitem(module.SERVICES, "tensorboard", type("Failing", (Service,), {"scalars": failing}))
@@ -143,9 +141,7 @@ def test_a_logger_that_fails_warns_once_and_the_others_go_on(
 
 
 @pytest.mark.parametrize("where", ["a message", "the end"])
-def test_a_hung_service_delays_neither_the_training_nor_its_end(
-    shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
+def test_a_hung_service_delays_neither_the_training_nor_its_end(shapes, tmp_path, monkeypatch, where) -> None:
     answer, warnings = Event(), list[str]()
 
     def hang(*_: object) -> None:

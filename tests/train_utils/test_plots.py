@@ -1,7 +1,5 @@
 """Charts show their table and stay readable; each is drawn whatever the data."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, cast
 
@@ -38,9 +36,7 @@ def lines_of(axis: Axes) -> dict[str, list[tuple[float, float]]]:
     }
 
 
-def test_curves_are_the_columns_over_steps_and_the_first_best_epoch_is_marked(
-    tmp_path: Path, kept: list[Figure]
-) -> None:
+def test_curves_are_the_columns_over_steps_and_the_first_best_epoch_is_marked(tmp_path, kept) -> None:
     table = tmp_path / "metrics.csv"
     table.write_text(
         "epoch,step,lr,loss,loss_dfl,loss_l1,AP,AP50,val_loss\n1,10,0.01,5.5,0,0,,\n2,20,0.02,4.5,0,0,0.1,0.3,7\n"

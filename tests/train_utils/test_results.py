@@ -1,7 +1,5 @@
 """Detections as arrays and as files, read back with the programs they are for."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json
@@ -210,9 +208,7 @@ def test_ids_may_be_texts_and_rows_of_other_categories_are_counted(tmp_path: Pat
 @pytest.mark.parametrize(
     ("scale", "is_xyxy", "said"), [(1, False, ""), (0.01, False, "fractions"), (1, True, "left, top, width, height")]
 )
-def test_boxes_in_other_units_are_a_warning(
-    scale: float, is_xyxy: bool, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_boxes_in_other_units_are_a_warning(scale, is_xyxy, said, capsys) -> None:
     found = np.zeros(4, DETECTION_AS_READ)
     found["image_id"] = [9, 7, 7, 9]
     found["box_xywh"] = np.array([60, 10, 30, 20]) * scale + [0, 0, 60 * is_xyxy, 10 * is_xyxy]

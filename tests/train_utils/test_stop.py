@@ -1,7 +1,5 @@
 """Signals that ask for a stop, sent to this process."""
 
-from __future__ import annotations
-
 import os
 import signal
 from contextlib import nullcontext

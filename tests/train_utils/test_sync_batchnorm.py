@@ -56,9 +56,7 @@ def rows(maps: list[Tensor]) -> Tensor:
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize("shapes", [SHAPES, SHAPES[:1]], ids=["three ranks", "one rank"])
-def test_it_is_torch_s_batch_norm_over_the_maps_of_all_ranks(
-    monkeypatch: pytest.MonkeyPatch, shapes: list[tuple[int, ...]], dtype: torch.dtype, layout: torch.memory_format
-) -> None:
+def test_it_is_torch_s_batch_norm_over_the_maps_of_all_ranks(monkeypatch, shapes, dtype, layout) -> None:
     parameters_dtype = torch.float32 if dtype == torch.bfloat16 else dtype
     start = plain_norm(parameters_dtype)
     maps, grads = (

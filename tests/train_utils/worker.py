@@ -3,8 +3,6 @@
 Writes what it saw to ``<folder>/<rank>.json``; the test compares the files of all ranks.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
