@@ -138,18 +138,21 @@ def class_numbers(opened: TrainedNetwork, val_set: data.Annotations, world: Worl
 
     Raises ConfigError if the network lacks a class of the data.
     """
-    if opened.names in (val_set.names, open_checkpoint.default_names(len(val_set.names))):  # converted without names
-        return None
-    if not set(val_set.names) <= set(opened.names):
+    order, count = models.class_order(opened.names, val_set.names), len(val_set.names)
+    if order is None:
         known, given = (", ".join(names[:5]) + ", ..." * (len(names) > 5) for names in (opened.names, val_set.names))
         raise ConfigError(
             f"the network knows {len(opened.names)} classes ({known}), the data has {len(val_set.names)} ({given}): "
             f"{opened.note}. fix: data.classes=[...] with classes that both have, other data, or weights converted "
             "anew with names=<the data's .json>"
         )
+    if opened.names == val_set.names:
+        return None
+    in_order = order == [*range(len(opened.names))]
     if world.is_main:
-        print(f"scored on {len(val_set.names)} of its {len(opened.names)} classes")
-    return [opened.names.index(name) for name in val_set.names]
+        by_name = f"scored on {count} of its {len(opened.names)} classes, by name"
+        print("names taken as equal: those of one are numbers" if in_order else by_name)
+    return None if in_order else order
 
 
 def images_of(annotations: data.Annotations) -> list[dict[str, Any]]:
