@@ -38,6 +38,7 @@ class Evaluation(NamedTuple):
     detections: Detections  # in any order
     losses: dict[str, float]  # by LOSS_NAMES, of the validation images of a training; else empty
     scorer: str  # as choose_scorer names it
+    about: dict[str, Any] = {}  # what was evaluated, and how: epoch or ckpt, split, evaluate
 
 
 def choose_scorer(wanted: Scorer = Scorer.auto) -> str:
