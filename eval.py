@@ -27,7 +27,8 @@ import torch
 
 import data
 import models
-from conf import ConfigError, run
+from conf import ConfigError, compose, run
+from conf.options import flat
 from conf.schema import EvalConfig, EvaluateConfig, TrainConfig
 from conf.train_options import EvalPrecision
 from data.progress import Progress, counted
@@ -66,6 +67,11 @@ def evaluate(config: EvalConfig) -> run.Outcome:
         evaluation = evaluator(model, print)
     if evaluation is None:
         return run.Outcome({}, out)
+    scored = ("ckpt", "model_file", "detections", "model.weights")
+    options = flat(compose.to_dictionary(config))
+    of_network = {} if config.detections is not None else {"evaluate": compose.to_dictionary(config.evaluate)}
+    about = {key: options[key] for key in scored if options.get(key) is not None} | {"split": config.split.value}
+    evaluation = evaluation._replace(about=about | of_network)
 
     is_scored = len(val_set.classes) > 0
     if not is_scored:
@@ -81,7 +87,7 @@ def evaluate(config: EvalConfig) -> run.Outcome:
 def write_results(out: Path, config: EvalConfig, val_set: data.Annotations, evaluation: coco_eval.Evaluation) -> None:
     """Write the files of an evaluation into the folder ``out``; the scores if there are boxes."""
     if len(val_set.classes):
-        results.write_json(out / "metrics.json", evaluation.metrics)
+        results.write_json(out / "metrics.json", {**evaluation.metrics, "about": dict(evaluation.about)})
         results.write_json(out / "per_class.json", evaluation.per_class)
     if config.detections is None:
         rows = results.to_coco_json(evaluation.detections, val_set.category_ids)
@@ -191,6 +197,7 @@ class Evaluator:
         classes: list[int] | None = None,
     ) -> None:
         open_checkpoint.check_size(model, image_size, "evaluate.image_size")
+        open_checkpoint.check_limits(model, config, "evaluate.")
         self.dtype = numerics.evaluation_dtype(config.precision, world.device, "evaluate.precision")
         self.scorer = coco_eval.choose_scorer(config.scorer)
         self.config, self.world, self.truth = config, world, ground_truth_of(val_set)

@@ -120,9 +120,9 @@ def load_darknet_weights(
 
     A partial file, such as darknet53.conv.74, may end after any layer; later layers keep their
     values. So do the convolutions before [yolo] sections if the file has another class count, or
-    other classes: ``of_file`` and ``names`` are as in load_weights_of_checkpoint. Raises ModelError, and
-    changes nothing, if the file cannot be read, does not fit the network, or holds values that are
-    not finite.
+    other classes: ``of_file`` and ``names`` are as in load_weights_of_checkpoint. Raises
+    ModelError, and changes nothing, if the file cannot be read, does not fit the network, or holds
+    values that are not finite.
     """
     path = Path(path)
     version, seen, values = _open_weights(path)

@@ -48,6 +48,13 @@ def test_what_does_not_fit_is_refused(checkpoint: Path, monkeypatch: pytest.Monk
     ):
         with pytest.raises((ConfigError, ModelError), match=message):
             export(given)
+    for unread, read in (
+        ("confidence=0.4", "nms=true"), ("calibration=9", "precision=int8"), ("max_drop=0.1", "check=ap"),
+        ("data=bccd", "check=ap or precision=int8"), ("evaluate.nms_iou=0.5", "check=ap"),
+    ):  # fmt: skip
+        key = unread.partition("=")[0]
+        with pytest.raises(ConfigError, match=rf"^{key} has no effect here: .* {read} only\. fix: leave {key} out$"):
+            export(["ckpt=any.pt", unread])
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "onnxscript" else object())
     with pytest.raises(ConfigError, match=f"fix: uv pip install --python {sys.executable} onnxscript"):
         export(["ckpt=any.pt"])

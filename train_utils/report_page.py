@@ -22,7 +22,8 @@ BEST_DETECTIONS = "best_detections.npz"
 
 def keep_best(folder: Path, best: coco_eval.Evaluation) -> None:
     """Write ``best_detections.npz`` whole or not at all. Raises OSError."""
-    scores = json.dumps({key: getattr(best, key) for key in ("metrics", "per_class", "at_best_f1", "scorer", "about")})
+    scored = {key: getattr(best, key) for key in ("metrics", "per_class", "at_best_f1", "scorer")}
+    scores = json.dumps({**scored, "about": dict(best.about)})
     with run_files.whole_file(folder / BEST_DETECTIONS, "wb") as file:
         names = np.array([*map(os.fsencode, best.truth.file_names)], np.bytes_)
         np.savez(file, scores=scores, detections=best.detections, **{**vars(best.truth), "file_names": names})
@@ -104,11 +105,11 @@ def write_report(folder: Path, options: Mapping[str, Any], defaults: Mapping[str
         of_epoch = f" (epoch {best.about['epoch']})" if "epoch" in best.about else ""
     pictures = ""
     for name, title in PICTURES.items():
-        title += escape(of_epoch) if name in OF_BEST else ""
         if (folder / name).is_file():
             data = base64.b64encode((folder / name).read_bytes()).decode()
             source = f"data:image/{'png' if name.endswith('.png') else 'jpeg'};base64,{data}"
-            pictures += f'<figure><img alt="{title}" src="{source}"><figcaption>{title}</figcaption></figure>'
+            caption = title + escape(of_epoch) * (name in OF_BEST)
+            pictures += f'<figure><img alt="{title}" src="{source}"><figcaption>{caption}</figcaption></figure>'
     rows_of_options = [(key, _text(value), _text(defaults.get(key, "-"))) for key, value in options.items()]
     text = PAGE.substitute(
         title=escape(printable(f"{options['name']} · {folder.name}")),
