@@ -25,6 +25,7 @@ from models.published import ALIASES, Published
 
 # What predict.py and the demo take from a run where their line leaves it open.
 OF_THE_RUN = {"resize": "evaluate.resize", "exif": "data.exif"}
+OF_A_FILE = "resize", "confidence", "nms_iou", "max_detections"  # the same of a file of export.py
 
 
 def complete_from_checkpoint(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
@@ -147,7 +148,8 @@ def of_exported(options: dict[str, Any], file: str, named: Sequence[str], sectio
     if options["device"] == "cuda" or detection["precision"] not in ("auto", "float32"):
         raise ConfigError(f"{file} runs on the CPU as it was exported. fix: leave out device and precision")
     facts = pkgutil.resolve_name("train_utils.open_checkpoint:read_facts")(Path(file))  # by name, as above
-    filled = _filled(detection, facts | facts.get("suppression", {}), named, section)
+    facts |= facts["suppression"]
+    filled = _filled(detection, {key: facts[key] for key in OF_A_FILE if key in facts}, named, section)
     return {**options, **({section: filled} if section else filled), "device": "cpu"}
 
 
