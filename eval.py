@@ -28,7 +28,6 @@ import torch
 import data
 import models
 from conf import ConfigError, compose, run
-from conf.options import flat
 from conf.schema import EvalConfig, EvaluateConfig, TrainConfig
 from conf.train_options import EvalPrecision
 from data.progress import Progress, counted
@@ -67,11 +66,11 @@ def evaluate(config: EvalConfig) -> run.Outcome:
         evaluation = evaluator(model, print)
     if evaluation is None:
         return run.Outcome({}, out)
-    scored = ("ckpt", "model_file", "detections", "model.weights")
-    options = flat(compose.to_dictionary(config))
-    of_network = {} if config.detections is not None else {"evaluate": compose.to_dictionary(config.evaluate)}
-    about = {key: options[key] for key in scored if options.get(key) is not None} | {"split": config.split.value}
-    evaluation = evaluation._replace(about=about | of_network)
+    scored = config.detections or config.model_file or config.ckpt or (config.model and config.model.weights)
+    about: dict[str, Any] = {"scored": scored, "split": config.split.value}
+    if config.detections is None:
+        about["evaluate"] = compose.to_dictionary(config.evaluate)
+    evaluation = evaluation._replace(about=about)
 
     is_scored = len(val_set.classes) > 0
     if not is_scored:

@@ -133,7 +133,7 @@ def test_what_out_holds_and_pycocotools_makes_the_same_metrics_of_it(
     written = json.loads((tmp_path / "metrics.json").read_text())
     about = written.pop("about")
     assert written == metrics and list(metrics) == list(METRICS)
-    assert (about["ckpt"], about["split"], about["evaluate"]["nms_iou"]) == (str(trained / "run"), "val", 0.6)
+    assert (about["scored"], about["split"], about["evaluate"]["nms_iou"]) == (str(trained / "run"), "val", 0.6)
     assert metrics["AP50"] > 0.02, "too little is found to test with"
     truth = next((trained / "shapes").rglob("*val*.json"))
     evaluation = plain_pycocotools(truth, tmp_path / "detections.json")

@@ -40,7 +40,7 @@ class Evaluation(NamedTuple):
     detections: Detections  # in any order
     losses: dict[str, float]  # by LOSS_NAMES, of the validation images of a training; else empty
     scorer: str  # as choose_scorer names it
-    about: Mapping[str, Any] = MappingProxyType({})  # what was evaluated, and how: epoch or ckpt, split, evaluate
+    about: Mapping[str, Any] = MappingProxyType({})  # what was evaluated, and how: epoch or scored, split, evaluate
 
 
 def choose_scorer(wanted: Scorer = Scorer.auto) -> str:
