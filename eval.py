@@ -27,7 +27,7 @@ import torch
 
 import data
 import models
-from conf import ConfigError, run
+from conf import ConfigError, compose, run
 from conf.schema import EvalConfig, EvaluateConfig, TrainConfig
 from conf.train_options import EvalPrecision
 from data.progress import Progress, counted
@@ -66,6 +66,11 @@ def evaluate(config: EvalConfig) -> run.Outcome:
         evaluation = evaluator(model, print)
     if evaluation is None:
         return run.Outcome({}, out)
+    scored = config.detections or config.model_file or config.ckpt or (config.model and config.model.weights)
+    about: dict[str, Any] = {"scored": scored, "split": config.split.value}
+    if config.detections is None:
+        about["evaluate"] = compose.to_dictionary(config.evaluate)
+    evaluation = evaluation._replace(about=about)
 
     is_scored = len(val_set.classes) > 0
     if not is_scored:
@@ -81,7 +86,7 @@ def evaluate(config: EvalConfig) -> run.Outcome:
 def write_results(out: Path, config: EvalConfig, val_set: data.Annotations, evaluation: coco_eval.Evaluation) -> None:
     """Write the files of an evaluation into the folder ``out``; the scores if there are boxes."""
     if len(val_set.classes):
-        results.write_json(out / "metrics.json", evaluation.metrics)
+        results.write_json(out / "metrics.json", {**evaluation.metrics, "about": dict(evaluation.about)})
         results.write_json(out / "per_class.json", evaluation.per_class)
     if config.detections is None:
         rows = results.to_coco_json(evaluation.detections, val_set.category_ids)
@@ -138,18 +143,21 @@ def class_numbers(opened: TrainedNetwork, val_set: data.Annotations, world: Worl
 
     Raises ConfigError if the network lacks a class of the data.
     """
-    if opened.names in (val_set.names, open_checkpoint.default_names(len(val_set.names))):  # converted without names
-        return None
-    if not set(val_set.names) <= set(opened.names):
+    order, count = models.class_order(opened.names, val_set.names), len(val_set.names)
+    if order is None:
         known, given = (", ".join(names[:5]) + ", ..." * (len(names) > 5) for names in (opened.names, val_set.names))
         raise ConfigError(
             f"the network knows {len(opened.names)} classes ({known}), the data has {len(val_set.names)} ({given}): "
             f"{opened.note}. fix: data.classes=[...] with classes that both have, other data, or weights converted "
             "anew with names=<the data's .json>"
         )
+    if opened.names == val_set.names:
+        return None
+    in_order = order == [*range(len(opened.names))]
     if world.is_main:
-        print(f"scored on {len(val_set.names)} of its {len(opened.names)} classes")
-    return [opened.names.index(name) for name in val_set.names]
+        by_name = f"scored on {count} of its {len(opened.names)} classes, by name"
+        print("names taken as equal: those of one are numbers" if in_order else by_name)
+    return None if in_order else order
 
 
 def images_of(annotations: data.Annotations) -> list[dict[str, Any]]:
@@ -188,6 +196,7 @@ class Evaluator:
         classes: list[int] | None = None,
     ) -> None:
         open_checkpoint.check_size(model, image_size, "evaluate.image_size")
+        open_checkpoint.check_limits(model, config, "evaluate.")
         self.dtype = numerics.evaluation_dtype(config.precision, world.device, "evaluate.precision")
         self.scorer = coco_eval.choose_scorer(config.scorer)
         self.config, self.world, self.truth = config, world, ground_truth_of(val_set)

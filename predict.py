@@ -20,6 +20,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import torch
+
 from conf import ConfigError, run, schema
 from data import Medium, count_frames, find_media
 from data.progress import Progress, counted
@@ -49,24 +51,27 @@ def predict(config: schema.PredictConfig) -> Path:
     writer = ResultWriter(media, predictor, out, draw=config.draw, save_json=config.save_json, save_txt=config.save_txt)
     print(f"{predictor.network.note}; {predictor.network.image_size} pixels on {world.device.type}", flush=True)
 
-    clock = {0: time.perf_counter()}  # by the number of finished images
+    # Images under way together finish at once, so only those after them tell the pace.
+    passes = torch.get_num_threads() if world.device.type == "cpu" else 1
+    together, since = max(frames.threads, frames.batch_size * passes), 0.0
     with StopRequest() as stop:
         with Progress(count_frames(media), "predict", enabled=True) as progress, writer.drawn:
             for prediction in predictor.predict(frames):
                 writer.add(prediction)
-                if writer.num_images == frames.batch_size:
-                    clock[frames.batch_size] = time.perf_counter()
+                if writer.num_images == together:
+                    since = time.perf_counter()
                 progress.at(writer.num_images, lambda: {"found": str(writer.counts.total())})
                 if stop.signal is not None:
                     break
         writer.close()
-        # Leave out the first batch, for which neither memory nor files are ready.
-        first = frames.batch_size if writer.num_images > frames.batch_size else 0
-        milliseconds = 1000 * (time.perf_counter() - clock[first]) / max(1, writer.num_images - first)
+        pace = ""
+        if writer.num_images >= 2 * together:
+            milliseconds = 1000 * (time.perf_counter() - since) / (writer.num_images - together)
+            pace = f"; {milliseconds:.1f} ms per image"
         left_out = f", {counted(len(frames.skipped), 'file')} left out" if frames.skipped else ""
         left_out += f", stopped by {stop.signal.name}" if stop.signal is not None else ""
         print(format_counts(writer.counts) or "nothing found")
-        print(f"{writer.summary()}{left_out}, in {out}; {milliseconds:.1f} ms per image", flush=True)
+        print(f"{writer.summary()}{left_out}, in {out}{pace}", flush=True)
     frames.check_whole()
     if stop.signal is not None:  # Ctrl-C has raised KeyboardInterrupt
         sys.exit(128 + stop.signal)

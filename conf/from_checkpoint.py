@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from conf import ConfigError, launch, run_files
 from conf.compose import check_values, from_dictionary, plain, to_dictionary, values_of_choice
 from conf.errors import CheckpointError
-from conf.options import MAY_CHANGE, OF_THE_MACHINE, changed_values, is_covered
+from conf.options import MAY_CHANGE, NO_SCORE, OF_THE_MACHINE, changed_values, flat, is_covered
 from conf.schema import TrainConfig
 from conf.suggestions import NOT_COMPOSED, darknet_options, explain
 from conf.train_options import is_image_size
@@ -23,61 +23,104 @@ from data import DataError, layouts, remote
 from data.remote import Place
 from models.published import ALIASES, Published
 
+# What predict.py and the demo take from a run where their line leaves it open.
+OF_THE_RUN = {"resize": "evaluate.resize", "exif": "data.exif"}
+OF_A_FILE = "resize", "confidence", "nms_iou", "max_detections"  # the same of a file of export.py
+
 
 def complete_from_checkpoint(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
-    """The options of eval.py, with what YAML and command line leave open from the checkpoint.
+    """The options of eval.py, with what the command line leaves open from the checkpoint.
 
-    That is the data set, the network, and the image size of the checkpoint's own evaluation.
+    That is the data set, the network and ``evaluate``. A ``model_file`` has its own limits.
     """
-    is_scored = options.get("detections") is not None
-    if is_scored and (options.get("ckpt") is not None or "cfg" in options.get("model", {})):
+    if options.get("detections") is not None and (options.get("ckpt") is not None or "cfg" in options.get("model", {})):
         raise ConfigError("detections= are scored as they are. fix: leave out ckpt and model")
-    options = model_or_checkpoint(options, named)
-    if (file := options.get("model_file")) is not None:
-        options = of_exported(options, file, options["evaluate"])
-        if options["ckpt"] is None and "data" not in options:
-            raise ConfigError(f"model_file={file} names no data. fix: add data=..., or ckpt=<its checkpoint>")
-    if is_scored:
-        if "data" not in options:
-            raise ConfigError("detections= are scored against data. fix: add data=...")
-        return options
-    ckpt = options.get("ckpt")
-    if ckpt is None:
-        if (options["model"] is None and file is None) or "data" not in options:
-            raise ConfigError("nothing to evaluate. fix: ckpt=<run or .pt file>, or model=, model.weights= and data=")
-        return options
-    saved = config_of_checkpoint(ckpt, named)
-    if "data" not in saved and "data" not in options:
-        raise ConfigError(f"ckpt={ckpt} was converted and names no data. fix: add data=...")
-    if file is None:
+    options, saved = _of_run(options, named)
+    ckpt, file = options.get("ckpt"), options.get("model_file")
+    no_data = {
+        "detections": "detections= are scored against data. fix: add data=...",
+        "ckpt": f"ckpt={ckpt} was converted and names no data. fix: add data=...",
+        "model_file": f"model_file={file} names no data. fix: add data=..., or ckpt=<its checkpoint>",
+        "model": "nothing to evaluate. fix: ckpt=<run or .pt file>, or model=, model.weights= and data=",
+    }
+    scored = next((key for key in no_data if options.get(key) is not None), None)
+    if scored is None or not ("data" in options or "data" in saved):
+        raise ConfigError(no_data[scored or "model"])
+    if file is not None:
+        options = of_exported(options, file, named, "evaluate")
+    elif ckpt is not None:
         options["evaluate"]["image_size"] = options["evaluate"]["image_size"] or trained_size(saved, ckpt)
-    if options["model"] is None:
-        del options["model"]
     below = {section: dict(saved[section]) for section in ("data", "model") if section in saved}
     if "data" in below:  # only a command line names a place that is written
         below["data"]["index_dir"] = index_dir_of(options)
-    return plain(OmegaConf.merge(below, options))
+    above = {key: value for key, value in options.items() if value is not None or key not in below}
+    options = plain(OmegaConf.merge(below, above))
+    if options.get("out") is not None and "split" in options:
+        _refuse_other_evaluation(options)
+    return options
+
+
+def _refuse_other_evaluation(options: Mapping[str, Any]) -> None:
+    """Raise ConfigError if ``out`` is a run that another evaluation than its own would rewrite."""
+    folder = Path(options["out"])
+    if not (folder / "config.yaml").is_file() or not run_files.has_checkpoint(folder):
+        return
+    of_run, best, ckpt = read_config(folder, "out="), folder / run_files.CHECKPOINTS / "best.pt", options["ckpt"]
+    before = flat({"split": "val", **{section: of_run.get(section, {}) for section in ("data", "evaluate")}})
+    before["evaluate.image_size"] = trained_size(of_run, str(folder))
+    now = flat(options)
+    other = [key for key, value in before.items() if now.get(key, value) != value and not is_covered(key, NO_SCORE)]
+    other += [key for key in ("model_file", "detections") if options[key] is not None]
+    if ckpt is None or run_files.find_checkpoint(Path(ckpt), "best").resolve() != best.resolve():
+        other.append("ckpt")
+    if other:
+        says = "holds a run, and its files are of its own best.pt and options"
+        raise ConfigError(f"out={folder} {says} ({', '.join(other)} would differ). fix: out=<other folder>")
+
+
+def _filled(
+    ours: Mapping[str, Any], theirs: Mapping[str, Any], named: Sequence[str], section: str = ""
+) -> dict[str, Any]:
+    """``ours`` with the values of ``theirs`` for the keys that the command line leaves open.
+
+    A choice of the whole ``section``, such as evaluate=darknet, leaves none open.
+    """
+    prefix = f"{section}." if section else ""
+    is_open = {key: section not in named and f"{prefix}{key}" not in named for key in ours}
+    return {key: theirs[key] if is_open[key] and key in theirs else value for key, value in ours.items()}
 
 
 def model_or_checkpoint(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
-    """The options, with ``model`` null unless they name a network: then ``ckpt`` holds one.
+    """The options of predict.py or the demo with a checkpoint, or with a model and its weights."""
+    options, saved = _of_run(options, named)
+    of_run = flat(saved)
+    return _filled(options, {key: of_run[name] for key, name in OF_THE_RUN.items() if name in of_run}, named)
 
-    Raises ConfigError for options of a network beside ``ckpt`` or without a network, and
-    CheckpointError if ``ckpt`` is not a checkpoint.
+
+def _of_run(options: dict[str, Any], named: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options, with ``model`` null unless they name a network, and those that ``ckpt`` holds.
+
+    ``evaluate`` is that of the run where the command line leaves it open, but the precision of an
+    exported file, which runs on the CPU. Raises ConfigError for options of a network beside
+    ``ckpt`` or without a network, and CheckpointError if ``ckpt`` is not a checkpoint.
     """
-    options = with_full_names(options)
+    options, saved = with_full_names(options), dict[str, Any]()
     model = options.get("model") or {}
     keys = [key for key in named if key.split(".")[0] == "model"]
     if options.get("ckpt") is not None:
         if keys and model:
             raise ConfigError(f"ckpt and {keys[0]} exclude one another: ckpt holds its network. fix: leave one out")
-        config_of_checkpoint(options["ckpt"], named)
+        saved = config_of_checkpoint(options["ckpt"], named)
+        if "evaluate" in options:
+            of_files = ["evaluate.precision"] if "format" in options or options.get("model_file") is not None else []
+            evaluate = _filled(options["evaluate"], saved.get("evaluate", {}), [*named, *of_files], "evaluate")
+            options = {**options, "evaluate": evaluate}
     if "cfg" in model:
-        return options
+        return options, saved
     if options.get("ckpt") is None and (keys or model.get("weights") is not None):
         key = keys[0] if keys else "model.weights"
         raise ConfigError(f"{key} does not say which network. fix: model.cfg=<Darknet .cfg>, or model=<zoo's name>")
-    return {**options, "model": None}
+    return {**options, "model": None}, saved
 
 
 def model_or_exported(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
@@ -85,32 +128,36 @@ def model_or_exported(options: dict[str, Any], named: Sequence[str]) -> dict[str
     ckpt = options.get("ckpt")
     if ckpt is None or Path(ckpt).suffix not in run_files.EXPORTED:
         return model_or_checkpoint(options, named)
-    return of_exported(
-        {**options, "model": options.get("model") if "cfg" in options.get("model", {}) else None}, ckpt, options
-    )
+    model = options.get("model") if "cfg" in options.get("model", {}) else None
+    return of_exported({**options, "model": model}, ckpt, named)
 
 
-def of_exported(options: dict[str, Any], file: str, detection: Mapping[str, Any]) -> dict[str, Any]:
+def of_exported(options: dict[str, Any], file: str, named: Sequence[str], section: str = "") -> dict[str, Any]:
     """The options for a file of export.py: it runs on the CPU in its own precision.
 
-    ``detection`` has ``precision``. Raises ConfigError for options that a file cannot follow, and
-    CheckpointError if there is no such file.
+    Where the command line leaves it open, ``resize`` and the limits of suppression are the file's;
+    ``section`` has them, or the options themselves. Raises ConfigError for options that a file
+    cannot follow, CheckpointError if there is no such file, and ModelError if it cannot be read.
     """
     if Path(file).suffix not in run_files.EXPORTED or not Path(file).is_file():
         known = ", ".join(run_files.EXPORTED)
         raise CheckpointError(f"{file} is not a file of export.py. fix: a path that ends in {known}")
     if options["model"] is not None:
         raise ConfigError(f"{file} and model exclude one another: the file holds its network. fix: leave model out")
+    detection = options[section] if section else options
     if options["device"] == "cuda" or detection["precision"] not in ("auto", "float32"):
         raise ConfigError(f"{file} runs on the CPU as it was exported. fix: leave out device and precision")
-    return {**options, "device": "cpu"}
+    facts = pkgutil.resolve_name("train_utils.open_checkpoint:read_facts")(Path(file))  # by name, as above
+    facts |= facts["suppression"]
+    filled = _filled(detection, {key: facts[key] for key in OF_A_FILE if key in facts}, named, section)
+    return {**options, **({section: filled} if section else filled), "device": "cpu"}
 
 
 def complete_export(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
     """The options of export.py, with the data to calibrate and to score on where it needs them."""
     if options["precision"] == "int8" or options["check"] == "ap":
         return complete_from_checkpoint(options, named)
-    return {**model_or_checkpoint(options, named), "data": None}
+    return {**_of_run(options, named)[0], "data": None}
 
 
 def index_dir_of(options: Mapping[str, Any]) -> str:

@@ -2,8 +2,10 @@
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, get_args
+
+from conf import ConfigError
 
 WORDS_OF_TYPES = {str: "text", int: "integer", float: "number", bool: "true or false", Any: "any", type(None): "null"}
 # Options, or sections, of the machine: a requeued job with others still finds its run.
@@ -17,7 +19,43 @@ MAY_CHANGE = (
     "evaluate.batch_size", "evaluate.every", "evaluate.scorer", "train.save_every_steps", "train.save_every_minutes",
     "train.patience",
 )  # fmt: skip
+# Those that change no score of a run's own validation images.
+NO_SCORE = (
+    "data.index_dir", "data.workers", "data.cache", "data.cache_gb", "data.train", "evaluate.batch_size",
+    "evaluate.every", "evaluate.scorer",
+)  # fmt: skip
+_OF_DETECTIONS = (
+    "evaluate.batch_size", "evaluate.clip", "evaluate.confidence", "evaluate.max_detections", "evaluate.merge_nms",
+    "evaluate.nms_iou", "evaluate.precision", "evaluate.rect",
+)  # fmt: skip
+# Options that a program reads with any of some settings only; without a setting, never. A name that
+# ends in a dot is a section.
+READ_WITH: dict[str, tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]] = {
+    "export.py": (
+        (("confidence", "nms_iou", "max_detections"), ("nms=true",)),
+        (("calibration", "symmetric"), ("precision=int8",)),
+        (("max_drop",), ("check=ap",)),
+        (("data.",), ("check=ap", "precision=int8")),
+        (("evaluate.every", "evaluate.image_size"), ()),
+        (("evaluate.confidence", "evaluate.nms_iou", "evaluate.max_detections"), ("nms=false",)),
+        ((*_OF_DETECTIONS, "evaluate.scorer"), ("check=ap",)),
+    ),
+    "eval.py": (
+        (("evaluate.every",), ()),
+        (("evaluate", "evaluate.image_size", "evaluate.resize", *_OF_DETECTIONS), ("detections=null",)),
+    ),
+}
 OF_THE_RESUME = ("run_dir", "run_mirror", "resume")  # changed by every resume, so never listed as changed
+
+
+def refuse_unread(command: str, options: Mapping[str, Any], named: Sequence[str]) -> None:
+    """Raise ConfigError for an option ``named`` that the program does not read with ``options``."""
+    settings = {f"{key}={'null' if value is None else str(value).lower()}" for key, value in options.items()}
+    for keys, readers in READ_WITH.get(command, ()):
+        unread = [key for key in named if key in keys or f"{key.partition('.')[0]}." in keys]
+        if unread and not settings.intersection(readers):
+            only = f"reads it with {' or '.join(readers)} only" if readers else "never reads it"
+            raise ConfigError(f"{unread[0]} has no effect here: {command} {only}. fix: leave {unread[0]} out")
 
 
 def changed_values(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:

@@ -25,7 +25,7 @@ import hydra
 
 from conf import CONF_DIR, REPOSITORY, ConfigError, compose, errors, from_checkpoint, help, launch, schema, suggestions
 from conf.compose import Config
-from conf.options import quoted
+from conf.options import quoted, refuse_unread
 from data.errors import DataError, as_started, printable, without_login, word_of
 from models.cfg import ZOO, load_cfg
 from models.errors import ModelError
@@ -63,6 +63,7 @@ class Program:
         plugins = options.get("plugins", [])
         if plugins or "plugins" in sys.modules:  # otherwise there is nothing to do, and this imports torch
             pkgutil.resolve_name("plugins:import_plugins")(plugins)
+        refuse_unread(self.command, options, named)
         if self.fill_in is not None:
             options = self.fill_in(options, named)
         if "plugins" in options:  # only the name is kept: no file may have another file imported

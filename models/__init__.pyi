@@ -32,6 +32,7 @@ from .tensor_files import read_tensor_file as read_tensor_file
 from .timm import is_of_timm as is_of_timm
 from .timm import load_timm_backbone as load_timm_backbone
 from .weights import WeightsReport as WeightsReport
+from .weights import class_order as class_order
 from .weights import load_darknet_weights as load_darknet_weights
 from .weights import load_foreign_state_dict as load_foreign_state_dict
 from .weights import load_weights_of_checkpoint as load_weights_of_checkpoint

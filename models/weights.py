@@ -101,19 +101,35 @@ def _seen_type(version: Version) -> np.dtype[np.unsignedinteger]:
     return np.dtype("<u8" if version[0] * 10 + version[1] >= 2 else "<u4")  # Darknet's own rule
 
 
-def load_darknet_weights(model: Darknet, path: str | Path) -> WeightsReport:
+def class_order(of_network: list[str], names: list[str]) -> list[int] | None:
+    """The number in a network of each of ``names``; None if it lacks one.
+
+    Names 0, 1, ... are those of networks without: then as many classes count as equal, in order.
+    """
+    if set(names) <= set(of_network):
+        return [of_network.index(name) for name in names]
+    places = [*range(len(names))]
+    is_without = [*map(str, places)] in (of_network, names)
+    return places if is_without and len(of_network) == len(names) else None
+
+
+def load_darknet_weights(
+    model: Darknet, path: str | Path, *, of_file: Sequence[str] = (), names: Sequence[str] = ()
+) -> WeightsReport:
     """Load a whole or partial .weights file, with its `seen` and `weights_version`.
 
     A partial file, such as darknet53.conv.74, may end after any layer; later layers keep their
-    values. So do the convolutions before [yolo] sections if the file has another class count.
-    Raises ModelError, and changes nothing, if the file cannot be read, does not fit the network, or
-    holds values that are not finite.
+    values. So do the convolutions before [yolo] sections if the file has another class count, or
+    other classes: ``of_file`` and ``names`` are as in load_weights_of_checkpoint. Raises
+    ModelError, and changes nothing, if the file cannot be read, does not fit the network, or holds
+    values that are not finite.
     """
     path = Path(path)
     version, seen, values = _open_weights(path)
     num_classes, cut = _extent(model, path, len(values))
     heads = _class_parts(model)
-    leave_out = num_classes not in (None, model.num_classes)
+    order, note = _order_of_rows(of_file, names, num_classes)
+    leave_out = order is None or num_classes not in (None, model.num_classes)
     loads, start = dict[str, Tensor](), 0
     for layer, name, tensor in weight_tensors(model):
         if cut is not None and layer > cut:
@@ -128,9 +144,10 @@ def load_darknet_weights(model: Darknet, path: str | Path) -> WeightsReport:
     check_values(path, loads.items())
     if empty := [name for name, tensor in loads.items() if tensor.ndim == 4 and not tensor.any()]:
         raise ModelError(f"{path}: {empty[0]} is all zeros, as where a download stopped. fix: download it again")
-    model.load_state_dict(loads, strict=False)
+    model.load_state_dict(_with_moved_classes(model, loads, order) if order else loads, strict=False)
     model.seen, model.weights_version = seen, version
-    return report_of(model, path, num_classes=num_classes, left_out=leave_out, cut=cut)
+    report = report_of(model, path, num_classes=num_classes, left_out=leave_out, cut=cut)
+    return replace(report, note=note)
 
 
 def _open_weights(path: Path) -> tuple[Version, int, np.ndarray]:
@@ -214,8 +231,8 @@ def load_weights_of_checkpoint(
 ) -> WeightsReport:  # fmt: skip
     """Load a state dict of this project; ``network`` is what its checkpoint says of the network.
 
-    ``of_file`` are its class names and ``names`` those wanted; numbers, as files without names get
-    them, say nothing. In another order, the rows of classes move with their names. The convolutions
+    ``of_file`` are its class names and ``names`` those wanted (class_order). In another order, the
+    rows of classes move with their names. The convolutions
     before [yolo] are left out if they are for other classes or another number of anchors. Raises
     ModelError, and changes nothing, at the first other tensor that is missing, unexpected, of
     another shape or not finite, and for heads of the same size that learnt with other anchors or
@@ -224,19 +241,16 @@ def load_weights_of_checkpoint(
     own, num_classes = model.state_dict(), network["num_classes"]
     heads = tuple(f"layers.{layer}." for layer in _class_parts(model))
     of_heads = [name for name in own if name.startswith(heads)]
-    note, same_count = "", len(of_file) == len(names) == num_classes
-    are_named = same_count and not any(list(known) == [*map(str, range(len(known)))] for known in (of_file, names))
-    other_classes = are_named and sorted(of_file) != sorted(names)
+    order, note = _order_of_rows(of_file, names, num_classes)
     leave_out = (
-        other_classes
+        order is None
         or num_classes != model.num_classes
         or any(name in weights and weights[name].shape != own[name].shape for name in of_heads)
     )
-    if other_classes:
-        note = f" (its classes are {_listed(of_file)}, here {_listed(names)})"
-    elif are_named and not leave_out and list(of_file) != list(names):
-        weights = _with_moved_classes(model, weights, [of_file.index(name) for name in names])
-        note = f"; the class rows of its heads follow the names, from {_listed(of_file)} to {_listed(names)}"
+    if order and leave_out:
+        note = ""
+    elif order:
+        weights = _with_moved_classes(model, weights, order)
     left_out = of_heads if leave_out else []
     wanted, loads = ({name: state[name] for name in state if name not in left_out} for state in (own, weights))
     check_shapes(path, wanted, loads, SAME_NETWORK)
@@ -254,6 +268,20 @@ def load_weights_of_checkpoint(
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:4]) + ", ..." * (len(names) > 4)
+
+
+def _order_of_rows(
+    of_file: Sequence[str], names: Sequence[str], num_classes: int | None
+) -> tuple[list[int] | None, str]:
+    """The row in the file of each class, and a note; empty: as they are, None: other classes."""
+    if not len(of_file) == len(names) == num_classes:
+        return [], ""
+    order = class_order(list(of_file), list(names))
+    if order is None:
+        return None, f" (its classes are {_listed(of_file)}, here {_listed(names)})"
+    if order == sorted(order):
+        return [], ""
+    return order, f"; the class rows of its heads follow the names, from {_listed(of_file)} to {_listed(names)}"
 
 
 def _with_moved_classes(model: Darknet, weights: Mapping[str, Tensor], order: list[int]) -> dict[str, Tensor]:

@@ -27,6 +27,7 @@ from data.errors import printable
 from predict import ResultWriter
 from train_utils import distributed
 from train_utils.detector import Prediction, Predictor, format_counts
+from train_utils.open_checkpoint import limits_of
 
 SECONDS_BETWEEN_FRAMES = 0.2  # of the camera
 
@@ -49,8 +50,10 @@ def build(config: schema.DemoConfig, folder: Path) -> Any:
     with gr.Blocks(title="Detector", analytics_enabled=False, delete_cache=(3600, 3600)) as page:
         gr.Markdown(f"## Detector\n{plain(network.note)}; {network.image_size} pixels on {predictor.device.type}")
         with gr.Row():
-            confidence = gr.Slider(0, 1, config.confidence, step=0.01, label="Lowest confidence")
-            overlap = gr.Slider(0, 1, config.nms_iou, step=0.01, label="Largest overlap (IoU)")
+            limits = limits_of(network.model)  # of an exported file
+            lowest, highest = limits.get("confidence", 0), limits.get("nms_iou", 1)
+            confidence = gr.Slider(lowest, 1, config.confidence, step=0.01, label="Lowest confidence")
+            overlap = gr.Slider(0, highest, config.nms_iou, step=0.01, label="Largest overlap (IoU)")
         settings = [confidence, overlap]
         with gr.Tab("Pictures and videos"):
             files = gr.File(file_count="multiple", file_types=["image", "video"], label="Drop them here", height=140)

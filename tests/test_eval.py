@@ -12,6 +12,7 @@ import pytest
 from conf import ConfigError
 from conf.compose import compose
 from conf.from_checkpoint import complete_from_checkpoint
+from conf.run import options_of
 from conf.schema import EvalConfig
 from data import ShapesConfig, ensure_shapes
 from eval import evaluate
@@ -61,6 +62,8 @@ def test_a_results_file_of_another_system_scores_as_pycocotools_scores_it(
     for wrong in ([f"ckpt={results}"], ["model=yolov3", "model.weights=a.weights"]):
         with pytest.raises(ConfigError, match=r"detections= are scored as they are. fix: leave out ckpt and model"):
             compose("eval", EvalConfig, [*data, f"detections={results}", *wrong], complete_from_checkpoint)
+    with pytest.raises(ConfigError, match=r"^evaluate\.confidence has no effect here: .* fix: leave evaluate"):
+        evaluate([*data, f"detections={results}", "evaluate.confidence=0.9"])
     with pytest.raises(ConfigError, match=r"scored against data\. fix: add data="):
         compose("eval", EvalConfig, [f"detections={results}"], complete_from_checkpoint)
 
@@ -72,10 +75,16 @@ def of_run(root: Path, size: int) -> list[str]:
 
 @pytest.mark.release
 def test_training_scores_as_the_evaluation_does_with_stretched_images(tmp_path: Path) -> None:
-    options = ["train.batch_size=8", "train.epochs=1", "evaluate=darknet"]
+    options = ["train.batch_size=8", "train.epochs=1", "evaluate=darknet", "data.exif=ignore"]
     metrics = train(small_run(tmp_path / "shapes", tmp_path / "run", *options))
-    scored = {name: evaluate([*of_run(tmp_path, 64), f"evaluate={name}"]) for name in ("darknet", "coco")}
-    assert metrics == scored["darknet"] != scored["coco"]
+    ckpt = f"ckpt={tmp_path / 'run'}"
+    assert metrics == evaluate([ckpt, "device=cpu"]) != evaluate([ckpt, "device=cpu", "evaluate=coco"])
+    alone = options_of("eval", [ckpt, "evaluate.confidence=0.3"]).evaluate
+    assert (alone.confidence, alone.resize.value, alone.nms_iou, alone.image_size) == (0.3, "stretch", 0.45, 64)
+    exported = options_of("export", [ckpt]).evaluate
+    predicting = [options_of("predict", [ckpt, "source=a", *more]) for more in ([], ["resize=letterbox"])]
+    assert [one.resize.value for one in (exported, *predicting)] == ["stretch", "stretch", "letterbox"]
+    assert [one.exif.value for one in predicting] == ["ignore"] * 2
 
 
 @pytest.mark.parametrize("loss", ["yolov3", "darknet"])
@@ -120,7 +129,10 @@ def test_what_out_holds_and_pycocotools_makes_the_same_metrics_of_it(
     assert {path.name for path in tmp_path.iterdir()} == kept
     assert {path.name for path in (tmp_path / "plots").iterdir()} == set(PLOTS) - {"curves.png"}
     assert f"plots: {tmp_path / 'plots'}" in said
-    assert json.loads((tmp_path / "metrics.json").read_text()) == metrics and list(metrics) == list(METRICS)
+    written = json.loads((tmp_path / "metrics.json").read_text())
+    about = written.pop("about")
+    assert written == metrics and list(metrics) == list(METRICS)
+    assert (about["scored"], about["split"], about["evaluate"]["nms_iou"]) == (str(trained / "run"), "val", 0.6)
     assert metrics["AP50"] > 0.02, "too little is found to test with"
     truth = next((trained / "shapes").rglob("*val*.json"))
     evaluation = plain_pycocotools(truth, tmp_path / "detections.json")
@@ -177,6 +189,17 @@ def test_a_run_on_some_classes_is_scored_and_resumed_on_them(tmp_path: Path) -> 
         assert evaluate([*of_run(tmp_path, 64), f"out={tmp_path / 'run'}"]) == metrics
     assert list(json.loads((tmp_path / "run" / "per_class.json").read_text())) == ["circle", "star"]
     assert {row["category_id"] for row in json.loads((tmp_path / "run" / "detections.json").read_text())} == {1, 4}
+    for other in (
+        "evaluate.confidence=0.2",
+        "split=test",
+        "data.classes=[star]",
+        f"ckpt={tmp_path}/run/checkpoints/last.pt",
+    ):
+        key = other.partition("=")[0]
+        with pytest.raises(
+            ConfigError, match=rf"run holds a run, .* \({key} would differ\)\. fix: out=<other folder>$"
+        ):
+            evaluate([*of_run(tmp_path, 64), other, f"out={tmp_path / 'run'}"])
     log = (tmp_path / "run" / "train.log").read_text()
     assert "data.classes" in log and "boxes that data.classes leaves out" in log
     with pytest.raises(ConfigError, match=r"knows 2 classes \(circle, star\).* fix: data\.classes="):

@@ -14,6 +14,7 @@ import torch
 
 from conf import ConfigError
 from conf.compose import compose
+from conf.run import options_of
 from conf.schema import TrainConfig
 from data import ShapesConfig, ensure_shapes
 from data.shapes import CLASSES
@@ -48,6 +49,13 @@ def test_what_does_not_fit_is_refused(checkpoint: Path, monkeypatch: pytest.Monk
     ):
         with pytest.raises((ConfigError, ModelError), match=message):
             export(given)
+    for unread, read in (
+        ("confidence=0.4", "nms=true"), ("calibration=9", "precision=int8"), ("max_drop=0.1", "check=ap"),
+        ("data=bccd", "check=ap or precision=int8"), ("evaluate.nms_iou=0.5", "check=ap"),
+    ):  # fmt: skip
+        key = unread.partition("=")[0]
+        with pytest.raises(ConfigError, match=rf"^{key} has no effect here: .* {read} only\. fix: leave {key} out$"):
+            export(["ckpt=any.pt", unread])
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "onnxscript" else object())
     with pytest.raises(ConfigError, match=f"fix: uv pip install --python {sys.executable} onnxscript"):
         export(["ckpt=any.pt"])
@@ -119,6 +127,19 @@ def test_an_onnx_file_lies_beside_its_checkpoint(wide: list[str], tmp_path: Path
     boxes, scores, classes, counts = session.run(None, {"images": images})
     assert boxes.shape == (2, 50, 4) and classes.max() <= 4 and counts.min() > 0
     assert (counts == (scores > 0).sum(axis=1)).all()
+    config = options_of("predict", [f"ckpt={path}", "source=a", "confidence=0.4"])
+    limits = config.confidence, config.nms_iou, config.max_detections
+    assert (*limits, config.resize.value) == (0.4, 0.6, 50, "stretch"), "the file's, where none is typed"
+    detector = Detector(path)
+    assert "all images at one size (rect=false), confidence=0.3, nms_iou=0.6, max_detections=50" in repr(detector)
+    for refused in (
+        lambda: Detector(path, confidence=0.2), lambda: Detector(path, max_detections=51),
+        lambda: detector(np.zeros((9, 9, 3), np.uint8), confidence=0.2),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=r"is looser than .*, by which the file drops detections\. fix: "):
+            refused()
+    of_file = options_of("eval", [f"model_file={path}", "data=shapes", "evaluate.nms_iou=0.5"]).evaluate
+    assert (of_file.confidence, of_file.nms_iou, of_file.resize.value) == (0.3, 0.5, "stretch")
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import torch
 import yaml
 
 from conf.compose import compose
-from conf.from_checkpoint import model_or_checkpoint
+from conf.from_checkpoint import model_or_exported
 from conf.run import override, run
 from conf.schema import DemoConfig
 from data.errors import printable
@@ -61,7 +61,7 @@ def test_any_name_goes_through_every_program(tmp_path, monkeypatch, capsys) -> N
     weights = shutil.copy(folder / "checkpoints" / "best.pt", out / f"{NAMES[0]}.pt")
     of_weights = [override("model.weights", weights), override("names", home / "data.yaml"), "image_size=64"]
     start("export", *network, *of_weights, override("out", out / f"{home.name}.onnx"))
-    config = compose("demo", DemoConfig, detecting, model_or_checkpoint)
+    config = compose("demo", DemoConfig, detecting, model_or_exported)
     summary, drawn, _ = Session(Predictor(config, torch.device("cpu")), out).files(
         list(map(str, images.iterdir())), config.confidence, config.nms_iou
     )

@@ -2,6 +2,7 @@
 
 import json
 import pkgutil
+import re
 import shutil
 import signal
 import sys
@@ -97,18 +98,21 @@ def test_every_picture_has_its_own_files_and_they_agree(folder, tmp_path, capsys
     labels = np.loadtxt(out / "labels" / "two" / "same.png.txt", ndmin=2)
     assert len(of_png) > 5 and labels[:, 0].tolist() == of_png
     said = capsys.readouterr().out.splitlines()
-    assert said[-1].startswith(f"5 images, {len(detections)} detections, in {out}; ")
+    assert said[-1] == f"5 images, {len(detections)} detections, in {out}", "a pace of images that finish together"
     less = ["save_json=false", "draw=false", "device=cpu", "batch_size=8", f"out={tmp_path / 'less'}"]
     predict([f"ckpt={folder / 'random.pt'}", f"source={tmp_path / 'pictures'}", *less])
     assert [path.name for path in (tmp_path / "less").iterdir()] == ["labels"]
 
 
-def test_a_video_becomes_a_drawn_video_and_results_by_frame(folder: Path, tmp_path: Path) -> None:
+def test_a_video_becomes_a_drawn_video_and_results_by_frame(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     clip = video(tmp_path / "clip.avi", 11, size=(96, 64))
     out, images, detections = found(folder, clip, tmp_path / "out")
     assert sorted(path.name for path in out.iterdir()) == ["clip.mp4", "detections.json", "images.json"]
     assert [(image["id"], image["frame"]) for image in images["images"]] == [(n, n) for n in range(1, 12)]
     assert {image["file_name"] for image in images["images"]} == {"clip.avi"} and detections
+    assert re.search(r"^11 images, .*; [.\d]+ ms per image$", capsys.readouterr().out, re.MULTILINE)
     drawn = cv2.VideoCapture(str(out / "clip.mp4"))
     assert drawn.get(cv2.CAP_PROP_FPS) == 10 and drawn.get(cv2.CAP_PROP_FRAME_COUNT) == 11
     assert drawn.read()[1].shape == (64, 96, 3)
@@ -207,7 +211,7 @@ def test_the_dog_of_darknet(shared_dir, tmp_path, monkeypatch, capsys) -> None:
         f"source={shared_dir / 'darknet' / 'dog.jpg'}",
     ])  # fmt: skip
     (out,) = (tmp_path / "runs" / "predict").iterdir()
-    assert capsys.readouterr().out.splitlines()[-1].startswith(f"1 image, 7 detections, in {out}; ")
+    assert capsys.readouterr().out.splitlines()[-1] == f"1 image, 7 detections, in {out}"
     names = {c["id"]: c["name"] for c in json.loads((out / "images.json").read_text())["categories"]}
     rows = [(names[r["category_id"]], round(r["score"], 3)) for r in json.loads((out / "detections.json").read_text())]
     assert rows == [

@@ -8,7 +8,7 @@ import math
 import uuid
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from data.loader import BatchLoader
 from data.remote import Fetcher
 from models.config import MIN_DECOUPLED_SCALE, AutoLoss
 from models.layers import Convolution, SharedConvolution
+from models.published import COCO, COCO_NAMES
 from train_utils import checkpoint, distributed, numerics
 from train_utils.distributed import World, torch_distributed_zero_first
 
@@ -85,10 +86,13 @@ def build_model(
         load = models.load_timm_backbone if models.is_of_timm(content) else models.load_foreign_state_dict
         report = load(model, content, path)
     else:
-        report = models.load_darknet_weights(model, path)
+        of_coco = data.read_names(COCO_NAMES)[0] if config.weights == COCO else []
+        report = models.load_darknet_weights(model, path, of_file=of_coco, names=names)
     keeps_heads = not report.heads_left_out and (report.cut is None or report.cut >= model.heads[0].parts[-1].layer)
     if keeps_heads and fitted and not report.same_decoding:
         raise ConfigError(f"the heads in {path} were trained with other anchors. fix: model.anchors=null")
+    if keeps_heads and names and state is None and config.weights != COCO:
+        report = replace(report, note=f"{report.note}; it names no classes: they are {', '.join(names[:4])}, in order")
     if whole and names and report.heads_left_out and report.num_classes not in (None, len(names)):
         given = f"{len(names)}, {', '.join(names[:4])}"
         fix = "fix: one name in each line, or the data of the weights"

@@ -8,7 +8,9 @@ file, because a rounded box or area changes matches.
 
 import contextlib
 import io
+from collections.abc import Mapping
 from importlib.metadata import version
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,6 +40,7 @@ class Evaluation(NamedTuple):
     detections: Detections  # in any order
     losses: dict[str, float]  # by LOSS_NAMES, of the validation images of a training; else empty
     scorer: str  # as choose_scorer names it
+    about: Mapping[str, Any] = MappingProxyType({})  # what was evaluated, and how: epoch or scored, split, evaluate
 
 
 def choose_scorer(wanted: Scorer = Scorer.auto) -> str:

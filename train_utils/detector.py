@@ -169,6 +169,7 @@ class Predictor:
         return other
 
     def _suppression(self) -> Postprocess:
+        open_checkpoint.check_limits(self.network.model, self.config)
         names, chosen = self.network.names, self.config.classes
         classes = class_numbers(chosen, names, "classes") if chosen is not None else None
         return build.build_postprocess(self.config, self.model.heads, classes)

@@ -1,6 +1,8 @@
 """A trained network, of a checkpoint, an exported file or Darknet weights, with names and size."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import models
 from conf import ConfigError, errors
 from conf.from_checkpoint import trained_size
 from conf.run_files import EXPORTED
+from conf.schema import DetectionSection
 from data.errors import printable
 from models import ModelError
 from models.export import RUNS, read_metadata
@@ -91,6 +94,8 @@ def open_checkpoint(ckpt: str) -> TrainedNetwork:
         file = ExportedNetwork(Path(ckpt))
         size = file.image_size[0] if file.image_size[0] == file.image_size[1] else file.image_size
         note = f"{ckpt}: an exported file, {len(file.names)} classes"
+        note += "" if file.takes_any_size else ", all images at one size (rect=false)"
+        note += "".join(f", {key}={limit}" for key, limit in file.limits.items())
         return TrainedNetwork(file, file.names, file.category_ids, size, note, Path(ckpt).name)
     state = checkpoint.check_entries(checkpoint.load_checkpoint(Path(ckpt)), ckpt)
     model = models.network_of_checkpoint(state["network"], ckpt, state["ema"])
@@ -101,7 +106,48 @@ def open_checkpoint(ckpt: str) -> TrainedNetwork:
     return TrainedNetwork(model.eval(), names, state["category_ids"], size, f"{ckpt}: {origin}", origin)
 
 
-REQUIRED = {"names": list, "category_ids": list, "image_size": list, "stride": int, "open": list}
+REQUIRED = {"names": list, "category_ids": list, "image_size": list, "stride": int, "open": list, "suppression": dict}
+
+
+def read_facts(path: Path) -> dict[str, Any]:
+    """What a file of export.py says about itself; ``suppression`` is empty for one without.
+
+    Raises ModelError for a missing package, and for a file without the metadata of export.py.
+    """
+    with _reading(path):
+        known = {key: json.loads(text) for key, text in read_metadata(path).items() if text[:1] in '[{"0123456789'}
+    limits = known.setdefault("suppression", {})
+    wrong = [key for key, kind in REQUIRED.items() if not isinstance(known.get(key), kind)]
+    if wrong or not all(type(limit) in (int, float) for limit in limits.values()):
+        raise ModelError(f"{path} does not say its {[*wrong, 'suppression'][0]}. fix: a file of export.py")
+    return known
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        raise ModelError(f"{path} needs {error.name}. fix: {errors.install_command(str(error.name))}") from error
+    except Exception as error:  # each runtime has its own for a damaged file
+        raise ModelError(f"{path} cannot be read ({errors.first_line(error)}). fix: a file of export.py") from error
+
+
+def check_limits(model: models.Darknet, config: DetectionSection, prefix: str = "") -> None:
+    """Raise ConfigError for limits looser than those of a file that has dropped detections by them.
+
+    ``prefix`` stands before the keys of ``config``, as ``evaluate.``.
+    """
+    for key, limit in limits_of(model).items():
+        wanted = getattr(config, key, limit)
+        if wanted < limit if key == "confidence" else wanted > limit:
+            says = f"{prefix}{key}={wanted} is looser than {limit}, by which the file drops detections"
+            raise ConfigError(f"{says}. fix: {prefix}{key}={limit}, or export it anew")
+
+
+def limits_of(model: models.Darknet) -> dict[str, float]:
+    """The limits of the suppression in an exported file, by option; empty without."""
+    return model.limits if isinstance(model, ExportedNetwork) else {}
 
 
 class ExportedNetwork(models.Darknet):
@@ -113,19 +159,14 @@ class ExportedNetwork(models.Darknet):
 
     def __init__(self, path: Path) -> None:
         nn.Module.__init__(self)
-        try:
-            known = {key: json.loads(text) for key, text in read_metadata(path).items() if text[:1] in '[{"0123456789'}
+        known = read_facts(path)
+        with _reading(path):
             self.run = RUNS[path.suffix](path)
-        except ImportError as error:
-            raise ModelError(f"{path} needs {error.name}. fix: {errors.install_command(str(error.name))}") from error
-        except Exception as error:  # each runtime has its own for a damaged file
-            raise ModelError(f"{path} cannot be read ({errors.first_line(error)}). fix: a file of export.py") from error
-        if wrong := [key for key, kind in REQUIRED.items() if not isinstance(known.get(key), kind)]:
-            raise ModelError(f"{path} does not say its {wrong[0]}. fix: a file of export.py")
         self.names, self.category_ids = [printable(str(name)) for name in known["names"]], known["category_ids"]
         self.num_classes, self.max_stride, self.image_size = len(self.names), known["stride"], known["image_size"]
         self.takes_any_size = "height" in known["open"]
         self.batch_size = None if "batch" in known["open"] else known.get("batch_size", 1)
+        self.limits: dict[str, float] = known["suppression"]
         self.heads, self.layers, self.num_frozen = [], nn.ModuleList(), 0
 
     def __deepcopy__(self, memo: Any) -> "ExportedNetwork":

@@ -237,7 +237,7 @@ def draw_confusion(evaluation: Evaluation, threshold: float, out: Path) -> None:
         axis.set_xticks(range(len(cells)), [*names, "missed"], rotation=90)
         axis.set_yticks(range(len(cells)), [*names, "nothing there"])
         axis.grid(visible=False)
-        axis.set(xlabel="reported class", ylabel="labelled class", title=f"{what}, score from {threshold:.2g}{limit}")
+        axis.set(xlabel="reported class", ylabel="labelled class", title=f"{what}, score from {threshold:.3g}{limit}")
     figure.savefig(out, dpi=DPI)
 
 
@@ -257,7 +257,7 @@ def draw_detections(evaluation: Evaluation, read: Read, name_of: NameOf, confide
         cells.append(Cell(image, to_xyxy(truth.boxes_xywh[labels]), truth.classes[labels], truth.names, None, title))
         of_image = found[(found["image_id"] == truth.image_ids[i]) & (found["score"] >= confidence)]
         best = of_image[np.argsort(-of_image["score"], kind="stable")][:MOST_DRAWN]
-        title = f"detections: {len(best)}, score from {confidence:.2g}"
+        title = f"detections: {len(best)}, score from {confidence:.3g}"
         cells.append(Cell(image, to_xyxy(best["box_xywh"]), best["class"], truth.names, best["score"], title))
     if cells:
         save_sheet(cells, 4, out)

@@ -13,7 +13,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from conf import errors, run_files
-from conf.options import option
+from conf.options import flat, option
 from data.errors import as_started, printable
 from train_utils import coco_eval, plots, results
 
@@ -22,7 +22,8 @@ BEST_DETECTIONS = "best_detections.npz"
 
 def keep_best(folder: Path, best: coco_eval.Evaluation) -> None:
     """Write ``best_detections.npz`` whole or not at all. Raises OSError."""
-    scores = json.dumps({key: getattr(best, key) for key in ("metrics", "per_class", "at_best_f1", "scorer")})
+    scored = {key: getattr(best, key) for key in ("metrics", "per_class", "at_best_f1", "scorer")}
+    scores = json.dumps({**scored, "about": dict(best.about)})
     with run_files.whole_file(folder / BEST_DETECTIONS, "wb") as file:
         names = np.array([*map(os.fsencode, best.truth.file_names)], np.bytes_)
         np.savez(file, scores=scores, detections=best.detections, **{**vars(best.truth), "file_names": names})
@@ -55,6 +56,8 @@ def read_best(folder: Path) -> coco_eval.Evaluation:
         columns = (*coco_eval.PER_CLASS, *coco_eval.OPERATING_POINT, "images", "boxes")
         rows = [(scores["metrics"], coco_eval.METRICS), (scores["at_best_f1"], coco_eval.OPERATING_POINT)]
         rows += [(row, columns) for row in scores["per_class"].values()]
+        if not isinstance(scores.get("about", {}), dict):
+            raise ValueError("it does not say what was evaluated")
         sum(abs(row[key]) for row, keys in rows for key in keys)  # TypeError if one is not a number
         return coco_eval.Evaluation(**scores, truth=truth, detections=reported, losses={})
     except (OSError, AttributeError, ValueError, KeyError, TypeError, EOFError, BadZipFile) as error:
@@ -62,6 +65,7 @@ def read_best(folder: Path) -> coco_eval.Evaluation:
 
 
 PICTURES = {f"{plots.FOLDER}/{name}": title for name, title in plots.PLOTS.items()}  # titles by path in the run
+OF_BEST = list(PICTURES)[1:]  # all but the curves
 PICTURES["train_batch.jpg"] = "The first training batch as the network sees it, with its boxes"
 PAGE = Template("""<!DOCTYPE html>
 <html lang="en">
@@ -91,17 +95,21 @@ def write_report(folder: Path, options: Mapping[str, Any], defaults: Mapping[str
     ``options`` are those of the run by full key, ``defaults`` their default values. Raises
     TrainError if the run's detections are damaged, and OSError.
     """
-    metrics = "<p>No epoch was evaluated yet.</p>"
+    metrics, of_epoch = "<p>No epoch was evaluated yet.</p>", ""
     if (folder / BEST_DETECTIONS).is_file():
         best = read_best(folder)
         metrics = html_table(list(best.metrics), [list(map(coco_eval.format_metric, best.metrics.values()))])
         metrics += html_table(*coco_eval.rows_of_classes(best))
+        about = [f"{key}={_text(value)}" for key, value in flat(best.about).items()]
+        metrics += f"<p>{escape(', '.join(about))}</p>"
+        of_epoch = f" (epoch {best.about['epoch']})" if "epoch" in best.about else ""
     pictures = ""
     for name, title in PICTURES.items():
         if (folder / name).is_file():
             data = base64.b64encode((folder / name).read_bytes()).decode()
             source = f"data:image/{'png' if name.endswith('.png') else 'jpeg'};base64,{data}"
-            pictures += f'<figure><img alt="{title}" src="{source}"><figcaption>{title}</figcaption></figure>'
+            caption = title + escape(of_epoch) * (name in OF_BEST)
+            pictures += f'<figure><img alt="{title}" src="{source}"><figcaption>{caption}</figcaption></figure>'
     rows_of_options = [(key, _text(value), _text(defaults.get(key, "-"))) for key, value in options.items()]
     text = PAGE.substitute(
         title=escape(printable(f"{options['name']} · {folder.name}")),

@@ -188,12 +188,13 @@ class RunReport:
         self.line(texts + " *" * is_best)
         if is_best and evaluation is not None:
             with self.failure_logged("best_detections.npz"):
-                report_page.keep_best(self.folder, evaluation)
+                about = {"epoch": state.epoch, "split": "val", "evaluate": compose.to_dictionary(self._config.evaluate)}
+                report_page.keep_best(self.folder, evaluation._replace(about=about))
 
     def finish(self, state: TrainState, val_set: data.Annotations, evaluation: coco_eval.Evaluation | None) -> None:
         """Report the result of a training: metrics by class, plots, page, next steps.
 
-        ``evaluation`` is that of the last epoch, on rank 0; the table is of the best epoch.
+        ``evaluation`` is that of the last epoch, on rank 0; table and plots are of the best epoch.
         """
         if evaluation is None:
             return
@@ -207,7 +208,7 @@ class RunReport:
         if self._config.logger.pictures:
             plots.draw_training(self.folder / plots.FOLDER, self.folder / "metrics.csv", self.line)
             read = data.ImageSource(val_set, self._config.data.on_error).read
-            plots.draw_evaluation(self.folder / plots.FOLDER, evaluation, read, val_set.file_name, self.line)
+            plots.draw_evaluation(self.folder / plots.FOLDER, best, read, val_set.file_name, self.line)
         with self.failure_logged("report.html"):
             report_run(self.folder)
         self._send(state.step, "val_best", state.best_metrics)

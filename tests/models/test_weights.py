@@ -15,9 +15,11 @@ from torch import Tensor, nn
 
 import models
 from conf.errors import CheckpointError
+from data import read_names
 from models import Darknet, ModelError, load_darknet_weights, parse_cfg, save_darknet_weights, zoo_cfg
+from models.published import COCO_NAMES
 from models.tensor_files import read_tensor_file
-from models.weights import load_weights_of_checkpoint, weight_tensors
+from models.weights import class_order, load_weights_of_checkpoint, weight_tensors
 from tests.models.cfg_writer import conv, head, section
 from tests.models.small_network import PlainNetwork, randomise, small
 from tests.runs.test_attack import DAMAGES
@@ -190,6 +192,10 @@ def test_rows_of_classes_follow_their_names(network: str, tmp_path: Path) -> Non
     for raw, expected in zip(moved(image), source(image), strict=True):
         torch.testing.assert_close(raw[..., :-3], expected[..., :-3])
         torch.testing.assert_close(raw[..., -3:], expected[..., -3:][..., [2, 0, 1]])
+    order = {"of_file": "red blue green".split(), "names": "green red blue".split()}
+    as_darknet = tiny(3, name=network)
+    load_darknet_weights(as_darknet, write(tmp_path / "a.weights", values_of(source)), **order)
+    assert all_equal(as_darknet, moved)
     fresh, text = load("red", "blue", "cat")
     assert not fresh.layers[source.heads[0].parts[-1].layer].conv.weight.equal(
         source.layers[source.heads[0].parts[-1].layer].conv.weight
@@ -201,6 +207,15 @@ def test_rows_of_classes_follow_their_names(network: str, tmp_path: Path) -> Non
     ):  # numbers do not name classes
         unnamed, text = load(*names, of_file=of_file)
         assert all_equal(source, unnamed) and "names" not in text
+
+
+def test_classes_are_found_by_name() -> None:
+    """Also all 80 of COCO, whose names a network converted without names gets."""
+    coco, _ = read_names(COCO_NAMES)
+    assert [coco[number] for number in class_order(coco, sorted(coco))] == sorted(coco)
+    assert class_order(coco, [f"mine {number}" for number in range(80)]) is None
+    assert class_order(["0", "1"], ["b", "a"]) == class_order(["b", "a"], ["0", "1"]) == [0, 1]
+    assert class_order(["1", "0"], ["0", "1"]) == [1, 0]
 
 
 def _laughs() -> list[Any]:

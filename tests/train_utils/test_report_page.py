@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -13,12 +14,13 @@ import pytest
 from conf import ConfigError
 from conf.compose import compose
 from conf.schema import CompareConfig
+from eval import Evaluator
 from scripts.compare import compare
 from tests.small_run import small_run
 from train import train
-from train_utils import run_report
-from train_utils.coco_eval import score
-from train_utils.report_page import read_best
+from train_utils import plots, run_report
+from train_utils.coco_eval import Evaluation, score
+from train_utils.report_page import read_best, write_report
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +76,28 @@ def test_written_again_without_what_may_be_absent(run_folder: Path, tmp_path: Pa
     assert "No epoch was evaluated" in text
     with pytest.raises(ConfigError, match=r"nowhere: .* fix: the folder of a run"):
         compare(compose("compare", CompareConfig, [f"runs=[{tmp_path.parent}/nowhere]"]))
+
+
+def test_plots_and_table_are_of_the_best_epoch_also_after_a_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Evaluation] = []
+    monkeypatch.setattr(plots, "draw_evaluation", lambda folder, evaluation, *more: drawn.append(evaluation))
+    evaluate, scores = Evaluator.__call__, iter((0.5, 0.1, 0.1))
+
+    def scored(self: Evaluator, *given: Any) -> Evaluation:
+        evaluation = evaluate(self, *given)
+        return evaluation._replace(metrics=evaluation.metrics | {"AP": next(scores)})
+
+    monkeypatch.setattr(Evaluator, "__call__", scored)
+    more = ("train.epochs=2", "train.batch_size=8", "evaluate.every=1", "logger.pictures=true")
+    train(small_run(tmp_path / "shapes", tmp_path / "run", *more))
+    train([f"resume={tmp_path / 'run'}", "train.epochs=3"])
+    assert [(one.metrics["AP"], one.about["epoch"]) for one in drawn] == [(0.5, 1)] * 2
+    (tmp_path / "run/plots/confusion.png").touch()
+    text = write_report(tmp_path / "run", {"name": "a"}, {}).read_text()
+    assert "epoch=1, split=val, evaluate.image_size=null" in text
+    assert re.findall(r"<figcaption>([^<]*epoch 1[^<]*)<", text) == [f"{plots.PLOTS['confusion.png']} (epoch 1)"]
 
 
 def test_a_report_that_fails_is_a_line_and_the_training_goes_on(
