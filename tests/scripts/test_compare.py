@@ -206,7 +206,7 @@ def test_runs_that_cannot_be_compared_are_named(runs: dict[str, Path], tmp_path:
         compare(CompareConfig([str(runs["a0"]), str(runs["small"])], 10, 0, False))
     copy, plugged = make_run(tmp_path / "copy", 3, 0), make_run(tmp_path / "plugged", 4, 0, "plugins=[mine.py]")
     for repeated in (runs["a0"], copy):
-        with pytest.raises(TrainError, match="are one training, of train.seed=0. fix: name one of them"):
+        with pytest.raises(TrainError, match=r"are one training, of train.seed=0\. fix: name one of them"):
             read_groups([runs["a0"], runs["a1"], repeated])
     assert len(read_groups([runs["a0"], plugged])) == 2
     bare = make_run(tmp_path / "bare", 4, 0)
