@@ -187,19 +187,20 @@ def copy(address: str, other: str) -> None:
     _asked(address, lambda obstore, store, key: obstore.copy(store, key, _base_and_key(other)[1]))
 
 
+def _head(path: str) -> tuple[int, str] | None:
+    """Bytes of a file, and a text that changes with the content; None if it is missing."""
+    with suppress(FileNotFoundError):
+        if "://" in path:
+            return _stamp(_asked(path, lambda obstore, store, key: obstore.head(store, key)))
+        status = os.stat(path)
+        return status.st_size, f"{status.st_mtime_ns} {status.st_ctime_ns}"
+    return None
+
+
 def _heads(paths: Sequence[str]) -> list[tuple[int, str] | None]:
-    """Bytes of files, and a text that changes with the content; None for those that are missing."""
-
-    def head(path: str) -> tuple[int, str] | None:
-        with suppress(FileNotFoundError):
-            if "://" in path:
-                return _stamp(_asked(path, lambda obstore, store, key: obstore.head(store, key)))
-            status = os.stat(path)
-            return status.st_size, f"{status.st_mtime_ns} {status.st_ctime_ns}"
-        return None
-
+    """``_head`` of files, side by side."""
     with ThreadPoolExecutor(ASKED) as pool:
-        return list(tracked(pool.map(head, paths), len(paths), "looking for files", unit="file"))
+        return list(tracked(pool.map(_head, paths), len(paths), "looking for files", unit="file"))
 
 
 def _stamp(meta: Any) -> tuple[int, str]:
@@ -321,7 +322,8 @@ class _Parts(io.RawIOBase):
 class Fetcher:
     """Fetches files ahead of need, side by side, and keeps a ``share`` of them in a ``folder``.
 
-    Their names decide which, as every file is read once in each epoch.
+    Their names decide which, as every file is read once in each epoch. Each read asks whether the
+    file is still the kept one.
     """
 
     def __init__(self, folder: Path | None = None, share: float = 0.0) -> None:
@@ -350,7 +352,9 @@ class Fetcher:
         name = path.encode("utf-8", "surrogateescape")
         if self.folder is None or zlib.crc32(name) >= self.share * 2**32:
             return read(path)
-        kept = self.folder / hashlib.sha256(name).hexdigest()[:32]
+        member = _MEMBER.match(path)
+        version = f" {_head(member[1] if member else path)}"
+        kept = self.folder / hashlib.sha256(name + version.encode()).hexdigest()[:32]
         with suppress(OSError):
             content = kept.read_bytes()
             if len(content) > 4 and zlib.crc32(content[4:]) == int.from_bytes(content[:4]):

@@ -22,6 +22,7 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
 import os
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,59 +36,14 @@ from train_utils import coco_eval, report_page
 from train_utils.results import Detections, GroundTruth
 from train_utils.run_report import report_run
 
-COMPARED_METRICS = ("AP", "AP50", "AP75")
+METRICS = ("AP", "AP50", "AP75")
 CONFIDENCE = 0.95  # of the intervals
 SIMULATED = 200_000  # sums of two errors, for their quantiles
-DRAWS_AT_ONCE = 50  # bounds memory: 60 MB for the persons in COCO's 5,000 images
 RECALLS = np.linspace(0, 1, 101)
-PARTS = "  by the network, on common images", "  by images and labels"
 NAMED_IMAGES = 3  # of those that one set has alone
 # A resumed run may change these, but runs that differ in them are different settings.
-DISTINCT = {"data.train", "data.val", "evaluate.every", "train.epochs", "train.patience"}
+DISTINCT = {"data.train", "data.val", "evaluate.every", "plugins", "train.epochs", "train.patience"}
 IGNORED = ("train.seed", "name", *(option for option in MAY_CHANGE if option not in DISTINCT))
-
-
-def compare(config: schema.CompareConfig) -> "list[Gain]":
-    """Print the comparison; return the gain of each setting over the first.
-
-    A single run gets its report instead. Raises TrainError if runs cannot be read or compared.
-    """
-    folders = [Path(run_files.full_name(run)) for run in config.runs]
-    if len(folders) == 1:
-        print(f"page: {report_run(folders[0])}")
-        return []
-    groups = read_groups(folders)
-    table = []
-    for group in groups:
-        metrics = [*map(group.mean, COMPARED_METRICS), group.spread()]
-        table.append((group.letter, str(len(group.runs)), *map(coco_eval.format_metric, metrics)))
-    print_table(("setting", "runs", *COMPARED_METRICS, "spread of AP"), table)
-    keys = dict.fromkeys(key for group in groups for key in group.setting)
-    rows = [(key, *(str(group.setting.get(key, "-")) for group in groups)) for key in keys]
-    print_table(("option", *(group.letter for group in groups)), [row for row in rows if len(set(row[1:])) > 1])
-    print_table(("setting", "folder"), [(group.letter, str(run)) for group in groups for run in group.runs])
-    first, *others = groups
-    gains = []
-    for other in others:
-        if is_same(first.best[0].truth, other.best[0].truth):
-            parts = [gain(first, other, config.resamples, config.seed)]
-        else:
-            parts = split_gain(first, other, config.resamples, config.seed)
-        for what, part in zip((f"{other.letter} against {first.letter}", *PARTS), parts, strict=False):
-            print(f"{what}: {part.sentence()}.")
-        gains.append(parts[0])
-    if any(len(group.runs) == 1 for group in groups):
-        print("A setting with one run only may be lucky in its seed: repeat it with train.seed=1,2 (train.py -m).")
-    return gains
-
-
-def print_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows below their titles."""
-    rows = [list(map(printable, row)) for row in rows]
-    widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
-    for row in (titles, *rows):
-        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
-    print()
 
 
 class Group(NamedTuple):
@@ -98,44 +54,24 @@ class Group(NamedTuple):
     runs: list[Path]
     best: list[coco_eval.Evaluation]  # of each run
 
-    def metrics(self, name: str = "AP") -> list[float]:
-        """A COCO metric at the best epoch of each run."""
-        return [best.metrics[name] for best in self.best]
-
     def mean(self, name: str = "AP") -> float:
-        """The mean of a metric over the runs."""
-        return float(np.mean(self.metrics(name)))
+        """The mean over the runs of a COCO metric at the best epoch."""
+        return float(np.mean([best.metrics[name] for best in self.best]))
 
     def spread(self) -> float | None:
         """The standard deviation of AP over the runs (n - 1); None for a single run."""
-        return float(np.std(self.metrics(), ddof=1)) if len(self.runs) > 1 else None
+        values = [best.metrics["AP"] for best in self.best]
+        return float(np.std(values, ddof=1)) if len(values) > 1 else None
 
+    @property
+    def truth(self) -> GroundTruth:
+        """What all runs were scored on."""
+        return self.best[0].truth
 
-def read_groups(folders: Sequence[Path]) -> list[Group]:
-    """Group the runs in these folders by setting, in the order of first appearance.
-
-    Runs on other validation sets are other settings. Raises TrainError if a folder is not a run, is
-    there twice or has no evaluation.
-    """
-    groups: dict[str, Group] = {}
-    truths: list[GroundTruth] = []
-    if len({*map(Path.resolve, folders)}) < len(folders):
-        raise errors.TrainError(f"runs={' '.join(map(str, folders))} has a run twice. fix: name each once")
-    for folder in folders:
-        options, best = flat(from_checkpoint.read_config(folder, "")), report_page.read_best(folder)
-        truths.append(next((truth for truth in truths if is_same(truth, best.truth)), best.truth))
-        setting = {key: value for key, value in options.items() if not is_covered(key, IGNORED)}
-        letter = chr(ord("A") + len(groups))
-        group = groups.setdefault(f"{id(truths[-1])} {sorted(setting.items())}", Group(letter, setting, [], []))
-        group.runs.append(folder)
-        group.best.append(best)
-    return list(groups.values())
-
-
-def is_same(truth: GroundTruth, other: GroundTruth) -> bool:
-    """Whether images, by id, and labels are the same."""
-    columns = vars(truth).keys() - {"file_names"}  # older files have none
-    return all(np.array_equal(getattr(truth, column), getattr(other, column)) for column in columns)
+    def sampled_aps(self, draws: np.ndarray) -> np.ndarray:
+        """The AP of each run (rows) on each of the ``draws`` (columns)."""
+        matches = [coco_eval.find_matches(best.truth, best.detections) for best in self.best]
+        return np.array([resampled_ap(of_run, draws) for of_run in matches])
 
 
 class Gain(NamedTuple):
@@ -148,167 +84,227 @@ class Gain(NamedTuple):
 
     def sentence(self) -> str:
         """The verdict: a gain is real if its interval excludes 0."""
-        is_real = self.low > 0 or self.high < 0
-        word, verdict = "gain" if self.value >= 0 else "loss", "is real" if is_real else "is unproven"
+        word = "gain" if self.value >= 0 else "loss"
+        verdict = "is real" if self.low > 0 or self.high < 0 else "is unproven"
         interval = f"{CONFIDENCE:.0%} interval {self.low:+.3f} to {self.high:+.3f} over {self.source}"
         return f"the {word} of {abs(self.value):.3f} AP {verdict}: {interval}"
 
 
-def gain(first: Group, second: Group, resamples: int, seed: int) -> Gain:
-    """Compare two settings that were scored on the same images.
+def compare(config: schema.CompareConfig) -> list[Gain]:
+    """Print the comparison; return the gain of each setting over the first.
 
-    A bootstrap, which draws the same images for all runs, gives the error over images. Where a
-    setting has several runs, Student's t with the pooled variance of AP adds the error over seeds.
+    A single run gets its report instead. Raises TrainError if runs cannot be read or compared.
     """
-    images = len(first.best[0].truth.image_ids)
-    draws = draw_images(images, resamples, seed)
-    deltas = resampled_gain((first, second), (np.arange(images),) * 2, draws)
-    return with_interval((first.metrics(), second.metrics()), deltas, seed)
+    folders = [Path(run_files.full_name(run)) for run in config.runs]
+    if len(folders) == 1:
+        print(f"page: {report_run(folders[0])}")
+        return []
+    groups = read_groups(folders)
+    print_groups(groups)
+    gains = []
+    for other in groups[1:]:
+        parts = find_gains(groups[0], other, config.resamples, config.seed)
+        titles = f"{other.letter} against A", "  by the network, on common images", "  by images and labels"
+        for title, part in zip(titles, parts, strict=False):
+            print(f"{title}: {part.sentence()}.")
+        gains.append(parts[0])
+    if any(len(group.runs) == 1 for group in groups):
+        print("A setting with one run only may be lucky in its seed: repeat it with train.seed=1,2 (train.py -m).")
+    return gains
 
 
-def resampled_gain(groups: Sequence[Group], columns: Sequence[np.ndarray], draws: np.ndarray) -> np.ndarray:
-    """The gains (R,) of the second of two settings on samples of images.
+def read_groups(folders: Sequence[Path]) -> list[Group]:
+    """Group the runs in these folders by setting, in the order of first appearance.
 
-    A setting's images, by id, stand in the ``columns`` (N,) of ``draws`` (R, all images).
+    Runs on other validation sets are other settings. Raises TrainError if a folder is not a run or
+    has no evaluation, or if two runs of a setting have one seed.
     """
-    deltas, title = np.zeros(len(draws)), f"{groups[1].letter} against {groups[0].letter}"
-    runs = sum(len(group.best) for group in groups)
-    with progress.Progress(runs * len(draws), title, enabled=True, unit="draw") as bar:
-        for sign, group, own in zip((-1, 1), groups, columns, strict=True):
-            for best in group.best:
-                matches = coco_eval.find_matches(best.truth, best.detections)
-                for start in range(0, len(draws), DRAWS_AT_ONCE):
-                    block = draws[start : start + DRAWS_AT_ONCE, own]
-                    deltas[start : start + len(block)] += sign * resampled_ap(matches, block) / len(group.best)
-                    bar.advance(len(block))
-    return deltas
+    groups: list[Group] = []
+    by_seed: dict[tuple[str, Any], Path] = {}
+    for folder in folders:
+        options, best = flat(from_checkpoint.read_config(folder, "")), report_page.read_best(folder)
+        setting = {key: value for key, value in options.items() if not is_covered(key, IGNORED)}
+        for group in groups:
+            if group.setting == setting and is_same(group.truth, best.truth):
+                break
+        else:
+            group = Group(chr(ord("A") + len(groups)), setting, [], [])
+            groups.append(group)
+        key = group.letter, options.get("train.seed")
+        if key in by_seed:
+            pair = f"{by_seed[key]} and {folder}"
+            raise errors.TrainError(f"{pair} are one training, of train.seed={key[1]}. fix: name one of them")
+        by_seed[key] = folder
+        group.runs.append(folder)
+        group.best.append(best)
+    return groups
 
 
-def with_interval(values_of: Sequence[Sequence[float]], deltas: np.ndarray, seed: int) -> Gain:
-    """The gain of the mean, from values of both settings' runs and the gains (R,) of samples."""
-    first, second = values_of
-    value, freedom = float(np.mean(second) - np.mean(first)), len(first) + len(second) - 2
-    values = value + deltas - deltas.mean()
-    if freedom:
-        squares = sum(np.var(one) * len(one) for one in (first, second))
-        error = (squares / freedom * sum(1 / len(one) for one in (first, second))) ** 0.5
-        generator = np.random.default_rng(seed)
-        values = generator.choice(values, SIMULATED) + error * generator.standard_t(freedom, SIMULATED)
-    low, high = np.quantile(values, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return Gain(value, float(low), float(high), "images and seeds" if freedom else "images")
+def is_same(truth: GroundTruth, other: GroundTruth) -> bool:
+    """Whether images, by id, and labels are the same."""
+    columns = vars(truth).keys() - {"file_names"}  # older files have none
+    return all(np.array_equal(getattr(truth, column), getattr(other, column)) for column in columns)
 
 
-def split_gain(first: Group, second: Group, resamples: int, seed: int) -> list[Gain]:
-    """Print how the sets of two settings differ; return the gain and its two parts, as above.
+def print_groups(groups: Sequence[Group]) -> None:
+    """Print the settings' metrics, the options that differ, and the folders."""
+    metrics = [["setting", "runs", *METRICS, "spread of AP"]]
+    folders = [["setting", "folder"]]
+    for group in groups:
+        values = [*map(group.mean, METRICS), group.spread()]
+        metrics.append([group.letter, str(len(group.runs)), *map(coco_eval.format_metric, values)])
+        folders += [[group.letter, str(run)] for run in group.runs]
+    options = [["option", *(group.letter for group in groups)]]
+    for key in dict.fromkeys(key for group in groups for key in group.setting):
+        row = [key, *(str(group.setting.get(key, "-")) for group in groups)]
+        if len(set(row[1:])) > 1:
+            options.append(row)
+    for table in (metrics, options, folders):
+        rows = [[*map(printable, row)] for row in table]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            print("  ".join(map(str.ljust, row, widths)).rstrip())
+        print()
 
-    The bootstrap draws from the images of both sets, the same for all three. Raises TrainError if
-    the sets share no labelled image.
+
+def find_gains(first: Group, second: Group, resamples: int, seed: int) -> list[Gain]:
+    """The gain of one setting over another and, if their sets differ, its two parts, as above.
+
+    A bootstrap, which draws the same images of both sets for all runs, gives the error over images.
+    Raises TrainError if the sets share no labelled image.
     """
-    truths = [group.best[0].truth for group in (first, second)]
-    keys = image_keys(truths)
-    number_of = {key: number for number, key in enumerate(dict.fromkeys([*keys[0], *keys[1]]))}
-    numbers = [np.array([number_of[key] for key in of_set], np.int64) for of_set in keys]
-    names = sorted({*truths[0].names} & {*truths[1].names})
-    both = np.intersect1d(numbers[0], numbers[1])
-    before, after = (select(*one, both, names) for one in zip(truths, numbers, strict=True))
-    if after.crowd.all():
+    truth = second.truth
+    if is_same(first.truth, truth):
+        draws = draw_images(len(truth.image_ids), resamples, seed)
+        return [with_interval(first.sampled_aps(draws), second.sampled_aps(draws), seed)]
+    ids = image_ids((first.truth, truth))
+    both, every = ids[0].keys() & ids[1].keys(), ids[0] | ids[1]
+    names = [name for name in truth.names if name in first.truth.names]
+    # The others become crowds: images and classes without boxes do not count.
+    on_common = np.isin(truth.image_ids[truth.image_of_box], [ids[1][key] for key in both])
+    of_common = np.isin(np.array(truth.names)[truth.classes], names)
+    common = replace(truth, crowd=truth.crowd | ~(on_common & of_common))
+    if common.crowd.all():
         raise errors.TrainError(
             f"{second.runs[0]} was scored on another validation set than {first.runs[0]}, and no labelled image of one"
             " name is known to be in both. fix: score it on the same: "
             f"{as_started('python eval.py')} ckpt=... data=... out=<its folder>"
         )
-    print(describe_change((first.letter, second.letter), keys, (before, after)))
-    shared = [
-        group._replace(best=[coco_eval.score(after, moved(best, ids, after)) for best in group.best])
-        for group, ids in zip((first, second), numbers, strict=True)
-    ]
-    draws = draw_images(len(number_of), resamples, seed)
-    columns = [ids[np.argsort(truth.image_ids)] for ids, truth in zip(numbers, truths, strict=True)]
-    whole, network = resampled_gain((first, second), columns, draws), resampled_gain(shared, (both, both), draws)
-    of_own, of_shared = ([group.metrics() for group in pair] for pair in ((first, second), shared))
-    of_data = [np.subtract(*pair).tolist() for pair in zip(of_own, of_shared, strict=True)]
-    parts = (of_own, whole), (of_shared, network), (of_data, whole - network)
-    return [with_interval(values, deltas, seed) for values, deltas in parts]
+    draws = dict(zip(every, draw_images(len(every), resamples, seed).T, strict=True))
+    drawn_common = np.transpose([draws[key] * (key in both) for key in ids[1]])
+    whole, network, rows = [], [], []
+    for group, own in zip((first, second), ids, strict=True):
+        images = {own[key]: ids[1][key] for key in both}
+        classes = {group.truth.names.index(name): truth.names.index(name) for name in names}
+        rows.append(labels(group.truth, images, classes))
+        moved = [renumbered(best.detections, images, classes) for best in group.best]
+        shared = [best._replace(truth=common, detections=found) for best, found in zip(group.best, moved, strict=True)]
+        whole.append(group.sampled_aps(np.transpose([draws[key] for key in own])))
+        network.append(group._replace(best=shared).sampled_aps(drawn_common))
+    print_change((first.letter, second.letter), ids, rows)
+    of_data = [whole[0] - network[0], whole[1] - network[1]]
+    return [with_interval(*aps, seed) for aps in (whole, network, of_data)]
 
 
-def describe_change(letters: Sequence[str], keys: Sequence[list[Any]], common: Sequence[GroundTruth]) -> str:
-    """Images, by ``image_keys``, and numbers of labels of ``common`` that one set has alone."""
-    labels = [count_labels(truth) for truth in common]
-    same, placed = (sum((one & other).values()) for one, other in zip(*labels, strict=True))
-    lines = [f"{letters[0]} and {letters[1]} were scored on different sets:"]
-    images = progress.counted(len(common[0].image_ids), "image")
-    lines += [f"  {images} in both; of their labels {same:,} the same, {placed - same:,} of another class"]
-    for letter, (_, boxes), own, other in zip(letters, labels, keys, keys[::-1], strict=True):
-        alone = sorted(set(own) - set(other))
-        named = [printable(name) for name, *_ in alone[:NAMED_IMAGES]] + ["..."] * (len(alone) > NAMED_IMAGES)
-        images = progress.counted(len(alone), "image") + f" ({', '.join(named)})" * bool(alone)
-        labels_there = progress.counted(boxes.total() - placed, "label")
-        lines += [f"  only in {letter}: {images}; {labels_there} on the common ones"]
-    return "\n".join(lines)
+def image_ids(truths: Sequence[GroundTruth]) -> list[dict[Any, int]]:
+    """The ids of two sets' images by name, height and width, in their order.
 
-
-def count_labels(truth: GroundTruth) -> tuple[Counter[Any], Counter[Any]]:
-    """How often there is each box with its class, and without."""
-    rows = [*zip(truth.image_ids[truth.image_of_box].tolist(), map(tuple, truth.boxes_xywh.tolist()), strict=True)]
-    return Counter(zip(rows, truth.classes.tolist(), strict=True)), Counter(rows)
-
-
-def image_keys(truths: Sequence[GroundTruth]) -> list[list[Any]]:
-    """Name, height, width of the images of two sets; names without folders if no others agree."""
+    Names are without folders if no others agree.
+    """
     for shorten in (str, os.path.basename):
-        keys = [
-            [(shorten(name), *size) for name, size in zip(t.file_names, t.sizes.tolist(), strict=False)] for t in truths
-        ]
-        if set(keys[0]) & set(keys[1]) and all(len(set(of_set)) == len(of_set) for of_set in keys):
-            return keys
-    return [[], []]
+        found = []
+        for truth in truths:
+            rows = sorted(zip(truth.image_ids.tolist(), truth.file_names, truth.sizes.tolist(), strict=False))
+            found.append({(shorten(name), *size): number for number, name, size in rows})
+        if found[0].keys() & found[1].keys() and [*map(len, found)] == [len(truth.image_ids) for truth in truths]:
+            return found
+    return [{}, {}]
 
 
-def select(truth: GroundTruth, ids: np.ndarray, chosen: np.ndarray, names: Sequence[str]) -> GroundTruth:
-    """The images whose new ``ids`` (N,) are ``chosen``, and their boxes of classes in ``names``."""
-    images, classes = np.flatnonzero(np.isin(ids, chosen)), class_numbers(truth.names, names)[truth.classes]
-    boxes = np.isin(truth.image_of_box, images) & (classes >= 0)
-    offsets = np.append(0, np.bincount(truth.image_of_box[boxes], minlength=len(ids))[images].cumsum())
-    columns = {name: getattr(truth, name)[boxes] for name in ("boxes_xywh", "crowd", "areas")}
-    return GroundTruth(ids[images], truth.sizes[images], offsets, classes=classes[boxes], names=names, **columns)
+def labels(truth: GroundTruth, images: dict[int, int], classes: dict[int, int]) -> list[tuple[float, ...]]:
+    """Image, left, top, width, height and class of boxes that count, by their new numbers."""
+    owners = truth.image_ids[truth.image_of_box].tolist()
+    found = []
+    for image, index, box, crowd in zip(owners, truth.classes, truth.boxes_xywh.tolist(), truth.crowd, strict=True):
+        if image in images and index in classes and not crowd:
+            found.append((images[image], *box, classes[index]))
+    return found
 
 
-def moved(best: coco_eval.Evaluation, ids: np.ndarray, truth: GroundTruth) -> Detections:
-    """Detections on images and of classes of ``truth``; ``ids`` (N,) are new ones of their own."""
-    found, order = best.detections.copy(), np.argsort(best.truth.image_ids)
-    found["image_id"] = ids[order[np.searchsorted(best.truth.image_ids, found["image_id"], sorter=order)]]
-    found["class"] = class_numbers(best.truth.names, truth.names)[found["class"]]
-    return found[np.isin(found["image_id"], truth.image_ids) & (found["class"] >= 0)]
+def renumbered(found: Detections, images: dict[int, int], classes: dict[int, int]) -> Detections:
+    """Those of these images and classes, by their new numbers."""
+    kept = found[np.isin(found["image_id"], [*images]) & np.isin(found["class"], [*classes])]
+    kept["image_id"] = [images[number] for number in kept["image_id"].tolist()]
+    kept["class"] = [classes[number] for number in kept["class"].tolist()]
+    return kept
 
 
-def class_numbers(own: Sequence[str], names: Sequence[str]) -> np.ndarray:
-    """For each of the ``own`` classes (K,) its number among ``names``, or -1."""
-    numbers = {name: number for number, name in enumerate(names)}
-    return np.array([numbers.get(name, -1) for name in own], np.int64)
+def print_change(letters: Sequence[str], ids: Sequence[dict[Any, int]], of_both: Sequence[list[Any]]) -> None:
+    """Print what one of two sets has alone: images, and labels of the images ``of_both``."""
+    boxes = [Counter(row[:-1] for row in rows) for rows in of_both]
+    same, placed = (Counter(of_both[0]) & Counter(of_both[1])).total(), (boxes[0] & boxes[1]).total()
+    print(f"{letters[0]} and {letters[1]} were scored on different sets:")
+    images = progress.counted(len(ids[0].keys() & ids[1].keys()), "image")
+    print(f"  {images} in both; of their labels {same:,} the same, {placed - same:,} of another class")
+    for letter, own, other, rows in zip(letters, ids, reversed(ids), of_both, strict=True):
+        alone = [printable(name) for name, *_ in sorted(own.keys() - other.keys())]
+        listed = ", ".join(alone[:NAMED_IMAGES]) + (", ..." if len(alone) > NAMED_IMAGES else "")
+        images = progress.counted(len(alone), "image") + (f" ({listed})" if alone else "")
+        print(f"  only in {letter}: {images}; {progress.counted(len(rows) - placed, 'label')} on the common ones")
 
 
 def draw_images(images: int, resamples: int, seed: int) -> np.ndarray:
-    """How often each of N images is in each sample of N with replacement, int (resamples, N)."""
-    return np.random.default_rng(seed).multinomial(images, np.full(images, 1 / images), resamples)
+    """How often each of N images is in samples of N with replacement, int (1 + resamples, N).
+
+    The first one holds each image once.
+    """
+    draws = np.random.default_rng(seed).multinomial(images, np.full(images, 1 / images), resamples)
+    return np.concatenate([np.ones((1, images), int), draws])
+
+
+def with_interval(first: np.ndarray, second: np.ndarray, seed: int) -> Gain:
+    """The gain from one setting to another, by the ``sampled_aps`` of their runs.
+
+    Where a setting has several runs, Student's t with the pooled variance of AP adds the error over
+    seeds.
+    """
+    gains = second.mean(0) - first.mean(0)
+    values = gains[0] + gains[1:] - gains[1:].mean()
+    freedom = len(first) + len(second) - 2
+    if freedom:
+        squares = first[:, 0].var() * len(first) + second[:, 0].var() * len(second)
+        error = (squares / freedom * (1 / len(first) + 1 / len(second))) ** 0.5
+        generator = np.random.default_rng(seed)
+        values = generator.choice(values, SIMULATED) + error * generator.standard_t(freedom, SIMULATED)
+    low, high = np.quantile(values, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return Gain(float(gains[0]), float(low), float(high), "images and seeds" if freedom else "images")
 
 
 def resampled_ap(matches: coco_eval.Matches, draws: np.ndarray) -> np.ndarray:
     """AP (R,) of data sets that hold image i ``draws[:, i]`` times; ``draws`` is int (R, N).
 
-    It is pycocotools' mean over the classes with boxes, IoUs and 101 recalls of the best precision
-    at that recall or a higher one, which a right detection has.
+    It is pycocotools' mean over the classes with boxes, the IoUs and 101 recalls of the best
+    precision at that recall or a higher one.
     """
     total, present = np.zeros(len(draws)), np.zeros(len(draws))
-    for index, boxes in enumerate(matches.boxes):
-        labels = draws @ boxes
-        present += labels > 0
-        of_class = np.flatnonzero(matches.classes == index)
-        of_class = of_class[np.argsort(-matches.scores[of_class], kind="stable")]
-        times = draws[:, matches.images[of_class]]  # that each detection occurs
-        for right, wrong in zip(matches.right[:, of_class], matches.wrong[:, of_class], strict=True):
-            hits = times[:, right].cumsum(1)
-            precision = hits / np.maximum((times * (right | wrong)).cumsum(1)[:, right], 1)
-            best = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
-            recalls = np.searchsorted(RECALLS, hits / np.maximum(labels, 1)[:, None], side="right")
-            total += (best * np.diff(recalls, axis=1, prepend=0)).sum(1)
-    return total / np.maximum(present, 1) / (len(matches.right) * len(RECALLS))
+    with progress.Progress(len(matches.boxes), "AP of samples", enabled=True, unit="class") as bar:
+        for index, boxes in enumerate(matches.boxes):
+            of_class = np.flatnonzero(matches.classes == index)
+            of_class = of_class[np.argsort(-matches.scores[of_class], kind="stable")]
+            right, wrong, images = matches.right[:, of_class], matches.wrong[:, of_class], matches.images[of_class]
+            for sample, labels in enumerate(draws @ boxes):
+                if labels:
+                    times = draws[sample, images]
+                    present[sample] += 1
+                    total[sample] += sum(map(ap_at_iou, right * times, wrong * times, [labels] * len(right)))
+            bar.advance(1)
+    return total / np.maximum(present, 1) / len(matches.right)
+
+
+def ap_at_iou(right: np.ndarray, wrong: np.ndarray, labels: int) -> float:
+    """AP of a class at one IoU from how often each detection, by falling score, is right, wrong."""
+    found, reported, is_right = right.cumsum(), (right + wrong).cumsum(), right > 0
+    precision = found[is_right] / reported[is_right]
+    best = np.maximum.accumulate(precision[::-1])[::-1]
+    at = np.searchsorted(found[is_right] / labels, RECALLS)
+    return float(best[at[at < len(best)]].sum()) / len(RECALLS)

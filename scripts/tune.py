@@ -22,6 +22,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -34,18 +35,23 @@ from data.errors import as_started
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
 Space = dict[str, Any]  # the values of each option, or Hydra's interval
 FAILED = float("nan")  # which Optuna takes for a trial without a result
+STOPPED = "stopped"  # an attribute of trials that Ctrl-C ended, which do not count as trials
 SECONDS_BETWEEN_LOOKS = 1.0  # at metrics.csv of a trial
 
 
 def tune(config: schema.TuneConfig) -> None:
-    """Run the missing trials. Raises ConfigError for options that train.py refuses."""
-    parsed = OverridesParser.create().parse_overrides(config.options)
-    fixed = [str(each.input_line) for each in parsed if not each.is_sweep_override()]
-    space: Space = {
-        each.get_key_element(): each.value() if each.is_interval_sweep() else [*each.sweep_string_iterator()]
-        for each in parsed
-        if each.is_sweep_override()
-    }
+    """Run the missing trials.
+
+    Raises ConfigError for options that train.py refuses, or that differ from those of the study.
+    """
+    fixed: list[str] = []
+    space: Space = {}
+    for each in OverridesParser.create().parse_overrides(config.options):
+        if not each.is_sweep_override():
+            fixed.append(str(each.input_line))
+        else:
+            is_interval = each.is_interval_sweep()
+            space[each.get_key_element()] = each.value() if is_interval else [*each.sweep_string_iterator()]
     if not space:
         raise ConfigError("nothing to search. fix: an option with several values or an interval behind --, see --help")
     first = {key: values[0] if isinstance(values, list) else values.start for key, values in space.items()}
@@ -61,10 +67,21 @@ def tune(config: schema.TuneConfig) -> None:
     storage = f"sqlite:///{folder.absolute()}/study.db"
     study = optuna.create_study(storage=storage, study_name="trials", direction="maximize", load_if_exists=True)
     study.pruner = optuna.pruners.MedianPruner(n_warmup_steps=config.prune_after)
-    study.sampler = optuna.samplers.TPESampler(seed=config.seed + len(study.trials))
+    if not study.trials:
+        study.set_user_attr("options", sorted(config.options))
+    elif study.user_attrs.get("options") != sorted(config.options):
+        earlier = shlex.join(study.user_attrs.get("options", ["unknown options"]))
+        raise ConfigError(f"the study {folder} searches with {earlier}. fix: name=<a new one>")
+
+    def objective(trial: Any) -> float:
+        # Of the trial's own seed, so that processes that start together draw different points.
+        seed = Random(f"{config.seed} {trial.number}").getrandbits(32)
+        study.sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+        return run_trial(trial, fixed, space, folder)
+
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
-    while len(study.trials) < config.trials:  # other processes may add trials
-        study.optimize(lambda trial: run_trial(trial, fixed, space, folder), n_trials=1)
+    while sum(STOPPED not in trial.user_attrs for trial in study.trials) < config.trials:  # others may add some
+        study.optimize(objective, n_trials=1)
     if study.get_trials(states=[optuna.trial.TrialState.COMPLETE]):
         best = shlex.join([*fixed, *overrides(study.best_params)])
         print(f"best AP {study.best_value:.4f}: {as_started('python train.py')} {best}", flush=True)
@@ -91,6 +108,9 @@ def run_trial(trial: Any, fixed: list[str], space: Space, study_folder: Path) ->
             if reported and process.poll() is None and trial.should_prune():
                 print(f"trial {trial.number}: pruned after epoch {epoch}", flush=True)
                 raise optuna.TrialPruned
+    except KeyboardInterrupt:
+        trial.set_user_attr(STOPPED, True)
+        raise
     finally:
         process.send_signal(signal.SIGINT)  # its only one, as it has its own session: it saves a checkpoint
         process.wait()

@@ -186,19 +186,25 @@ def test_a_name_stands_for_the_one_picture_of_a_tar_that_it_can_mean(tmp_path: P
         remote.in_shards(["LICENSE"], str(tmp_path / "t.tar"))
 
 
-def test_a_folder_keeps_a_share_of_the_files_and_trusts_no_damaged_one(picture_set, bucket, tmp_path) -> None:
+def test_a_folder_keeps_a_share_of_the_files_and_trusts_no_damaged_or_older_one(
+    picture_set: CocoSet, bucket: Bucket, tmp_path: Path
+) -> None:
     paths = [f"s3://b/images/{record['file_name']}" for record in picture_set.json["images"]]
     fetched = [remote.Fetcher(tmp_path, 1.0).read(path) for path in paths]
     bucket.asked.clear()
-    assert [remote.Fetcher(tmp_path, 1.0).read(path) for path in paths] == fetched and not bucket.asked
+    assert [remote.Fetcher(tmp_path, 1.0).read(path) for path in paths] == fetched
+    assert sorted(bucket.asked) == sorted(path.removeprefix("s3://b/") for path in paths)  # whether they changed
+    bucket.asked.clear()
     kept = sorted(tmp_path.iterdir())
     kept[0].write_bytes(kept[0].read_bytes()[:-1])
     kept[1].write_bytes(b"")
-    assert [remote.Fetcher(tmp_path, 1.0).read(path) for path in paths] == fetched and len(bucket.asked) == 2
+    assert [remote.Fetcher(tmp_path, 1.0).read(path) for path in paths] == fetched and len(bucket.asked) == COUNT + 2
     (some := tmp_path / "some").mkdir()
     assert [remote.Fetcher(some, 0.5).read(path) for path in paths] == fetched
     assert 0 < len(list(some.iterdir())) < COUNT
     assert remote.Fetcher(tmp_path / "no such folder", 1.0).read(paths[0]) == fetched[0]
+    (bucket.folder / "images" / Path(paths[0]).name).write_bytes(b"another picture")
+    assert remote.Fetcher(tmp_path, 1.0).read(paths[0]) == b"another picture"
 
 
 def test_label_files_go_with_a_list_of_pictures_at_an_address(yolo_set: YoloSet) -> None:

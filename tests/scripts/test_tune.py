@@ -3,10 +3,14 @@
 import math
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import optuna
 import pytest
 
+from conf import ConfigError
 from conf.compose import compose
 from conf.run import PROGRAMS, prepare_arguments
 from conf.schema import TrainConfig, TuneConfig
@@ -80,8 +84,12 @@ def test_a_study_finds_the_best_options_prunes_the_hopeless_and_goes_on(
     assert best > 0.05, "rates are drawn by their logarithm, and half of them are below 0.01"
 
     config.trials = 12
+    config.options.reverse()
     tune.tune(config)
     assert len(lengths()) == 12 and lengths()[:11] == epochs
+    for other in (["train.epochs=300", RATE], ["train.epochs=6", "optim.lr=0.1,0.2"]):
+        with pytest.raises(ConfigError, match=r"the study runs/x searches with data=shapes .* fix: name=<a new one>"):
+            tune.tune(configured("trials=12", "--", "data=shapes", "name=a b", "train.seed=0,1", *other))
 
 
 def test_a_search_that_is_stopped_leaves_no_training_behind(
@@ -100,7 +108,29 @@ def test_a_search_that_is_stopped_leaves_no_training_behind(
             tune.tune(config)
     assert Path("runs/x/trial-0000/stopped").exists()
     tune.tune(config)
-    assert lengths()[1:] == [8]
+    assert lengths()[1:] == [8, 8], "the stopped trial is none of the two"
+
+
+def test_processes_that_start_together_draw_different_points(
+    configured: Callable[..., TuneConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, drawn = configured("trials=2", "--", "data=shapes", RATE), []
+    optimize = optuna.study.Study.optimize
+
+    def after_another(study: Any, objective: Any, n_trials: int) -> None:
+        """The other process starts and finishes a trial before this one writes its first."""
+        monkeypatch.setattr(optuna.study.Study, "optimize", optimize)
+        tune.tune(replace(config, trials=1))
+        study.optimize(objective, n_trials)
+
+    def draw(trial: Any, fixed: list[str], space: tune.Space, folder: Path) -> float:
+        drawn.append(tune.draw(trial, "optim.lr", space["optim.lr"]))
+        return 0.5
+
+    monkeypatch.setattr(tune, "run_trial", draw)
+    monkeypatch.setattr(optuna.study.Study, "optimize", after_another)
+    tune.tune(config)
+    assert len(drawn) == len({*drawn}) == 2
 
 
 def test_failed_trials_are_named(configured: Callable[..., TuneConfig], capsys: pytest.CaptureFixture[str]) -> None:
