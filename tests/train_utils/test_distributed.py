@@ -210,6 +210,9 @@ def test_memory_grows_where_the_driver_and_the_user_let_it(refused: bool, monkey
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
     distributed._grow_memory_segments(torch.device("cuda", 0))
     assert not settings
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF")
+    monkeypatch.delattr(torch._C, "_accelerator_setAllocatorSettings")  # a torch without this private function
+    distributed._grow_memory_segments(torch.device("cuda", 0))
 
 
 @pytest.mark.parametrize(
