@@ -57,7 +57,7 @@ def train(requested: schema.TrainConfig) -> run.Outcome:  # noqa: PLR0915 - the 
         # All that training changes and a checkpoint holds; of the model the plain one, without DDP.
         model = build.to_device(model, config.train, world)
         sync_batchnorm.convert_batch_norm(model, config.train, world, batches.images_per_rank)
-        description = auto.describe_run(config, requested, model, train_set)
+        description = auto.describe_run(config, requested, model, train_set, val_set)
         state = TrainState.create(model, config, train_sampler.steps_per_epoch, description)
         forward = engine.ForwardPass.create(
             model, loss, config.train, compile_mode=compile_mode, batches=batches, world=world, log_line=report.line

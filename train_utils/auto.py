@@ -91,7 +91,7 @@ def min_iou_of(config: TrainConfig) -> float | None:
 
 
 def describe_run(
-    config: TrainConfig, requested: TrainConfig, model: models.Darknet, train_set: Annotations
+    config: TrainConfig, requested: TrainConfig, model: models.Darknet, train_set: Annotations, val_set: Annotations
 ) -> dict[str, Any]:
     """Everything besides its tensors that makes a checkpoint self-contained.
 
@@ -103,8 +103,12 @@ def describe_run(
         "category_ids": train_set.category_ids.tolist(),
         "config": compose.to_dictionary(replace(config, data=requested.data)),
         "weights_version": list(models.WEIGHTS_VERSION),
-        "data": {
-            **{"images": len(train_set), "boxes": len(train_set.classes), "digest": train_set.digest()},
-            **({"order": "computed"} if len(train_set) > TABLE_IMAGES else {}),  # of images; an older run had a table
-        },
+        # The order of images; an older run had a table.
+        "data": content_of(train_set) | ({"order": "computed"} if len(train_set) > TABLE_IMAGES else {}),
+        "val": content_of(val_set),
     }
+
+
+def content_of(annotations: Annotations) -> dict[str, Any]:
+    """What tells whether a resumed run has the same images and boxes, wherever they lie."""
+    return {"images": len(annotations), "boxes": len(annotations.classes), "digest": annotations.digest()}

@@ -55,8 +55,8 @@ class MetricsCsv:
     def __init__(self, path: Path, columns: Sequence[str], done: int = 0) -> None:
         """Start the file, or keep its rows whose first column is at most ``done``, to resume there.
 
-        Values stay under their names, if an older version wrote other columns. Raises TrainError if it
-        cannot be written.
+        Values stay under their names, if an older version wrote other columns. Raises TrainError if
+        it cannot be written.
         """
         self._file, self._columns = GrowingFile(path), columns
         rows = []

@@ -198,7 +198,7 @@ class RunReport:
         if evaluation is None:
             return
         best, of_epoch = evaluation, state.epoch
-        if state.best_epoch != state.epoch:
+        if state.best_epoch not in (0, state.epoch):  # 0: a run that was finished, on another validation set
             with contextlib.suppress(errors.TrainError):  # a full disk may have kept them from being written
                 best, of_epoch = report_page.read_best(self.folder), state.best_epoch
         self.line(f"metrics of epoch {of_epoch}:")

@@ -72,6 +72,22 @@ def test_what_is_taken_up_has_the_values_and_the_memory_layout_of_before(schedul
             train_epoch(each, batches(8, 24))
 
 
+def test_the_best_epoch_is_chosen_anew_on_another_validation_set() -> None:
+    """APs of two sets do not compare; patience begins again, too. Older versions stored no set."""
+    _, saved = trained_and_saved()
+    options = cast(Any, SimpleNamespace(epochs=9, patience=1))
+    for before, is_other in (({"val": {"digest": "a"}}, True), ({"val": {"digest": "b"}}, False), ({}, False)):
+        state = new_state(network_with_norm(), SCHEDULE)
+        state.description["val"] = {"digest": "b"}
+        said = state.resume(saved | before, Path("run"), WORLD)
+        assert ("the validation set is another one" in said) == is_other
+        assert "best AP 0.5000 after epoch 1" in said
+        assert state.stop_reason(options, WORLD) is None
+        state.end_epoch()
+        assert state.record({"AP": 0.3}) == is_other
+        assert (state.stop_reason(options, WORLD) is None) == is_other
+
+
 def test_each_rank_gets_its_own_generators_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a made-up CUDA: dropout on a GPU draws from that generator."""
     on_device = [torch.tensor([7, 8], dtype=torch.uint8)]
