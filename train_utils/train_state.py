@@ -202,7 +202,7 @@ class TrainState:
         self.best_metrics = dict(state["metrics"])
         same_ranks, sums = state["world_size"] == world.world_size, state["loss_sums"]
         self.loss_sums.copy_(sums[world.rank] if same_ranks else sums.mean(0))
-        if same_ranks:
-            torch.set_rng_state(state["rng"][world.rank])
-            if torch.cuda.is_initialized() and len(state["cuda_rng"][world.rank]):
-                torch.cuda.set_rng_state(state["cuda_rng"][world.rank])
+        of_rank = world.rank if same_ranks else 0  # generators of ranks differ only by what plugins drew
+        torch.set_rng_state(state["rng"][of_rank])
+        if torch.cuda.is_initialized() and len(state["cuda_rng"][of_rank]):
+            torch.cuda.set_rng_state(state["cuda_rng"][of_rank])

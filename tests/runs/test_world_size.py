@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from data import ShapesConfig
+from models import zoo_cfg
 from tests.runs.kill_resume import largest_difference, parts_of
 from tests.runs.process_group import run_group
 from tests.small_run import rows, small_run
@@ -29,15 +30,19 @@ def train_here(folder: Path, shapes: ShapesConfig, run_dir: Path, more: list[str
 @pytest.mark.parametrize(
     ("shapes", "world_size", "steps", "more"),
     [
-        (SMALL, 2, 3, [*SIZES, "model.cfg=yolov3-spp", "optim.clip_norm=10", "train.micro_batch_size=4", *ANCHORS]),
+        (SMALL, 2, 3, [*SIZES, "augment.tile_pool=2", "optim.clip_norm=10", "train.micro_batch_size=4", *ANCHORS]),
         (LARGE, 4, 4, ["train.batch_size=32", "evaluate.batch_size=2"]),
     ],
-    ids=["two passes a step", "usual options"],
+    ids=["two passes a step and dropout", "usual options"],
 )
 def test_weights_do_not_depend_on_the_number_of_processes(
     shapes: ShapesConfig, world_size: int, steps: int, more: list[str], tmp_path: Path
 ) -> None:
     """Nor do the average, statistics, momentum and losses."""
+    cfg = tmp_path / "dropout.cfg"
+    layers = zoo_cfg("yolov3-spp").read_text().rpartition("[convolutional]")
+    cfg.write_text("".join((layers[0], "[dropout]\nprobability=0.3\n\n", *layers[1:])))
+    more = [f"model.cfg={cfg}", *more] if world_size == 2 else more
     parts, losses = [], []
     for processes in (1, world_size):
         run = tmp_path / f"run_{processes}"

@@ -99,13 +99,14 @@ def test_each_rank_gets_its_own_generators_back(monkeypatch: pytest.MonkeyPatch)
     saved |= {
         "world_size": 2,
         "loss_sums": torch.cat((saved["loss_sums"] * 3, saved["loss_sums"])),
-        "rng": [torch.zeros(0), saved["rng"][0]],
-        "cuda_rng": [torch.zeros(0), saved["cuda_rng"][0]],
+        "rng": [torch.Generator().manual_seed(9).get_state(), saved["rng"][0]],
+        "cuda_rng": [torch.tensor([9, 9], dtype=torch.uint8), saved["cuda_rng"][0]],
     }
     on_device[0] = torch.tensor([1, 2], dtype=torch.uint8)
     resumed = new_state(network_with_norm(), SCHEDULE)
     resumed.resume(saved, Path("run"), replace(WORLD, rank=1, world_size=2))
     assert on_device[0].tolist() == [7, 8] and torch.equal(torch.rand(3), drawn)
     assert torch.equal(resumed.loss_sums, saved["loss_sums"][1])
-    resumed.resume(saved, Path("run"), WORLD)  # alone: the mean of both
+    resumed.resume(saved, Path("run"), WORLD)  # alone: the mean of both, and the first one's generators
+    assert on_device[0].tolist() == [9, 9] and torch.initial_seed() == 9
     assert torch.equal(resumed.loss_sums, saved["loss_sums"][1] * 2)
