@@ -57,7 +57,7 @@ def train(requested: schema.TrainConfig) -> run.Outcome:  # noqa: PLR0915 - the 
         # All that training changes and a checkpoint holds; of the model the plain one, without DDP.
         model = build.to_device(model, config.train, world)
         sync_batchnorm.convert_batch_norm(model, config.train, world, batches.images_per_rank)
-        description = auto.describe_run(config, requested, model, train_set)
+        description = auto.describe_run(config, requested, model, train_set, val_set)
         state = TrainState.create(model, config, train_sampler.steps_per_epoch, description)
         forward = engine.ForwardPass.create(
             model, loss, config.train, compile_mode=compile_mode, batches=batches, world=world, log_line=report.line
@@ -70,7 +70,7 @@ def train(requested: schema.TrainConfig) -> run.Outcome:  # noqa: PLR0915 - the 
         guard = engine.NonFiniteGuard(model, engine.MAX_NONFINITE_STEPS, report.line)
         writer = checkpoint.CheckpointWriter(report.folder, report.line, config.train, config.run_mirror)
         stop.handle_term()
-        is_final, stop_reason = False, state.stop_reason(config.train, world)
+        is_scored, stop_reason = False, state.stop_reason(config.train, world)
         while stop_reason is None and stop.agreed is None:
             loss.refines = state.epoch >= dataset.first_plain_epoch
             train_sampler.set_epoch(state.epoch, state.steps_of_epoch)
@@ -83,8 +83,8 @@ def train(requested: schema.TrainConfig) -> run.Outcome:  # noqa: PLR0915 - the 
                 break  # stopped within the epoch
             state.end_epoch()
             report.line(build.describe_left_out(dataset.images, f"epoch {state.epoch}, train"))
-            is_final, evaluation = state.epoch == config.train.epochs, None  # which stays None off rank 0
-            if config.evaluate.is_due(state.epoch, config.train.epochs):
+            is_scored, evaluation = config.evaluate.is_due(state.epoch, config.train.epochs), None
+            if is_scored:  # None off rank 0
                 evaluation = evaluator(state.average.module, report.line)
             is_best = state.record(evaluation.metrics if evaluation is not None else {})
             # The tables first: a run that ends in between repeats the epoch, and its row.
@@ -98,8 +98,9 @@ def train(requested: schema.TrainConfig) -> run.Outcome:  # noqa: PLR0915 - the 
             report.stopped(state, stop.agreed)
             ask_for_requeue(world, stop.agreed)
             return run.Outcome(state.best_metrics, report.folder)
-        if not is_final:
+        if not is_scored or state.epoch < config.train.epochs:
             report.line(f"the training ends here: {stop_reason}")
+        if not is_scored:  # a resume found nothing left to train
             evaluation = evaluator(state.average.module, report.line)
         report.finish(state, val_set, evaluation)
         return run.Outcome(state.best_metrics, report.folder)

@@ -60,8 +60,9 @@ class TrainSection:
     repeat_threshold: Share  # repeat images of classes that fewer than this share of the images show; 0: none
     seed: Seed  # of the initial weights, the order of the images and their augmentation
     device: Device  # auto: CUDA if there is a GPU
-    precision: Precision  # of the forward pass; auto: bfloat16 if the hardware has it, else float16 on GPUs with tensor
-    # cores, else float32. tf32: float32 with factors of 11 bits, on GPUs that have it
+    precision: Precision  # of the forward pass; auto: bfloat16 if all ranks have it, else float16 on GPUs with tensor
+    # cores, else float32; a resumed run keeps its choice. tf32: float32 with factors of 11 bits, on
+    # GPUs that have it
     compile: Any  # off, default: by torch.compile, each image size once; auto: on GPUs with Triton and a C++ compiler,
     # if all images have one size and the training is long enough to gain by it; reduce-overhead:
     # into CUDA graphs, for small networks on one GPU; max-autotune-no-cudagraphs tries more kernels

@@ -138,6 +138,8 @@ class TrainSampler(torch.utils.data.DistributedSampler[int]):
         super().__init__(images, num_replicas, rank, seed=seed, drop_last=True)
         self.batch_size, self.micro_batch_size = batch_size, micro_batch_size
         self.sizes, self.tile_pool = sizes, tile_pool
+        # Units of so many consecutive positions are dealt to the ranks in turn.
+        self.unit = math.gcd(tile_pool, micro_batch_size // num_replicas) if tile_pool else 1
         self._factors, self._image_sizes = factors, image_sizes
         self._num_images = num_images
         if num_images > LISTED_ORDER and (factors is not None or image_sizes is not None):
@@ -178,11 +180,9 @@ class TrainSampler(torch.utils.data.DistributedSampler[int]):
         return self.num_samples - self.start_step * self.batch_size // self.num_replicas
 
     def __iter__(self) -> Iterator[int]:
-        # Units of consecutive positions are dealt to the ranks in turn.
-        unit = math.gcd(self.tile_pool, self.micro_batch_size // self.num_replicas) if self.tile_pool else 1
-        first = self.start_step * self.batch_size + self.rank * unit
-        for start in range(first, self.total_size, unit * self.num_replicas):
-            yield from range(start, start + unit)
+        first = self.start_step * self.batch_size + self.rank * self.unit
+        for start in range(first, self.total_size, self.unit * self.num_replicas):
+            yield from range(start, start + self.unit)
 
     def _shuffled(self, epoch: int) -> NDArray[np.int64]:
         """The image at each position of an epoch, and how often it came before: (2, P).

@@ -15,7 +15,18 @@ from torch import nn
 
 from models.cfg import Cfg, Section
 from models.heads import Head, read_head, read_raw_parts
-from models.layers import ACTIVATIONS, Convolution, MaxPool, Product, Reorg, Route, SharedConvolution, Shortcut, YoloMap
+from models.layers import (
+    ACTIVATIONS,
+    Convolution,
+    Dropout,
+    MaxPool,
+    Product,
+    Reorg,
+    Route,
+    SharedConvolution,
+    Shortcut,
+    YoloMap,
+)
 
 IMAGES = -1  # the source index that means the network's input
 # Far above every published network. More is a mistake, refused before memory is allocated.
@@ -95,6 +106,19 @@ class Graph:
             self.nodes.append(node)
         if not self.heads:
             raise cfg.net.error("is not followed by any [yolo], so this is not a detector. fix: use another .cfg")
+        self._check_all_learn(cfg)
+
+    def _check_all_learn(self, cfg: Cfg) -> None:
+        """Raise ModelError if a layer with weights leads to no [yolo]."""
+        read, shared = {head.layer for head in self.heads}, list[nn.Module]()
+        for index, node in reversed([*enumerate(self.nodes)]):
+            if index in read:
+                read.update(node.sources)
+                shared.append(getattr(node.module, "source", node.module))
+            elif node.module not in shared and list(node.module.parameters()):
+                raise cfg.layers[index].error(
+                    "leads to no [yolo], so it cannot learn. fix: remove it, or add a [route]"
+                )
 
     def previous(self) -> tuple[int, Shape]:
         """The layer before the one being built (IMAGES for the first) and the shape of its map."""
@@ -295,7 +319,7 @@ def reorg(graph: Graph, section: Section) -> Node:
 def dropout(graph: Graph, section: Section) -> Node:
     """[dropout]: single values dropped in training."""
     source, shape = graph.previous()
-    return Node(nn.Dropout(section.number("probability", 0.2, minimum=0, maximum=1)), (source,), shape)
+    return Node(Dropout(section.number("probability", 0.2, minimum=0, maximum=1)), (source,), shape)
 
 
 def yolo(graph: Graph, section: Section) -> Node:

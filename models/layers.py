@@ -178,6 +178,26 @@ class MaxPool(nn.Module):
         return F.max_pool2d(F.pad(x, (self.before, self.after) * 2, value=float("-inf")), self.size, self.stride)
 
 
+class Dropout(nn.Dropout):
+    """[dropout]: single values become 0 in training, the others 1 / (1 - p) times as large.
+
+    Each rank draws for the whole micro-batch and takes its own images, so that an image has the
+    same zeros on any number of ranks, whose generators stay equal. `place` is set by the training:
+    this rank, the number of ranks, and how many images in turn each gets.
+    """
+
+    place = 0, 1, 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        rank, ranks, unit = self.place
+        turns = -(-len(x) // unit)
+        drawn = torch.empty((turns, ranks, unit, *x.shape[1:]), dtype=torch.bool, device=x.device)
+        kept = drawn.bernoulli_(1 - self.p)[:, rank].flatten(0, 1)[: len(x)]
+        return x * kept * (1 / (1 - self.p) if self.p < 1 else 0)
+
+
 class Reorg(nn.Module):
     """[reorg3d]: each stride x stride block becomes one pixel with stride^2 times the channels.
 

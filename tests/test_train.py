@@ -6,6 +6,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from models import Darknet, save_darknet_weights, zoo_cfg
 from tests.runs.kill_resume import differences
 from tests.small_run import SHAPES, dying_after, rows, small_run
 from train import train
-from train_utils import auto
+from train_utils import auto, coco_eval
 from train_utils.checkpoint import CheckpointWriter, load_checkpoint, load_last
 from train_utils.coco_eval import METRICS
 from train_utils.open_checkpoint import open_checkpoint, open_detector
@@ -75,9 +76,13 @@ STILL = "optim.lr=1e-9", "optim.ema_decay=0", "model.freeze=22", "train.epochs=9
 
 @pytest.mark.release
 def test_patience_ends_a_training_that_does_not_get_better_and_a_resume_knows(shapes, tmp_path, monkeypatch) -> None:
-    """Also one that was killed before its closing table."""
+    """Also one that was killed before its closing table. No weights are evaluated twice."""
     run, whole = tmp_path / "run", tmp_path / "whole"
-    train(options(shapes, whole, *STILL))
+    with monkeypatch.context() as patch:
+        evaluated = Mock(wraps=coco_eval.score)
+        patch.setattr(coco_eval, "score", evaluated)
+        train(options(shapes, whole, *STILL))
+    assert evaluated.call_count == len(rows(whole))
     config = options(shapes, run, *STILL)
     with monkeypatch.context() as patch, pytest.raises(TrainError, match="power cut"):
         patch.setattr("train_utils.run_report.RunReport.finish", power_cut)

@@ -5,17 +5,20 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 
 import models
 from conf import ConfigError, compose
+from conf.errors import CheckpointError, TrainError
 from conf.from_checkpoint import resumed_options
 from conf.schema import TrainConfig
+from conf.train_options import Precision
 from data import Annotations, Colour
 from data.anchors import choose_anchors
 from data.samplers import TABLE_IMAGES
 from models.config import AUTO
-from train_utils import build
-from train_utils.distributed import World, broadcast_text
+from train_utils import build, numerics
+from train_utils.distributed import World, broadcast_text, max_over_ranks
 
 
 def resolve_auto(
@@ -32,6 +35,7 @@ def resolve_auto(
     if saved is not None:
         config, of_run = resumed_options(config, saved), saved["network"]  # neither .cfg nor weights are read
         model = models.network_of_checkpoint(of_run, f"resume={config.resume}", saved["model"])
+        check_precision_of_run(config, world)
     else:
         if config.augment.colour == Colour.auto:
             colour = Colour.device if world.device.type == "cuda" else Colour.cpu
@@ -55,10 +59,33 @@ def resolve_auto(
             notes.append("the heads keep the anchors of the weights")
         config = replace(config, loss=build.suitable_loss(model.heads, config.loss))
         notes.append(f"loss: {config.loss.name}")
+    if config.train.precision is Precision.auto:
+        config = replace(config, train=replace(config.train, precision=common_precision(world.device)))
     model.freeze(config.model.frozen_layers())
     build.check_batch_norm(model, config.train, world)
     workers = build.loader_workers(config.data.workers, world)
     return replace(config, data=replace(config.data, workers=workers)), model, notes
+
+
+def common_precision(device: torch.device) -> Precision:
+    """The fastest number format that the hardware of all ranks has; they call this together.
+
+    Ranks of different formats would scale their gradients differently, and average them.
+    """
+    own = torch.tensor(numerics.BY_SPEED.index(numerics.native_precision(device)))
+    return numerics.BY_SPEED[int(max_over_ranks(own))]
+
+
+def check_precision_of_run(config: TrainConfig, world: World) -> None:
+    """Raise CheckpointError unless the device has the precision in which a resumed run began."""
+    try:
+        numerics.autocast_dtype(config.train.precision.value, world.device)
+    except TrainError as error:
+        lacking = str(error).partition(". fix: ")[0]
+        raise CheckpointError(
+            f"resume={config.resume}: {lacking}. fix: resume it on such a machine, or start a new run with "
+            f"model.weights={config.resume}"
+        ) from error
 
 
 def fit_anchors(config: TrainConfig, world: World, train_set: Annotations) -> tuple[TrainConfig, str]:
@@ -91,7 +118,7 @@ def min_iou_of(config: TrainConfig) -> float | None:
 
 
 def describe_run(
-    config: TrainConfig, requested: TrainConfig, model: models.Darknet, train_set: Annotations
+    config: TrainConfig, requested: TrainConfig, model: models.Darknet, train_set: Annotations, val_set: Annotations
 ) -> dict[str, Any]:
     """Everything besides its tensors that makes a checkpoint self-contained.
 
@@ -103,8 +130,12 @@ def describe_run(
         "category_ids": train_set.category_ids.tolist(),
         "config": compose.to_dictionary(replace(config, data=requested.data)),
         "weights_version": list(models.WEIGHTS_VERSION),
-        "data": {
-            **{"images": len(train_set), "boxes": len(train_set.classes), "digest": train_set.digest()},
-            **({"order": "computed"} if len(train_set) > TABLE_IMAGES else {}),  # of images; an older run had a table
-        },
+        # The order of images; an older run had a table.
+        "data": content_of(train_set) | ({"order": "computed"} if len(train_set) > TABLE_IMAGES else {}),
+        "val": content_of(val_set),
     }
+
+
+def content_of(annotations: Annotations) -> dict[str, Any]:
+    """What tells whether a resumed run has the same images and boxes, wherever they lie."""
+    return {"images": len(annotations), "boxes": len(annotations.classes), "digest": annotations.digest()}

@@ -39,12 +39,13 @@ FUSED_VALUES = 6e7
 def choose_mode(options: TrainSection, world: distributed.World) -> str:
     """A mode of torch.compile, "off", or INPUT_ONLY, for ``train.compile``.
 
-    For ``auto`` it is the one to take if that ``pays_back``. A network with ``train.fused_norm`` is
-    not compiled. Raises TrainError for options that it cannot go with.
+    All ranks call this together. For ``auto`` it is the one to take if that ``pays_back``. A
+    network with ``train.fused_norm`` is not compiled. Raises TrainError for options that it cannot
+    go with.
     """
     mode, rect, fused = options.compile.value, options.rect, fuses_norm(options, world)
     if mode == "auto":
-        if world.device.type == "cpu" or not can_generate_code():
+        if world.device.type == "cpu" or distributed.any_rank(not can_generate_code()):
             return "off"
         return INPUT_ONLY if fused or rect or options.multi_scale[0] < options.multi_scale[1] else "default"
     if mode != "off" and fused:

@@ -108,14 +108,17 @@ def choose_device(requested: str, local_rank: int | None = None) -> torch.device
 def _grow_memory_segments(device: torch.device) -> None:
     """Let CUDA's memory segments grow, since many image sizes leave holes in fixed ones.
 
-    They stay fixed where the driver refuses growing ones, and if the user chose.
+    They stay fixed where the driver refuses growing ones or torch cannot be asked, and if the user
+    chose.
     """
     if sys.platform != "linux" or launch.chose_allocator():
         return
-    # As torch 2.10 to 2.15 name it; the name in torch.cuda.memory warns.
-    torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
     try:
+        # As torch 2.10 to 2.15 name it; the name in torch.cuda.memory warns.
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
         torch.empty(1, device=device)
+    except AttributeError:
+        return
     except RuntimeError:
         torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
 

@@ -15,6 +15,7 @@ from conf.train_options import Compile, TrainSection
 from data import Batch, TrainBatchSampler
 from data.progress import Progress
 from models import Darknet
+from models.layers import Dropout
 from models.loss import HeadLoss, LossParts
 from train_utils import checkpoint, compile, distributed, numerics, optim, train_state
 from train_utils.stop import StopRequest
@@ -52,6 +53,9 @@ class ForwardPass:
         log_line: Callable[[str], None],
     ) -> Self:
         """Compile the step for ``batches`` by the mode that choose_mode gave; wrap for DDP."""
+        for layer in model.modules():
+            if isinstance(layer, Dropout):
+                layer.place = world.rank, world.world_size, batches.sampler.unit
         images = options.epochs * batches.steps_per_epoch * options.batch_size // world.world_size
         is_fused = compile.fuses_norm(options, world, model, batches.images_per_rank)
         if is_fused:

@@ -55,19 +55,24 @@ class MetricsCsv:
     def __init__(self, path: Path, columns: Sequence[str], done: int = 0) -> None:
         """Start the file, or keep its rows whose first column is at most ``done``, to resume there.
 
-        Raises TrainError if it cannot be written.
+        Values stay under their names, if an older version wrote other columns. Raises TrainError if
+        it cannot be written.
         """
         self._file, self._columns = GrowingFile(path), columns
         rows = []
         if done > 0 and path.is_file():
-            for line in path.read_bytes().decode(errors="surrogateescape").splitlines(keepends=True):
-                number = line.partition(",")[0]
-                if line.endswith("\n") and number.isdecimal() and int(number) <= done:  # a kill may have cut the last
-                    rows.append(line)
+            text = path.read_bytes().decode(errors="surrogateescape")
+            lines = text[: text.rfind("\n") + 1].splitlines()  # a kill may have cut the last
+            for line in lines[1:]:
+                row = dict(zip(lines[0].split(","), line.split(","), strict=False))
+                number = row.get(columns[0], "")
+                if number.isdecimal() and int(number) <= done:
+                    rows.append(row)
         try:
             with run_files.whole_file(path) as file:
-                csv.writer(file).writerow(columns)
-                file.writelines(rows)
+                table = csv.DictWriter(file, columns, extrasaction="ignore")
+                table.writeheader()
+                table.writerows(rows)
         except OSError as error:
             raise errors.TrainError(f"cannot write {path} ({error.strerror}). fix: choose another run_dir") from error
 

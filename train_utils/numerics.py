@@ -12,26 +12,36 @@ import numpy as np
 import torch
 
 from conf import errors, launch, train_options
+from conf.train_options import Precision
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # parameters of mallopt(3)
 CPU_INFO = Path("/proc/cpuinfo")
 _CHANGING, _outside = Lock(), list[int]()  # number of threads outside, for each one_thread_per_operator
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+# Hardware that has one of them natively has those after it, too.
+BY_SPEED = (Precision.bfloat16, Precision.float16, Precision.float32)
+
+
+def native_precision(device: torch.device) -> Precision:
+    """The fastest of BY_SPEED that this device has.
+
+    That is bfloat16 where the hardware multiplies it natively, else float16 on GPUs with tensor
+    cores (compute capability 7.0), else float32: emulated bfloat16 is slower.
+    """
+    if device.type == "cpu":
+        return Precision.bfloat16 if has_native_bfloat16() else Precision.float32
+    capability = torch.cuda.get_device_capability(device)
+    if capability >= (8, 0):
+        return Precision.bfloat16
+    return Precision.float16 if capability >= (7, 0) else Precision.float32
 
 
 def autocast_dtype(precision: str, device: torch.device, key: str = "train.precision") -> torch.dtype | None:
     """The autocast dtype of the forward pass; None means the dtype of the weights.
 
-    ``precision`` is the value of the option ``key``. ``auto`` means bfloat16 where the hardware
-    multiplies it natively, else float16 on GPUs with tensor cores (compute capability 7.0), else
-    float32: emulated bfloat16 is slower. Raises TrainError for float16 on a CPU, and for tf32 on
-    hardware without it.
+    ``precision`` is the value of the option ``key``, without ``auto``. Raises TrainError for
+    float16 on a CPU, and for tf32 on hardware without it.
     """
-    if precision == "auto" and device.type == "cuda":
-        capability = torch.cuda.get_device_capability(device)
-        return torch.bfloat16 if capability >= (8, 0) else torch.float16 if capability >= (7, 0) else None
-    if precision == "auto":
-        return torch.bfloat16 if has_native_bfloat16() else None
     if precision == "float16" and device.type == "cpu":
         raise errors.TrainError(f"{key}=float16 needs a GPU. fix: {key}=bfloat16 or float32")
     if precision == "tf32" and not (device.type == "cuda" and torch.cuda.is_tf32_supported()):
@@ -59,12 +69,6 @@ def weights_dtype(precision: str) -> torch.dtype:
     return torch.float64 if precision == "float64" else torch.float32
 
 
-def precision_name(precision: str, device: torch.device) -> str:
-    """How the forward pass computes: ``precision``, or what ``auto`` means on this device."""
-    dtype = autocast_dtype(precision, device) or weights_dtype(precision)
-    return precision if precision == "tf32" else str(dtype).removeprefix("torch.")
-
-
 def has_native_bfloat16() -> bool:
     """Whether the CPU multiplies bfloat16 matrices natively."""
     # torch reports it only from 2.15 on; Linux lists the processor's flags.
@@ -88,7 +92,7 @@ def prepare_numerics(options: train_options.TrainSection) -> None:
     # The benchmark picks algorithms by speed, and times them anew for each image size.
     one_size = not options.rect and options.multi_scale[0] == options.multi_scale[1]
     torch.backends.cudnn.benchmark = one_size and not options.deterministic
-    allow_tf32(options.precision is train_options.Precision.tf32)
+    allow_tf32(options.precision is Precision.tf32)
     keep_freed_memory()
 
 

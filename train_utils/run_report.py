@@ -19,7 +19,7 @@ from conf.options import flat, option
 from conf.schema import TrainConfig
 from data import progress
 from data.errors import as_started, from_here, printable
-from train_utils import auto, coco_eval, distributed, draw, engine, numerics, plots, report_page, run_folder
+from train_utils import auto, coco_eval, distributed, draw, engine, plots, report_page, run_folder
 from train_utils.log import EPOCH_COLUMNS, GrowingFile, MetricsCsv, epoch_row, of_busy_cores
 from train_utils.loggers import LoggedRun, LoggerThread, run_id_of, start_services
 from train_utils.train_state import LOSS_NAMES, TrainState
@@ -97,8 +97,8 @@ class RunReport:
         if config.plugins:
             self.line(f"plugins: {', '.join(config.plugins)}")
         self.line(
-            f"{world.world_size} process(es) on {world.device.type} ({world.launcher}), forward pass in "
-            f"{numerics.precision_name(config.train.precision.value, world.device)}"
+            f"{world.world_size} process(es) on {world.device.type} ({world.launcher}), "
+            f"forward pass in {config.train.precision.value}"
         )
         self.line(of_busy_cores(torch.get_num_threads()) if world.device.type == "cpu" else None)
         self.line(
@@ -199,7 +199,7 @@ class RunReport:
         if evaluation is None:
             return
         best, of_epoch = evaluation, state.epoch
-        if state.best_epoch != state.epoch:
+        if state.best_epoch not in (0, state.epoch):  # 0: a run that was finished, on another validation set
             with contextlib.suppress(errors.TrainError):  # a full disk may have kept them from being written
                 best, of_epoch = report_page.read_best(self.folder), state.best_epoch
         self.line(f"metrics of epoch {of_epoch}:")

@@ -23,8 +23,7 @@ class TrainState:
     """The objects and counters that training changes.
 
     ``description`` never changes: the network's cfg and shape, class names, resolved configuration,
-    and the sizes of the data set, an epoch and a micro-batch. It makes a checkpoint
-    self-contained.
+    and the sizes and digests of training and validation set. It makes a checkpoint self-contained.
     """
 
     model: torch.nn.Module  # the plain model, never a DDP wrapper
@@ -158,6 +157,7 @@ class TrainState:
     def resume(self, state: dict[str, Any], folder: Path, world: distributed.World) -> str:
         """Resume from the content of a checkpoint; return a text with the place and what changed.
 
+        On another validation set the best epoch is chosen anew, since its AP does not compare.
         The same number of ranks continues the run exactly, another number up to rounding. Raises
         CheckpointError if the training set is another one, or an entry does not fit this training.
         """
@@ -176,6 +176,10 @@ class TrainState:
                 f"model.weights={folder}"
             ) from error
         lines = [f"resumed {folder} after epoch {self.epoch}, step {self.step}; {self.best_sentence()}"]
+        before, now = state.get("val"), self.description.get("val")
+        if before is not None and repr(before) != repr(now):  # an older version kept none
+            lines.append(f"the validation set is another one ({before} -> {now}): the best epoch is chosen anew")
+            self.best, self.best_epoch, self.evaluated_epoch, self.best_metrics = coco_eval.ABSENT, 0, 0, {}
         changed = changed_values(state["config"], self.description["config"])
         lines += [f"changed: {key}: {change}" for key, change in changed.items()]
         if "train.epochs" in changed:
@@ -199,7 +203,7 @@ class TrainState:
         self.best_metrics = dict(state["metrics"])
         same_ranks, sums = state["world_size"] == world.world_size, state["loss_sums"]
         self.loss_sums.copy_(sums[world.rank] if same_ranks else sums.mean(0))
-        if same_ranks:
-            torch.set_rng_state(state["rng"][world.rank])
-            if torch.cuda.is_initialized() and len(state["cuda_rng"][world.rank]):
-                torch.cuda.set_rng_state(state["cuda_rng"][world.rank])
+        of_rank = world.rank if same_ranks else 0  # generators of ranks differ only by what plugins drew
+        torch.set_rng_state(state["rng"][of_rank])
+        if torch.cuda.is_initialized() and len(state["cuda_rng"][of_rank]):
+            torch.cuda.set_rng_state(state["cuda_rng"][of_rank])

@@ -84,10 +84,10 @@ def test_masks_of_unequal_length_and_a_missing_comma(tmp_path: Path) -> None:
 
 def test_comments_in_values_and_blanks(tmp_path: Path) -> None:
     text = cfg(
-        conv(8, 3, 2), conv(8), "[route]\nlayers = -1, 0 ###S4\n", conv(8), "[route]\nlayers = 1 ###P6\n", head(0)
+        conv(8, 3, 2), conv(8), "[route]\nlayers = -1, 0 ###S4\n", conv(8), "[route]\nlayers = 1,3 ###P6\n", head(0)
     )
     plain = build(text.replace(" ###S4", "").replace(" ###P6", ""))
-    assert build(text).sources == plain.sources and plain.sources[2] == (1, 0) and plain.sources[4] == (1,)
+    assert build(text).sources == plain.sources and plain.sources[2] == (1, 0) and plain.sources[4] == (1, 3)
     odd = "; first\n# second\n" + text.replace("[route]", "[ route ] # third").replace("filters=8", "fil ters\t= 8 ; x")
     odd = odd.replace("[net]", "\n\t[net]\ntime_steps=1\t# for 8GB GPU")
     odd = odd.replace("[net]", "[network]").replace("4,6, 10,12", "4, 6,10 ,12").rstrip("\n")
@@ -222,3 +222,13 @@ def test_branches_that_make_no_raw_map_are_refused(change: dict, message: str) -
         build(decoupled(**{"join": "-3,-1"} | change))
     with pytest.raises(ModelError, match="fix: remove groups from it"):
         build(decoupled(classes=5, join="-3,-1\ngroups=5").replace("classes=2", "classes=5"))
+
+
+def test_a_layer_with_weights_that_no_head_reads_is_refused() -> None:
+    """On several processes DDP would wait for its gradients."""
+    text = cfg(conv(8, 3, 2), conv(8), head(0))
+    dead = cfg(conv(8, 3, 2), conv(8), route(0), head(0))
+    with pytest.raises(ModelError, match=r"^odd\.cfg:\d+: \[convolutional\] leads to no \[yolo\].* fix: "):
+        build(dead)
+    lent = cfg(conv(8, 3, 2), conv(8), route(0), conv(8, share_index=1), head(0))
+    assert len(build(text).heads) == len(build(lent).heads) == 1, "its weights are read where they are shared"

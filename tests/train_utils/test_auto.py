@@ -14,13 +14,15 @@ import torch
 
 from conf import ConfigError
 from conf.compose import compose, to_dictionary
+from conf.errors import CheckpointError
 from conf.from_checkpoint import resumed_options
 from conf.schema import CHOICES, TrainConfig
+from conf.train_options import Precision
 from data import Colour
 from models import Darknet, DarknetLoss, ModelError, Postprocess, YoloLoss, YoloxLoss, parse_cfg, save_darknet_weights
 from models.cfg import ZOO
 from tests.models.cfg_writer import cfg, conv, head
-from train_utils import auto, build, checkpoint
+from train_utils import auto, build, checkpoint, numerics
 from train_utils.distributed import World
 
 CPU = World(0, 0, 1, 1, 1, torch.device("cpu"), "none")
@@ -53,10 +55,29 @@ def boxes(count: int) -> Any:
     [(CPU, "auto", "cpu"), (GPU, "auto", "device"), (GPU, "cpu", "cpu"), (CPU, "device", "device")],
 )
 def test_colours_change_where_the_device_is_and_in_a_resumed_run_where_they_did(world, given, colour) -> None:
-    config = composed("model=yolov3-tiny", "model.width=0.1", f"augment.colour={given}")
+    config = composed("model=yolov3-tiny", "model.width=0.1", "train.precision=float32", f"augment.colour={given}")
     found = auto.resolve_auto(config, boxes(3), world, None)[0]
     assert found.augment.colour is Colour[colour]
     assert resumed_options(composed(), {"config": to_dictionary(found)}).augment.colour is Colour[colour]
+
+
+def test_a_resumed_run_keeps_its_precision_or_says_that_it_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = composed("model=yolov3-tiny", "model.width=0.1")
+    for native in (True, False):  # bfloat16 on the first machine, on another none
+        monkeypatch.setattr(numerics, "has_native_bfloat16", lambda native=native: native)
+        found, model, _ = auto.resolve_auto(config, boxes(3), CPU, None)
+        assert found.train.precision == ("bfloat16" if native else "float32")
+        saved = {"network": build.describe_network(model, config.model), "model": model.state_dict()}
+        for precision in ("bfloat16", "float32"):
+            of_run = {
+                "config": to_dictionary(replace(found, train=replace(found.train, precision=Precision[precision])))
+            }
+            assert auto.resolve_auto(config, boxes(3), CPU, saved | of_run)[0].train.precision == precision
+        old = saved | {"config": to_dictionary(config)}  # of a version that stored ``auto``
+        assert auto.resolve_auto(config, boxes(3), CPU, old)[0].train.precision == found.train.precision
+    half = {"config": to_dictionary(replace(found, train=replace(found.train, precision=Precision.float16)))}
+    with pytest.raises(CheckpointError, match=r"^resume=run: .*float16 needs a GPU\. fix: .*model\.weights=run$"):
+        auto.resolve_auto(replace(config, resume="run"), boxes(3), CPU, saved | half)
 
 
 @pytest.mark.parametrize(("cores", "on_gpu", "on_cpu"), [(1, 1, 1), (2, 1, 2), (8, 7, 2), (16, 15, 2), (128, 16, 2)])

@@ -70,6 +70,7 @@ def check_exchange(reports: dict[int, dict[str, Any]]) -> None:
         began, finished = report["built"]
         assert rank == 0 or began >= finished
         assert report["sum"] == [size, size * (size - 1) / 2]
+        assert report["agreed"] == (["float32", "off"] if size > 1 else ["bfloat16", "default"])
         assert report["text"] == ["", "h\u00e9llo", "x" * 100_000]
     assert [report["gathered"] for report in list(reports.values())[1:]] == [[None] * 3] * (size - 1)
     rows, detections, empty = reports[0]["gathered"]
@@ -186,6 +187,9 @@ def test_memory_grows_where_the_driver_and_the_user_let_it(refused: bool, monkey
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
     distributed._grow_memory_segments(torch.device("cuda", 0))
     assert not settings
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF")
+    monkeypatch.delattr(torch._C, "_accelerator_setAllocatorSettings")  # a torch without this private function
+    distributed._grow_memory_segments(torch.device("cuda", 0))
 
 
 @pytest.mark.parametrize(

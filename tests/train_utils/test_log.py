@@ -57,6 +57,8 @@ def test_metrics_keep_every_digit_and_go_on_after_the_resumed_epoch(tmp_path: Pa
         again.write({"epoch": epoch, "loss": 0.1 + epoch / 5})
     assert path.read_bytes() == whole
     assert rows(tmp_path)[0] == {"epoch": "1", "loss": repr(0.1 + 0.2), "AP": ""}
+    MetricsCsv(path, ("epoch", "loss_new", "AP", "loss"), done=4)  # a later version
+    assert rows(tmp_path)[3] == {"epoch": "4", "loss_new": "", "AP": "", "loss": repr(0.1 + 4 / 5)}
     MetricsCsv(path, columns)
     assert rows(tmp_path) == []
     with pytest.raises(TrainError, match=r"cannot write .*metrics\.csv .*fix: "):

@@ -9,7 +9,7 @@ import torch
 from conf.errors import TrainError
 from conf.train_options import EvalPrecision, Precision
 from train_utils import numerics
-from train_utils.numerics import autocast_dtype, evaluation_dtype, prepare_numerics
+from train_utils.numerics import evaluation_dtype, native_precision, prepare_numerics
 
 CPU, CUDA = map(torch.device, ("cpu", "cuda"))
 
@@ -18,10 +18,10 @@ def test_auto_is_what_the_hardware_multiplies_in_a_training_and_float32_in_an_ev
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(numerics, "has_native_bfloat16", lambda: True)
-    chosen = {(8, 0): torch.bfloat16, (7, 5): torch.float16, (7, 0): torch.float16, (6, 1): None}
-    for capability, dtype in chosen.items():
+    chosen = {(8, 0): "bfloat16", (7, 5): "float16", (7, 0): "float16", (6, 1): "float32"}
+    for capability, precision in chosen.items():
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, found=capability: found)
-        assert autocast_dtype("auto", CUDA) == dtype and autocast_dtype("auto", CPU) == torch.bfloat16
+        assert native_precision(CUDA) == precision and native_precision(CPU) == "bfloat16"
         assert evaluation_dtype(EvalPrecision.auto, CUDA, "") is evaluation_dtype(EvalPrecision.auto, CPU, "") is None
     with pytest.raises(TrainError, match=r"^evaluate\.precision=tf32 needs a GPU.* fix: evaluate\.precision="):
         evaluation_dtype(EvalPrecision.tf32, CPU, "evaluate.precision")

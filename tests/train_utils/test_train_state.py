@@ -72,6 +72,22 @@ def test_what_is_taken_up_has_the_values_and_the_memory_layout_of_before(schedul
             train_epoch(each, batches(8, 24))
 
 
+def test_the_best_epoch_is_chosen_anew_on_another_validation_set() -> None:
+    """APs of two sets do not compare; patience begins again, too. Older versions stored no set."""
+    _, saved = trained_and_saved()
+    options = cast(Any, SimpleNamespace(epochs=9, patience=1))
+    for before, is_other in (({"val": {"digest": "a"}}, True), ({"val": {"digest": "b"}}, False), ({}, False)):
+        state = new_state(network_with_norm(), SCHEDULE)
+        state.description["val"] = {"digest": "b"}
+        said = state.resume(saved | before, Path("run"), WORLD)
+        assert ("the validation set is another one" in said) == is_other
+        assert "best AP 0.5000 after epoch 1" in said
+        assert state.stop_reason(options, WORLD) is None
+        state.end_epoch()
+        assert state.record({"AP": 0.3}) == is_other
+        assert (state.stop_reason(options, WORLD) is None) == is_other
+
+
 def test_each_rank_gets_its_own_generators_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a made-up CUDA: dropout on a GPU draws from that generator."""
     on_device = [torch.tensor([7, 8], dtype=torch.uint8)]
@@ -83,13 +99,14 @@ def test_each_rank_gets_its_own_generators_back(monkeypatch: pytest.MonkeyPatch)
     saved |= {
         "world_size": 2,
         "loss_sums": torch.cat((saved["loss_sums"] * 3, saved["loss_sums"])),
-        "rng": [torch.zeros(0), saved["rng"][0]],
-        "cuda_rng": [torch.zeros(0), saved["cuda_rng"][0]],
+        "rng": [torch.Generator().manual_seed(9).get_state(), saved["rng"][0]],
+        "cuda_rng": [torch.tensor([9, 9], dtype=torch.uint8), saved["cuda_rng"][0]],
     }
     on_device[0] = torch.tensor([1, 2], dtype=torch.uint8)
     resumed = new_state(network_with_norm(), SCHEDULE)
     resumed.resume(saved, Path("run"), replace(WORLD, rank=1, world_size=2))
     assert on_device[0].tolist() == [7, 8] and torch.equal(torch.rand(3), drawn)
     assert torch.equal(resumed.loss_sums, saved["loss_sums"][1])
-    resumed.resume(saved, Path("run"), WORLD)  # alone: the mean of both
+    resumed.resume(saved, Path("run"), WORLD)  # alone: the mean of both, and the first one's generators
+    assert on_device[0].tolist() == [9, 9] and torch.initial_seed() == 9
     assert torch.equal(resumed.loss_sums, saved["loss_sums"][1] * 2)

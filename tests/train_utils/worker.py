@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ import torch
 from conf import launch
 from conf.errors import DistributedError
 from conf.launch import claim_error, explain_lost_peer, read_launch, shutdown
+from conf.run import options_of
+from train_utils import auto, compile, numerics
 from train_utils.distributed import (
     World,
     barrier,
@@ -43,7 +46,16 @@ def exchange(world: World, folder: Path) -> dict[str, Any]:
         "text": [broadcast_text(text if world.is_main else None) for text in ("", "h\u00e9llo", "x" * 100_000)],
         "gathered": gather(world),
         "failure": failure(world),
+        "agreed": agreed(world),
     }
+
+
+def agreed(world: World) -> list[str]:
+    """What ``auto`` becomes where only rank 0 has bfloat16 and a compiler."""
+    numerics.has_native_bfloat16 = compile.can_generate_code = lambda: world.is_main
+    options = options_of("train", ["data=shapes"]).train
+    on_gpus = replace(world, device=torch.device("cuda", 0))
+    return [auto.common_precision(world.device).value, compile.choose_mode(options, on_gpus)]
 
 
 def zero_first(world: World, folder: Path) -> list[float]:
