@@ -36,7 +36,7 @@ Role = tuple[str, int]  # the last part of a tensor's name, and its number of di
 VERSION_BYTES, MAX_HEADER_BYTES = 12, 20
 CONTAINERS = ("model", "state_dict", "model_state_dict")  # keys under which checkpoints keep a state dict
 KERNELS: Role = ("weight", 4)
-# eps by the name of a batch norm in ultralytics/yolov3 (archive), in YOLOX and later Ultralytics, here
+# By the name of a batch norm: ultralytics/yolov3 (archive); YOLOX and later Ultralytics; here.
 BN_EPS_OF = {"BatchNorm2d": 1e-4, "bn": 1e-3, "norm": BN_EPS}
 TORCH_BN_EPS = 1e-5
 
