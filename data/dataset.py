@@ -226,7 +226,7 @@ def target_rows(samples: np.ndarray, classes: np.ndarray, boxes_xyxy: Boxes) -> 
 
 
 class EvalDataset(torch.utils.data.Dataset[Batch]):
-    """Images resized as ``resize`` says."""
+    """Images resized as ``resize`` says; the targets of the loss are as small as in training."""
 
     def __init__(self, annotations: Annotations, images: ImageSource, resize: Resize = Resize.letterbox) -> None:
         self.annotations, self.images, self.resize = annotations, images, resize
@@ -250,7 +250,8 @@ class EvalDataset(torch.utils.data.Dataset[Batch]):
                 image = np.full((*self.annotations.sizes[index], 3), PAD_VALUE, dtype=np.uint8)
             box = resize_into(canvas, image, self.resize)
             classes, boxes = self.annotations.training_boxes(index)
-            targets.append(target_rows(np.full(len(classes), number), classes, box.to_network(boxes)))
+            boxes, usable = visible_boxes(box.to_network(boxes), (request.height, request.width))
+            targets.append(target_rows(np.full(usable.sum(), number), classes[usable], boxes[usable]))
             letterboxes.append(box)
         self.images.check_batch([request.index for request in requests], num_readable)
         return Batch(

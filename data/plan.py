@@ -5,7 +5,9 @@ origin is the centre of the sample, at whole pixels and scaled to whole pixels. 
 made: ``data/dataset.py`` draws each image straight into the sample.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +15,7 @@ from numpy.typing import NDArray
 from data.config import AugmentConfig
 from data.geometry import Matrix, Point, Size, random_affine, scaled_size, snapped
 
+MOST_OTHERS = 7  # images of a sample besides its own: two mosaics of four
 MIXUP_BETA = 32.0  # weights of blends are drawn from Beta(32, 32): near 1/2
 
 
@@ -21,7 +24,7 @@ class Request:
     """A request for one sample: the image at ``index``, at ``height`` x ``width`` pixels.
 
     ``repeat`` counts earlier requests for the image in this epoch. Mosaic and mixup draw their
-    other images from the positions in ``pool``, or from the whole data set if it is empty.
+    other images from ``pool``; if it has none, they repeat the image.
     """
 
     index: int
@@ -74,38 +77,37 @@ def draw_plan(request: Request, sizes: NDArray[np.int32], augment: AugmentConfig
     generator = np.random.default_rng([seed, request.epoch, request.index, request.repeat])
     gains = 1 + generator.uniform(-1, 1, 3) * [augment.hsv_hue, augment.hsv_saturation, augment.hsv_value]
     mixes = generator.random() < augment.mixup
-    pictures, share = [_draw_picture(request.index, request, sizes, augment, generator)], 1.0
+    images = _images(request, generator)
+    pictures, share = [_draw_picture(images, request, sizes, augment, generator)], 1.0
     if mixes:
-        (other,) = _draw_others(1, request, len(sizes), generator)
-        pictures.append(_draw_picture(other, request, sizes, augment, generator))
+        pictures.append(_draw_picture(images, request, sizes, augment, generator))
         share = float(generator.beta(MIXUP_BETA, MIXUP_BETA))
     return Plan((request.height, request.width), pictures, share, gains)
 
 
+def _images(request: Request, generator: np.random.Generator) -> Iterator[int]:
+    """The request's image, then the others of its pool in random order, again and again."""
+    yield request.index
+    others = [index for index in request.pool if index != request.index] or [request.index]
+    while True:
+        yield from [others[number] for number in generator.permutation(len(others))]
+
+
 def _draw_picture(
-    index: int, request: Request, sizes: NDArray[np.int32], augment: AugmentConfig, generator: np.random.Generator
+    images: Iterator[int],
+    request: Request,
+    sizes: NDArray[np.int32],
+    augment: AugmentConfig,
+    generator: np.random.Generator,
 ) -> Picture:
     target = (request.height, request.width)
-    indices = [index]
-    if generator.random() < augment.mosaic:
-        indices += _draw_others(3, request, len(sizes), generator)
+    indices = list(islice(images, 4 if generator.random() < augment.mosaic else 1))
     of_images: list[Size] = list(map(tuple, sizes[indices].tolist()))
     if len(indices) == 1:
         placed, low, high = place_one(of_images[0], target)
     else:
         placed, low, high = place_four(of_images, target, generator)
     return Picture(indices, placed, snapped(random_affine(augment, target, generator), low, high))
-
-
-def _draw_others(count: int, request: Request, num_images: int, generator: np.random.Generator) -> list[int]:
-    """Draw other images from the data set, or from the pool: distinct ones if it has enough."""
-    if not request.pool:
-        others: list[int] = generator.integers(num_images, size=count).tolist()
-        return others
-    pool = [index for index in request.pool if index != request.index] or [request.index]
-    repeats = len(pool) < count
-    numbers = generator.integers(len(pool), size=count) if repeats else generator.permutation(len(pool))[:count]
-    return [pool[number] for number in numbers]
 
 
 def place_one(size: Size, target: Size) -> Arrangement:

@@ -18,7 +18,7 @@ from data.config import Resize
 from data.errors import DataError
 from data.geometry import both_sides, scaled_size
 from data.index import Annotations
-from data.plan import Request
+from data.plan import MOST_OTHERS, Request
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +91,7 @@ def permuted(positions: NDArray[np.int64], count: int, key: Sequence[int]) -> ND
 
 
 _ONE = np.uint64(1)
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # the step between the numbers that SplitMix64 mixes
 
 
 def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -165,8 +166,8 @@ class TrainSampler(torch.utils.data.DistributedSampler[int]):
         """The number of positions that the epoch's order has; ``total_size`` of these are used."""
         return self._num_images if self._order is None else self._order.shape[1]
 
-    def images_at(self, positions: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The images (P,) at these positions, and how often each came before in the epoch."""
+    def images_at(self, positions: Sequence[int] | NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The images at these positions, and how often each came before in the epoch."""
         at = np.asarray(positions, dtype=np.int64)
         if self._order is not None:
             return self._order[0, at], self._order[1, at]
@@ -248,8 +249,10 @@ class TrainSampler(torch.utils.data.DistributedSampler[int]):
 class TrainBatchSampler(torch.utils.data.BatchSampler):
     """The micro-batches of one rank, ``accumulate`` in a step, all of one size.
 
-    With ``sampler.tile_pool``, blocks of that many consecutive positions are the pools of their
-    requests. The order has the same blocks on any number of ranks.
+    The pool of a request, from which mosaic and mixup take other images, has images at random
+    positions of the epoch's order, so they come as often there as their factors say. With
+    ``sampler.tile_pool``, it is the request's block of that many consecutive positions. Both are
+    the same on any number of ranks.
     """
 
     sampler: TrainSampler
@@ -270,19 +273,21 @@ class TrainBatchSampler(torch.utils.data.BatchSampler):
             size = self.sizes.size(order.epoch * order.steps_per_epoch + step)
             height, width = self.sizes.rectangle(size, *order.shares_of(step))
             images, repeats = order.images_at(positions)
-            starts = list(map(self._start_of_pool, positions))
-            pools = {start: self._pool(start) for start in set(starts)}
-            places = zip(images.tolist(), repeats.tolist(), starts, strict=True)
-            yield [Request(index, height, width, order.epoch, repeat, pools[at]) for index, repeat, at in places]
+            pools = order.images_at(self._positions_of_pools(np.array(positions)))[0].tolist()
+            places = zip(images.tolist(), repeats.tolist(), map(tuple, pools), strict=True)
+            yield [Request(index, height, width, order.epoch, repeat, pool) for index, repeat, pool in places]
 
-    def _start_of_pool(self, position: int) -> int:
-        """The first position of a position's block; the last block reaches back to be full."""
-        length = self.sampler.tile_pool
-        return max(0, min(position // length * length, self.sampler.order_length - length)) if length else 0
-
-    def _pool(self, start: int) -> tuple[int, ...]:
-        end = min(start + self.sampler.tile_pool, self.sampler.order_length)
-        return tuple(self.sampler.images_at(range(start, end))[0].tolist())
+    def _positions_of_pools(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The positions (P, n) in the order of the pools of ``positions`` (P,)."""
+        order = self.sampler
+        if order.tile_pool:  # the last block reaches back to be full
+            length = min(order.tile_pool, order.order_length)
+            starts = np.minimum(positions // length * length, order.order_length - length)
+            return starts[:, None] + np.arange(length)
+        key = np.random.SeedSequence(order.seed, spawn_key=(order.epoch, 2)).generate_state(1, np.uint64)
+        numbers = positions[:, None] * MOST_OTHERS + np.arange(MOST_OTHERS)
+        random = _mixed(key + numbers.astype(np.uint64) * _GOLDEN)
+        return (random % np.uint64(order.order_length)).astype(np.int64)
 
 
 def repeat_factors(annotations: Annotations, threshold: float) -> NDArray[np.float64]:

@@ -3,7 +3,8 @@
 A .cfg is a list of sections, each a `[kind]` line followed by `key=value` lines. The first section
 is [net]; the others are the layers, numbered from 0 in file order.
 
-Of [net] only width, height and channels have an effect here; the rest steers Darknet's training.
+Of [net] only width, height, channels and bn_eps have an effect here; the rest steers Darknet's
+training.
 The options of a layer shape the network, or steer only training and display. Any other option of a
 layer might change what the network computes, so it is refused, never skipped.
 """

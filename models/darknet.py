@@ -42,6 +42,7 @@ class Darknet(nn.Module):
         self.sources = [node.sources for node in graph.nodes]  # the layers that each layer reads
         self.num_classes = self.heads[0].num_classes
         self.max_stride = graph.max_stride  # image rows and columns must be multiples of this
+        self.bn_eps = graph.bn_eps  # what batch norm adds to the variance
         self.in_channels = graph.shapes[IMAGES].channels
         self.seen = 0  # images that the weights were trained on; with the version the header of .weights files
         self.weights_version = WEIGHTS_VERSION

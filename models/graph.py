@@ -35,7 +35,10 @@ MAX_VALUES_PER_PIXEL = 2048  # of a map, for each pixel of the image; published 
 MAX_STRIDE = 1024  # of which image sides must be multiples; published networks have up to 128
 MAX_WINDOW = 128  # rows of a kernel or pool; published networks have up to 16
 CHANNEL_STEP = 8  # scaled filter counts are multiples of this
-BN_EPS = 1e-6  # added to the variance, as in Darknet
+# Added to the variance, unless [net] has bn_eps, a key that Darknet does not have. It is that of
+# OpenCV's importer, which the layers are compared with. AlexeyAB's Darknet adds 1e-5, the older one
+# 1e-6 to the deviation: logits of yolo-fastest differ by at most .014, and checkpoints would, too.
+BN_EPS = 1e-6
 BN_MOMENTUM = 0.03  # share of a batch in the running statistics
 
 
@@ -79,6 +82,7 @@ class Graph:
         self.num_classes, self.width = num_classes, width
         channels = cfg.net.integer("channels", 3, minimum=1, maximum=MAX_VALUES_PER_PIXEL)
         self.shapes = {IMAGES: Shape(channels, Fraction(1))}
+        self.bn_eps = cfg.net.number("bn_eps", BN_EPS, minimum=1e-9, maximum=1)
         self.max_stride = 1  # image rows and columns must be multiples of this
         self.nodes: list[Node] = []
         self.heads: list[Head] = []
@@ -182,7 +186,7 @@ def convolutional(graph: Graph, section: Section) -> Node:
     if graph.num_values > MAX_VALUES:
         raise section.error(f"brings the network to {graph.num_values:,} values. fix: check its filters and size")
     conv = nn.Conv2d(shape.channels, filters, size, stride, padding, dilation, groups, bias=not has_norm)
-    norm = nn.BatchNorm2d(filters, BN_EPS, BN_MOMENTUM) if has_norm else None
+    norm = nn.BatchNorm2d(filters, graph.bn_eps, BN_MOMENTUM) if has_norm else None
     return Node(Convolution(conv, norm, activation, is_binary), (source,), node_shape)
 
 

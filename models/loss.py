@@ -200,8 +200,9 @@ class YoloxLoss(HeadLoss):
         """The sums of one head."""
         config = self.config
         coordinates, class_logits, boxes, wanted_boxes = _predictions(part, cells, targets)
-        overlap = box_iou_aligned(boxes, wanted_boxes, config.iou)
-        losses = 1 - overlap.square() if config.iou is IouKind.iou else 1 - overlap
+        iou = box_iou_aligned(boxes, wanted_boxes, IouKind.iou)
+        is_iou = config.iou is IouKind.iou
+        losses = 1 - iou.square() if is_iou else 1 - box_iou_aligned(boxes, wanted_boxes, config.iou)
         terms = {POSITIVES: weight.sum(), "box": (losses * weight).sum()}
         if self.refines:
             terms["l1"] = (config.l1 * _distance(boxes, wanted_boxes, part.head.stride) * weight).sum()
@@ -212,7 +213,7 @@ class YoloxLoss(HeadLoss):
         _, objectness_logits, _ = part.head.split(part.raw)
         terms["objectness"] = cross_entropy(at_least_float32(objectness_logits[..., 0]), wanted).sum()
 
-        quality = overlap.detach().clamp(min=0)[..., None] * _one_hot(targets, class_logits)
+        quality = iou.detach()[..., None] * _one_hot(targets, class_logits)
         terms["classification"] = (cross_entropy(class_logits, quality).sum(-1) * weight).sum()
         return terms
 

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from models.darknet import Darknet
 from models.errors import ModelError
-from models.graph import BN_EPS
 from models.tensor_files import check_values
-from models.weights import WeightsReport, check_shapes, report_of, stored_names
+from models.weights import WeightsReport, check_shapes, for_bn_eps, report_of, stored_names
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's colours
 TIMM_BN_EPS = 1e-5
@@ -48,7 +47,7 @@ def load_timm_backbone(model: Darknet, state: Any, path: Path) -> WeightsReport:
     own = {name: tensor for name, tensor in model.state_dict().items() if name in loads}
     check_shapes(path, own, loads, "fix: model.width=1 and a network that has this backbone")
     check_values(path, loads.items())
-    model.load_state_dict(loads, strict=False)
+    model.load_state_dict(for_bn_eps(loads, TIMM_BN_EPS, model), strict=False)
     return report_of(model, path, cut=last)
 
 
@@ -57,8 +56,7 @@ def _convolutions(state: Mapping[str, Tensor]) -> Iterator[Tensors]:
 
     def read(name: str) -> Tensors:
         norm = (state[f"{name}.bn.{key}"].float() for key in ("bias", "weight", "running_mean", "running_var"))
-        beta, gamma, mean, variance = norm
-        return beta, gamma, mean, variance + (TIMM_BN_EPS - BN_EPS), state[f"{name}.conv.weight"].float()
+        return *norm, state[f"{name}.conv.weight"].float()
 
     beta, gamma, mean, variance, kernels = read(STEM)
     planes = zip(kernels.unbind(1), STD, strict=True)  # strict: ValueError unless there are three channels

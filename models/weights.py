@@ -9,7 +9,8 @@ columns). The file may be cut after any layer.
 Other PyTorch systems name tensors differently (module_list.0.Conv2d.weight, models.0.conv1.weight),
 but those that build modules from a .cfg register them in its order. So the n-th kernels of a state
 dict are those of the network's n-th convolution, and likewise biases, gammas, means and variances,
-if all shapes agree.
+if all shapes agree. What their batch norm adds to variances is no tensor; the name of its module
+tells the system, as far as this project knows it.
 """
 
 from collections import defaultdict
@@ -26,6 +27,7 @@ from torch import Tensor, nn
 from models.cfg import parse_cfg
 from models.darknet import Darknet, Version
 from models.errors import ModelError
+from models.graph import BN_EPS
 from models.heads import RawPart
 from models.layers import Convolution
 from models.tensor_files import SAME_NETWORK, check_values
@@ -34,6 +36,9 @@ Role = tuple[str, int]  # the last part of a tensor's name, and its number of di
 VERSION_BYTES, MAX_HEADER_BYTES = 12, 20
 CONTAINERS = ("model", "state_dict", "model_state_dict")  # keys under which checkpoints keep a state dict
 KERNELS: Role = ("weight", 4)
+# By the name of a batch norm: ultralytics/yolov3 (archive); YOLOX and later Ultralytics; here.
+BN_EPS_OF = {"BatchNorm2d": 1e-4, "bn": 1e-3, "norm": BN_EPS}
+TORCH_BN_EPS = 1e-5
 
 
 @dataclass(frozen=True)
@@ -201,7 +206,7 @@ def save_darknet_weights(model: Darknet, path: str | Path, up_to_layer: int | No
     The header holds `model.weights_version` and `model.seen`. `up_to_layer` counts as in Darknet's
     `partial` command: layers 0 .. up_to_layer - 1 are written, so 74 makes a darknet53.conv.74. The
     file is written under another name and renamed. Raises ModelError if up_to_layer is out of
-    range, the format has no place for a layer, or a value is not finite.
+    range, the format has no place for a layer or for bn_eps, or a value is not finite.
     """
     path, end = Path(path), len(model.layers) if up_to_layer is None else up_to_layer
     tensors = [(name, tensor.detach()) for layer, name, tensor in weight_tensors(model) if layer < end]
@@ -213,6 +218,8 @@ def save_darknet_weights(model: Darknet, path: str | Path, up_to_layer: int | No
                 f"Darknet's files have no place for the weights of layer {index}, a [{model.cfg.layers[index].kind}]. "
                 f"fix: up_to_layer={index}, or keep the checkpoint"
             )
+    if model.bn_eps != BN_EPS:
+        raise ModelError(f"Darknet cannot read bn_eps={model.bn_eps:g} of {model.cfg.source}. fix: keep the checkpoint")
     check_values(path, tensors)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.tmp")
@@ -254,14 +261,14 @@ def load_weights_of_checkpoint(
     left_out = of_heads if leave_out else []
     wanted, loads = ({name: state[name] for name in state if name not in left_out} for state in (own, weights))
     check_shapes(path, wanted, loads, SAME_NETWORK)
+    source = network_of_checkpoint(network, path)
     if not leave_out:
-        their_heads = network_of_checkpoint(network, path).heads
         for key in ("anchors", "scale_x_y", "new_coords"):
-            if [getattr(head, key) for head in model.heads] != [getattr(head, key) for head in their_heads]:
-                has = getattr(their_heads[0], key)
+            if [getattr(head, key) for head in model.heads] != [getattr(head, key) for head in source.heads]:
+                has = getattr(source.heads[0], key)
                 raise ModelError(f"the heads in {path} were trained with other {key} ({has}). fix: use the same here")
     check_values(path, loads.items())
-    model.load_state_dict(loads, strict=False)
+    model.load_state_dict(for_bn_eps(loads, source.bn_eps, model), strict=False)
     report = report_of(model, path, num_classes=num_classes, left_out=leave_out)
     return replace(report, same_decoding=not leave_out, note=note)
 
@@ -358,8 +365,24 @@ def load_foreign_state_dict(model: Darknet, content: Any, path: Path) -> Weights
                 loads[mine] = tensor
                 found.append((name, tensor))
     check_values(path, found)
-    model.load_state_dict(loads, strict=False)
+    norms = [name.split(".")[-2] for name, _ in found if name.endswith(".running_var")]
+    eps = BN_EPS_OF.get(norms[0], TORCH_BN_EPS) if norms else model.bn_eps
+    if eps != model.bn_eps:
+        note += f"; its batch norm, called {norms[0]}, is taken to have eps={eps:g}"
+    model.load_state_dict(for_bn_eps(loads, eps, model), strict=False)
     return replace(report_of(model, path, num_classes=num_classes, left_out=leave_out), note=note)
+
+
+def for_bn_eps(tensors: Mapping[str, Tensor], eps: float, model: Darknet) -> dict[str, Tensor]:
+    """``tensors`` of a network whose batch norm adds ``eps`` to the variances, for ``model``.
+
+    The difference goes into the running variances, so that detection stays the same.
+    """
+    more = eps - model.bn_eps
+    return {
+        name: (tensor + more).clamp(min=0) if name.endswith(".running_var") else tensor
+        for name, tensor in tensors.items()
+    }
 
 
 def _by_role(tensors: Iterable[tuple[str, Tensor]]) -> dict[Role, list[tuple[str, Tensor]]]:

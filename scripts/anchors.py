@@ -22,20 +22,21 @@ from conf.options import option
 from data import open_annotations
 from data.anchors import SEED, Sizes, kmeans_anchors, match_anchors, network_sizes, recall, refine_anchors
 from data.errors import as_started
-from train_utils import build
+from train_utils import auto, build
 
 SEARCHED_BOXES = 50_000  # a sample for the search; recall and IoU are those of all boxes
 
 
 def find_anchors(config: schema.AnchorsConfig) -> Sizes:
-    """Find, print and return anchors (k, 2) in pixels, as many as the model has.
+    """Find and print the anchors that the heads use; return all of the model (k, 2) in pixels.
 
     With ``out`` it also writes the options of the model. Raises ConfigError if the data set has too
-    few boxes.
+    few boxes, or if the [yolo] sections list different anchors.
     """
     if config.out is not None:
         run_files.refuse_existing(Path(config.out), "out")
-    current = np.array(build.build_meta_model(config.model).heads[0].all_anchors)
+    chosen, slots = auto.anchors_of(build.build_meta_model(config.model).heads)
+    current = chosen[slots]
     annotations = open_annotations(config.data, "train")
     sizes, searched = (network_sizes(annotations, config.image_size, limit) for limit in (None, SEARCHED_BOXES))
     generator = np.random.default_rng(SEED)
@@ -51,13 +52,14 @@ def find_anchors(config: schema.AnchorsConfig) -> Sizes:
         listed = [f"{w:g},{h:g} ({share:.0%})" for (w, h), share in zip(anchors.round(1), shares, strict=True)]
         recalls = [f"{recall(sizes, anchors, iou):.4f} at IoU {iou:g}" for iou in (config.min_iou, 0.5)]
         print(f"{name}: mean best IoU {overlaps.mean():.3f}, recall {', '.join(recalls)}\n  {'  '.join(listed)}")
+    chosen[slots] = refined
     if config.out is not None:
         path = Path(config.out)
         path.parent.mkdir(parents=True, exist_ok=True)
-        cfg, pairs = Path(config.model.cfg), ", ".join(f"[{width:g}, {height:g}]" for width, height in refined)
+        cfg, pairs = Path(config.model.cfg), ", ".join(f"[{width:g}, {height:g}]" for width, height in chosen)
         base = f"base\n  - _self_\ncfg: {cfg.absolute()}" if cfg.suffix == ".cfg" else f"{cfg}\n  - _self_"
         about = f"# Anchors for data={config.data.name} at {config.image_size} pixels, found by scripts/anchors.py."
         path.write_text(f"{about}\ndefaults:\n  - {base}\nanchors: [{pairs}]\n", encoding="utf-8")
         folder = shlex.quote(str(path.absolute().parent.parent))
         print(f"wrote {path}: {as_started('python train.py')} --config-dir {folder} {option('model', path.stem)}")
-    return refined
+    return chosen

@@ -1,6 +1,7 @@
 """What a training starts from: its options without ``auto``, and its network."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from conf.from_checkpoint import resumed_options
 from conf.schema import TrainConfig
 from conf.train_options import Precision
 from data import Annotations, Colour
-from data.anchors import choose_anchors
+from data.anchors import Sizes, choose_anchors
 from data.samplers import TABLE_IMAGES
 from models.config import AUTO
 from train_utils import build, numerics
@@ -94,22 +95,30 @@ def fit_anchors(config: TrainConfig, world: World, train_set: Annotations) -> tu
     All ranks call this together. Raises ConfigError if the [yolo] sections list different anchors.
     """
     without = replace(config.model, anchors=None)
-    heads = build.build_meta_model(without, len(train_set.names)).heads
-    if len({head.all_anchors for head in heads}) > 1:
-        raise ConfigError("model.anchors=auto needs a .cfg whose [yolo] sections all list the same. fix: leave it out")
+    current, slots = anchors_of(build.build_meta_model(without, len(train_set.names)).heads)
     answer = None
     if world.is_main:
-        # The anchors that masks select, by mean stride of the heads that use them, then by area.
-        strides: dict[int, list[int]] = {}
-        for head in heads:
-            for index in head.mask:
-                strides.setdefault(index, []).append(head.stride)
-        current = np.array(heads[0].all_anchors)
-        slots = sorted(strides, key=lambda index: (np.mean(strides[index]), current[index].prod()))
         fitted, sentence = choose_anchors(train_set, config.train.image_size, current, slots, min_iou_of(config))
         answer = json.dumps([fitted.tolist() if fitted is not None else None, f"model.anchors=auto: {sentence}"])
     anchors, note = json.loads(broadcast_text(answer))
     return replace(config, model=replace(without, anchors=anchors)), note
+
+
+def anchors_of(heads: Sequence[models.Head]) -> tuple[Sizes, list[int]]:
+    """The anchors (k, 2) of a .cfg, and the rows that masks select; some .cfg have more.
+
+    The rows are in order of the mean stride of the heads that use them, then of area. Raises
+    ConfigError if the [yolo] sections list different anchors.
+    """
+    if len({head.all_anchors for head in heads}) > 1:
+        message = "a fit of anchors needs a .cfg whose [yolo] sections all list the same"
+        raise ConfigError(f"{message}. fix: another model, or model.anchors=null")
+    strides: dict[int, list[int]] = {}
+    for head in heads:
+        for index in head.mask:
+            strides.setdefault(index, []).append(head.stride)
+    anchors = np.array(heads[0].all_anchors)
+    return anchors, sorted(strides, key=lambda index: (np.mean(strides[index]), anchors[index].prod()))
 
 
 def min_iou_of(config: TrainConfig) -> float | None:

@@ -90,15 +90,15 @@ class Schedule:
 def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
     """The optimiser of ``config.name`` over the trainable parameters in three groups.
 
-    In order: ``convolution`` (the only one with weight decay), ``norm`` (batch-norm weights) and
-    ``bias``. Scales and offsets have no reason to be small, so they are not decayed.
+    In order: ``convolution`` (weights of two dimensions and more, the only ones that decay),
+    ``norm`` (those of one, as of batch norm) and ``bias``. Scales and offsets have no reason to be small, so they are not decayed.
     ``Schedule.apply`` sets the rest before each step.
     """
     groups: dict[str, list[nn.Parameter]] = {"convolution": [], "norm": [], "bias": []}
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             if parameter.requires_grad:
-                kind = "bias" if name == "bias" else "convolution" if isinstance(module, nn.Conv2d) else "norm"
+                kind = "bias" if name == "bias" else "convolution" if parameter.ndim > 1 else "norm"
                 groups[kind].append(parameter)
     rows: list[dict[str, Any]] = []
     for kind, parameters in groups.items():

@@ -91,6 +91,17 @@ def test_eval_batch(resize: data.Resize, coco_set) -> None:
     assert batch.indices.tolist() == [0, 3]
 
 
+def test_the_validation_loss_has_no_targets_that_a_training_drops(coco_set) -> None:
+    coco_set.add_image(np.zeros((90, 90, 3), dtype=np.uint8), [(1, [5, 5, 30, 30]), (7, [40, 40, 0.5, 0.5])])
+    source = coco_set.source()
+    trained = train_dataset(source, NO_AUGMENT).__getitems__(requests([7]))
+    assert (
+        trained.targets.tolist()
+        == data.EvalDataset(source.annotations, source).__getitems__(requests([7])).targets.tolist()
+    )
+    assert len(trained.targets) == 1
+
+
 def test_an_unreadable_image_is_grey(coco_set) -> None:
     annotations = coco_set.open()
     (coco_set.root / "images" / "13.png").write_bytes(b"no image")

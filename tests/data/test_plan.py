@@ -39,7 +39,7 @@ def test_the_fast_way_draws_what_the_plain_way_draws(empty_set: CocoSet, augment
     differences = []
     for index in range(len(dataset)):
         for epoch in range(3):
-            request = Request(index, 128, 160, epoch)
+            request = Request(index, 128, 160, epoch, pool=tuple(range(len(dataset))))
             sample = dataset[request]
             image, classes, boxes = reference_sample(dataset.plan(request), images.annotations, images.read)
             drawn = sample.images[0].permute(1, 2, 0).numpy()
@@ -66,7 +66,7 @@ def test_boxes_lie_where_their_pixels_lie(empty_set: CocoSet) -> None:
     dataset = TrainDataset(images.annotations, images, MOSAIC, seed=0, epochs=1000)
     seen = 0
     for epoch in range(20):
-        request = Request(epoch % len(colours), 320, 416, epoch)
+        request = Request(epoch % len(colours), 320, 416, epoch, pool=tuple(range(len(colours))))
         (picture,) = dataset.plan(request).pictures
         sample = dataset[request]
         image = sample.images[0].permute(1, 2, 0).numpy().astype(int)

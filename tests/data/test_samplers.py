@@ -11,8 +11,9 @@ import pytest
 
 from data import DataError, MultiScale, Request, Resize, eval_batches, repeat_factors
 from data.geometry import scaled_size
+from data.plan import draw_plan
 from data.samplers import TrainBatchSampler, TrainSampler, permuted
-from tests.data.conftest import FIXED, CocoSet, sampler_of
+from tests.data.conftest import FIXED, NO_AUGMENT, CocoSet, sampler_of
 
 SCALED = MultiScale(96, 0.5, 1.5, 32, 5)
 BATCH = 12
@@ -239,6 +240,20 @@ def test_images_come_as_often_as_their_factors_say() -> None:
     expected = FACTORS * (len(requests) * 50) / FACTORS.sum()
     np.testing.assert_allclose(counts, expected, rtol=0.25)  # four deviations of drawn fractions
     assert set(repeats) == {0, 1, 2}
+
+
+def test_mosaic_and_mixup_show_images_as_often_as_their_factors_say() -> None:
+    factors = np.where(np.arange(400) % 100 == 7, 4.0, 1.0)
+    augment = replace(NO_AUGMENT, mosaic=1, mixup=1)
+    sizes, shown = np.full((400, 2), 64, dtype=np.int32), np.zeros(400)
+    sampler = sampler_of(400, 8, factors=factors)
+    for epoch in range(12):
+        sampler.sampler.set_epoch(epoch)
+        for request in (request for batch in sampler for request in batch):
+            for picture in draw_plan(request, sizes, augment, 0).pictures:
+                np.add.at(shown, picture.indices, 1)
+    rare = factors == 4
+    assert 3.7 < shown[rare].mean() / shown[~rare].mean() < 4.3  # four deviations
 
 
 def test_a_pool_is_on_one_rank_and_brings_no_other_images() -> None:

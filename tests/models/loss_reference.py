@@ -192,7 +192,9 @@ def yolo_loss(
             positives += weight
             cell = (int(image), a, row, column)
             quality = overlap(
-                decoded(fixed[cell[0]][a][row][column], head, a, row, column), tuple(box), config.iou.value
+                decoded(fixed[cell[0]][a][row][column], head, a, row, column),
+                tuple(box),
+                "iou" if of_yolox else config.iou.value,
             )
             there = 1 if of_yolox else 1 - ratio + ratio * max(quality, 0.0)
             wanted[cell] = max(wanted.get(cell, 0.0), there * weight)

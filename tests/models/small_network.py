@@ -39,10 +39,12 @@ class PlainNetwork(nn.Module):
     """The network of cfg_text without this project.
 
     names: those of a convolution and of its batch norm in the Sequential of each layer, with {n}
-    for a running number.
+    for a running number. eps: what the batch norm adds to variances.
     """
 
-    def __init__(self, container: str, names: tuple[str, str], norm_first: bool = False, num_classes: int = 2) -> None:
+    def __init__(
+        self, container: str, names: tuple[str, str], eps: float, norm_first: bool = False, num_classes: int = 2
+    ) -> None:
         super().__init__()
         shapes = {0: (3, 8, 3, 1), 1: (8, 16, 3, 2), 2: (16, 8, 1, 1), 3: (8, 16, 3, 1), 8: (16, 8, 1, 1)}
         shapes |= {5: (16, 5 + num_classes, 1, 1), 11: (16, 5 + num_classes, 1, 1)}
@@ -52,7 +54,7 @@ class PlainNetwork(nn.Module):
             has_norm = layer not in (5, 11)
             made = {names[0]: nn.Conv2d(inputs, filters, size, stride, size // 2, bias=not has_norm)}
             if has_norm:
-                made[names[1]] = nn.BatchNorm2d(filters, eps=1e-6)
+                made[names[1]] = nn.BatchNorm2d(filters, eps=eps)
             for name in sorted(made, key=list(made).index, reverse=norm_first):
                 layers[layer].add_module(name.format(n=number), made[name])
         self.container = container

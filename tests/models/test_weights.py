@@ -17,6 +17,7 @@ import models
 from conf.errors import CheckpointError
 from data import read_names
 from models import Darknet, ModelError, load_darknet_weights, parse_cfg, save_darknet_weights, zoo_cfg
+from models.darknet import fuse_batch_norm
 from models.published import COCO_NAMES
 from models.tensor_files import read_tensor_file
 from models.weights import class_order, load_weights_of_checkpoint, weight_tensors
@@ -250,6 +251,22 @@ def test_a_small_file_cannot_hold_much(content: Any, tmp_path: Path) -> None:
             assert content is None  # which says nothing about a checkpoint
 
 
+def test_a_network_with_another_bn_eps_gives_and_takes_weights_that_compute_the_same(tmp_path: Path) -> None:
+    """But for Darknet, which has no such key."""
+    plain, images = small(), torch.rand(1, 3, 32, 32)
+    text = plain.cfg.text.replace("channels=3", "channels=3\nbn_eps=0.3")
+    source = randomise(Darknet(parse_cfg(text, "eps.cfg"))).eval()
+    report = load_weights_of_checkpoint(plain, source.state_dict(), Path("a.pt"), described(source) | {"width": 1})
+    assert report.is_whole
+    with torch.no_grad():
+        expected = source(images)
+        for ours, fused, theirs in zip(plain(images), fuse_batch_norm(source)(images), expected, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(fused, theirs, rtol=1e-5, atol=1e-5)
+    with pytest.raises(ModelError, match=r"Darknet cannot read bn_eps=0\.3 of eps\.cfg"):
+        save_darknet_weights(source, tmp_path / "a.weights")
+
+
 @pytest.mark.parametrize("key", ["anchors", "scale_x_y", "new_coords"])
 def test_heads_of_a_checkpoint_that_stand_for_other_boxes_are_refused(key: str, tmp_path: Path) -> None:
     source, path = randomise(tiny(3)), tmp_path / "a.pt"
@@ -269,9 +286,10 @@ def test_heads_of_a_checkpoint_that_stand_for_other_boxes_are_refused(key: str, 
 
 
 SCHEMES = {
-    "module_list.N.Conv2d": PlainNetwork("module_list", ("Conv2d", "BatchNorm2d")),
-    "models.N.conv1": PlainNetwork("models", ("conv{n}", "bn{n}")),
-    "batch norm registered first": PlainNetwork("layers", ("convolution", "norm"), norm_first=True),
+    "module_list.N.Conv2d": PlainNetwork("module_list", ("Conv2d", "BatchNorm2d"), 1e-4),
+    "models.N.conv1": PlainNetwork("models", ("conv{n}", "bn{n}"), 1e-5),
+    "batch norm registered first": PlainNetwork("layers", ("convolution", "bn"), 1e-3, norm_first=True),
+    "as this project": PlainNetwork("layers", ("convolution", "norm"), 1e-6),
 }
 
 
@@ -303,7 +321,7 @@ def test_both_networks_compute_the_same_afterwards(wrap: Any, scheme: str, tmp_p
 
 
 def test_other_heads_of_another_system_keep_everything_else(tmp_path: Path) -> None:
-    plain, model = PlainNetwork("module_list", ("Conv2d", "BatchNorm2d"), num_classes=4), small(2)
+    plain, model = PlainNetwork("module_list", ("Conv2d", "BatchNorm2d"), 1e-4, num_classes=4), small(2)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     message = load(model, tmp_path / "four.pt", plain.state_dict())
     assert "5 of 7 convolutions" in message and "(for 4 classes, here 2)" in message

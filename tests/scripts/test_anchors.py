@@ -29,6 +29,7 @@ def test_the_override_gives_the_network_the_anchors(tmp_path: Path, capsys: pyte
     config = compose("train", TrainConfig, [mine, "model=drawn", "model.width=0.25"])
     model = Darknet(load_network(config.model), width=config.model.width)
     assert [list(pair) for pair in model.heads[0].all_anchors] == found.tolist()
+    assert found[0].tolist() == [10, 14], "no head has the first"
     assert model.heads[1].anchors == tuple(tuple(pair) for pair in found[[1, 2, 3]].tolist())  # its own mask
     assert f"{found[0][0]:g},{found[0][1]:g}" in model.cfg.text  # which is what a checkpoint keeps
     assert OmegaConf.load(out).defaults[0] == "yolov4-tiny"

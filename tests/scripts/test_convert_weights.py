@@ -111,7 +111,7 @@ def test_eighty_classes_without_names_are_those_of_coco(count, named, expected, 
 
 
 def test_a_state_dict_of_another_system_becomes_a_checkpoint(command: Command, tmp_path: Path) -> None:
-    plain = PlainNetwork("module_list", ("Conv2d", "BatchNorm2d"))
+    plain = PlainNetwork("module_list", ("Conv2d", "BatchNorm2d"), 1e-4)
     torch.save({"epoch": 7, "model": plain.state_dict()}, tmp_path / "theirs.pt")
     command("weights=theirs.pt", "model.cfg=small.cfg", "out=ours.pt")
     detector, images = open_detector("ours.pt", None, None, None), torch.rand(1, 3, 32, 32)

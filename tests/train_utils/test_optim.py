@@ -23,12 +23,12 @@ def change(model: nn.Module, by: int) -> None:
 
 
 def test_three_groups_hold_every_trainable_parameter_once_and_only_kernels_decay() -> None:
-    model = small_model()
+    model = small_model().append(nn.Linear(3, 2, bias=False))  # as a plugin's layer may have
     model[2].weight.requires_grad_(False)  # frozen
     optimizer = make_optimizer(model, CONFIG)
     Schedule(CONFIG, 10, 100).apply(optimizer, step=50)
     groups = {group["name"]: group for group in optimizer.param_groups}
-    assert groups["convolution"]["params"] == [model[0].weight]
+    assert groups["convolution"]["params"] == [model[0].weight, model[3].weight]
     assert groups["norm"]["params"] == [model[1].weight]
     assert groups["bias"]["params"] == [model[1].bias, model[2].bias]
     assert [groups[name]["weight_decay"] for name in ("convolution", "norm", "bias")] == [5e-4, 0, 0]
