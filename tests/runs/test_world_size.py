@@ -30,7 +30,7 @@ def train_here(folder: Path, run_dir: Path, more: list[str]) -> None:
     ("world_size", "more"), [(2, [*SIZES, *PASSES, *ANCHORS]), pytest.param(4, [SIZES[-1]], marks=pytest.mark.release)]
 )
 def test_weights_do_not_depend_on_the_number_of_processes(world_size: int, more: list[str], tmp_path: Path) -> None:
-    """Nor do average, statistics, momentum and losses; with dropout, and with the default options."""
+    """Nor do average, statistics, momentum and losses: with dropout, and with default options."""
     cfg = tmp_path / "dropout.cfg"
     layers = zoo_cfg("yolov3-spp").read_text().rpartition("[convolutional]")
     cfg.write_text("".join((layers[0], "[dropout]\nprobability=0.3\n\n", *layers[1:])))
