@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from conf import ConfigError, launch, run_files
 from conf.compose import check_values, from_dictionary, plain, to_dictionary, values_of_choice
 from conf.errors import CheckpointError
-from conf.options import MAY_CHANGE, NO_SCORE, OF_THE_MACHINE, changed_values, flat, is_covered
+from conf.options import MAY_CHANGE, NO_SCORE, OF_THE_MACHINE, changed_values, filled, flat, is_covered
 from conf.schema import TrainConfig
 from conf.suggestions import NOT_COMPOSED, darknet_options, explain
 from conf.train_options import is_image_size
@@ -78,23 +78,11 @@ def _refuse_other_evaluation(options: Mapping[str, Any]) -> None:
         raise ConfigError(f"out={folder} {says} ({', '.join(other)} would differ). fix: out=<other folder>")
 
 
-def _filled(
-    ours: Mapping[str, Any], theirs: Mapping[str, Any], named: Sequence[str], section: str = ""
-) -> dict[str, Any]:
-    """``ours`` with the values of ``theirs`` for the keys that the command line leaves open.
-
-    A choice of the whole ``section``, such as evaluate=darknet, leaves none open.
-    """
-    prefix = f"{section}." if section else ""
-    is_open = {key: section not in named and f"{prefix}{key}" not in named for key in ours}
-    return {key: theirs[key] if is_open[key] and key in theirs else value for key, value in ours.items()}
-
-
 def model_or_checkpoint(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
     """The options of predict.py or the demo with a checkpoint, or with a model and its weights."""
     options, saved = _of_run(options, named)
     of_run = flat(saved)
-    return _filled(options, {key: of_run[name] for key, name in OF_THE_RUN.items() if name in of_run}, named)
+    return filled(options, {key: of_run[name] for key, name in OF_THE_RUN.items() if name in of_run}, named)
 
 
 def _of_run(options: dict[str, Any], named: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -113,7 +101,7 @@ def _of_run(options: dict[str, Any], named: Sequence[str]) -> tuple[dict[str, An
         saved = config_of_checkpoint(options["ckpt"], named)
         if "evaluate" in options:
             of_files = ["evaluate.precision"] if "format" in options or options.get("model_file") is not None else []
-            evaluate = _filled(options["evaluate"], saved.get("evaluate", {}), [*named, *of_files], "evaluate")
+            evaluate = filled(options["evaluate"], saved.get("evaluate", {}), [*named, *of_files], "evaluate")
             options = {**options, "evaluate": evaluate}
     if "cfg" in model:
         return options, saved
@@ -149,8 +137,8 @@ def of_exported(options: dict[str, Any], file: str, named: Sequence[str], sectio
         raise ConfigError(f"{file} runs on the CPU as it was exported. fix: leave out device and precision")
     facts = pkgutil.resolve_name("train_utils.open_checkpoint:read_facts")(Path(file))  # by name, as above
     facts |= facts["suppression"]
-    filled = _filled(detection, {key: facts[key] for key in OF_A_FILE if key in facts}, named, section)
-    return {**options, **({section: filled} if section else filled), "device": "cpu"}
+    taken = filled(detection, {key: facts[key] for key in OF_A_FILE if key in facts}, named, section)
+    return {**options, **({section: taken} if section else taken), "device": "cpu"}
 
 
 def complete_export(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:

@@ -48,6 +48,18 @@ READ_WITH: dict[str, tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]] = {
 OF_THE_RESUME = ("run_dir", "run_mirror", "resume")  # changed by every resume, so never listed as changed
 
 
+def filled(
+    ours: Mapping[str, Any], theirs: Mapping[str, Any], named: Sequence[str], section: str = ""
+) -> dict[str, Any]:
+    """``ours`` with the values of ``theirs`` for the keys that the command line leaves open.
+
+    A choice of the whole ``section``, such as evaluate=darknet, leaves none open.
+    """
+    prefix = f"{section}." if section else ""
+    is_open = {key: section not in named and f"{prefix}{key}" not in named for key in ours}
+    return {key: theirs[key] if is_open[key] and key in theirs else value for key, value in ours.items()}
+
+
 def refuse_unread(command: str, options: Mapping[str, Any], named: Sequence[str]) -> None:
     """Raise ConfigError for an option ``named`` that the program does not read with ``options``."""
     settings = {f"{key}={'null' if value is None else str(value).lower()}" for key, value in options.items()}
