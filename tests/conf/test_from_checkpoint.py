@@ -237,6 +237,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 NETWORK = "model=yolov3", "model.weights"
 
 
+@pytest.mark.release
 @pytest.mark.parametrize(
     ("program", "options"),
     [
@@ -268,6 +269,7 @@ def test_what_is_called_last_comes_before_the_word(runs: Path) -> None:
             options_of(*command)
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("job", ["slurm", "torchrun", "train -m hydra.sweep.dir=mine", "tune trials=1 --"])
 def test_a_training_that_starts_again_names_its_weights(job, runs, monkeypatch, capsys) -> None:
     """Its own run would be the newest then."""
