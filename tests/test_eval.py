@@ -87,6 +87,7 @@ def test_training_scores_as_the_evaluation_does_with_stretched_images(tmp_path: 
     assert [one.exif.value for one in predicting] == ["ignore"] * 2
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("loss", ["yolov3", "darknet"])
 def test_the_validation_loss_is_the_training_loss_of_the_same_images_and_weights(loss: str, tmp_path: Path) -> None:
     """Of one step on all images, with frozen statistics and a rate of next to nothing.

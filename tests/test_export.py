@@ -234,6 +234,7 @@ CHAIN = cfg(
 )  # fmt: skip
 
 
+@pytest.mark.release
 def test_scaled_channels_change_no_result_and_share_a_range(tmp_path: Path) -> None:
     """And the last convolution, with what follows it, is not quantised."""
     model = Darknet(parse_cfg(CHAIN, "chain.cfg")).eval()

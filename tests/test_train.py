@@ -220,6 +220,7 @@ def test_a_run_that_was_moved_goes_on_where_its_data_are_named(shapes, tmp_path,
         run(f"resume={second}/other", *places, elsewhere)
 
 
+@pytest.mark.release
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again_in_its_folder(
     shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

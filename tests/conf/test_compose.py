@@ -87,6 +87,7 @@ def test_what_does_not_fit_is_named_before_a_run_folder_is_made(error_of, argume
     assert sentence in error_of(*([] if words[0].startswith("data=") else SHAPES), *words)
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_no_option_takes_nan_or_infinity(name: str) -> None:
     """Every float, list of floats and option of any type; other types refuse them by themselves."""
@@ -109,6 +110,7 @@ CHOICES = [  # test_auto.py composes the networks
 ]
 
 
+@pytest.mark.release
 @pytest.mark.parametrize(("group", "choice"), CHOICES)
 def test_every_choice_composes_and_gives_way_to_what_is_named(group: str, choice: str) -> None:
     named = ["train.epochs=7", *([] if group == "data" else ["data=shapes", "model=yolov4-tiny"])]

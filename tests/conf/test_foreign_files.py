@@ -100,6 +100,7 @@ def test_a_data_file_sets_data_alone(case: str, program: str, place: Path) -> No
     assert sentence in shown and shown.startswith("error: ") == bool(sentence)
 
 
+@pytest.mark.release
 @pytest.mark.parametrize(
     ("case", "program"), [*product(SAVED, ["eval"]), *product(("path", "section"), ("predict", "convert"))]
 )
@@ -114,6 +115,7 @@ def test_a_checkpoint_imports_nothing_and_refers_to_nothing(case: str, program: 
         outcome(program, "ckpt=own", "plugins=[]", *READERS[program])
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("case", SAVED)
 def test_a_resumed_checkpoint_imports_nothing_and_refers_to_nothing(case: str, run: Path, place: Path) -> None:
     change, sentence = SAVED[case]

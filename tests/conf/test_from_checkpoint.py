@@ -237,6 +237,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 NETWORK = "model=yolov3", "model.weights"
 
 
+@pytest.mark.release
 @pytest.mark.parametrize(
     ("program", "options"),
     [

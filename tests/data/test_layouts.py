@@ -247,6 +247,7 @@ def test_the_test_images_of_a_set_are_read_by_its_path(layout, yolo_set, tmp_pat
             composed("anchors", "data=train/images")
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("names_file", ["classes.txt", "obj.names", "data.names", "names", None])
 def test_pictures_beside_label_files_take_the_names_in_their_folder(names_file: str | None, yolo_set: YoloSet) -> None:
     yolo_set.add(".", ".")

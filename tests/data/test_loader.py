@@ -160,10 +160,11 @@ class Killed(Stuck):
 
 
 @pytest.mark.parametrize(
-    ("kind", "message"), [(Stuck, r"gave no batch for 0.8 s. fix: "), (Killed, r"killed.* fix: fewer data\.workers")]
+    ("kind", "seconds", "message"),
+    [(Stuck, 2, r"gave no batch for 0.8 s. fix: "), (Killed, 60, r"killed.* fix: fewer data\.workers")],
 )
-def test_a_worker_that_hangs_or_is_killed_ends_the_epoch_with_a_sentence(coco_set, kind: type, message: str) -> None:
-    loader = plain_loader(coco_set, NO_AUGMENT, 1, kind=kind, timeout_seconds=2)
+def test_a_worker_that_hangs_or_is_killed_ends_the_epoch_with_a_sentence(coco_set, kind, seconds, message) -> None:
+    loader = plain_loader(coco_set, NO_AUGMENT, 1, kind=kind, timeout_seconds=seconds)
     with pytest.raises(data.DataError, match=message):
         next(iter(loader))
     assert not any(worker.is_alive() for worker in loader._iterator._workers)

@@ -77,6 +77,7 @@ def two_percent(seed: int, *faults: str) -> Callable[[str, int], str | None]:
 PLACES = ("s3://b/images", "s3://b/images/t-*.tar", "{url}/images", "{url}/images/t-{{0..1}}.tar", "images/t-*.tar")
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("images", PLACES)
 def test_batches_are_those_from_the_disk_despite_faults(images: str, picture_set: CocoSet, bucket: Bucket) -> None:
     expected = batches(opened(picture_set, "images"))

@@ -189,7 +189,7 @@ def prepare() -> None:
 
 def start(arguments: Sequence[str], folder: Path) -> tuple[int, str]:
     """The exit code of a program in ``folder``, as of Popen, and what it said."""
-    child = fork_context().Process(target=run_here, args=(arguments, folder))
+    child: Any = fork_context().Process(target=run_here, args=(arguments, folder))
     child.start()
     child.join(SECONDS)
     if child.is_alive():

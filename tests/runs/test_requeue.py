@@ -40,6 +40,7 @@ def signal_at(monkeypatch: pytest.MonkeyPatch, step: int, number: signal.Signals
     monkeypatch.setattr(CheckpointWriter, "is_due", signalled)
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM, signal.SIGHUP])
 def test_a_stop_by_slurm_asks_for_a_requeue_behind_the_checkpoint_and_only_with_more_to_do(
     number: signal.Signals, config: TrainConfig, marker: Path, monkeypatch: pytest.MonkeyPatch, request
@@ -66,6 +67,7 @@ def test_a_stop_by_slurm_asks_for_a_requeue_behind_the_checkpoint_and_only_with_
     assert "best AP" in (run / "train.log").read_text()
 
 
+@pytest.mark.release
 def test_ctrl_c_asks_for_no_requeue_and_without_a_job_script_nothing_is_asked(config, marker, monkeypatch) -> None:
     run = marker.with_name("run")
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):

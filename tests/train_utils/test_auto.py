@@ -206,6 +206,7 @@ def test_the_options_of_suppression_arrive() -> None:
 DECOUPLED = ("yolov3-spp-decoupled", "yolov3-tiny-decoupled")
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("name", ZOO)
 def test_decoupled_networks_of_the_zoo_learn_bins_by_the_loss_of_yolox_and_others_by_that_of_yolov3(name: str) -> None:
     config = composed(f"model={name}")

@@ -118,6 +118,7 @@ def traced_only(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 GRAPHS_ALONE = pytest.mark.parametrize("traced_only", ["eager"], indirect=True)
 
 
+@pytest.mark.release
 @pytest.mark.usefixtures("traced_only")
 def test_a_compiled_training_is_the_eager_one() -> None:
     """Also in its state's names, and where a step is skipped."""
