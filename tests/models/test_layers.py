@@ -13,7 +13,7 @@ from torch import nn
 
 from models import Darknet, parse_cfg
 from models.darknet import fuse_batch_norm
-from models.layers import ACTIVATIONS, Convolution, MaxPool, Product, Reorg, SharedConvolution, Shortcut
+from models.layers import ACTIVATIONS, Convolution, Dropout, MaxPool, Product, Reorg, SharedConvolution, Shortcut
 from models.weights import weight_tensors
 from tests.models.cfg_writer import conv, route, section, shortcut
 
@@ -222,3 +222,19 @@ def test_reorg_orders_values_as_darknets_index_arithmetic(channels: int, stride:
         w2, h2 = column * stride + offset % stride, row * stride + offset // stride
         out[k, row, column] = flat[w2 + 3 * stride * (h2 + 2 * stride * channel)]
     assert Reorg(stride)(x)[0].equal(torch.from_numpy(out))
+
+
+def test_each_rank_drops_what_one_alone_drops_of_its_images() -> None:
+    """Two ranks get two images in turn."""
+    layer, x = Dropout(0.25), torch.rand(8, 40, 9, 7, dtype=torch.float64) + 1
+    results = []
+    for place in ((0, 1, 2), (0, 2, 2), (1, 2, 2)):
+        layer.place = place
+        torch.manual_seed(1)
+        images = x.view(-1, place[1], 2, 40, 9, 7)[:, place[0]].flatten(0, 1)
+        results.append(layer(images))
+        assert torch.equal(results[-1], torch.where(results[-1] == 0, 0, images / 0.75))
+    whole, *parts = results
+    assert torch.equal(whole.view(2, 2, 2, 40, 9, 7), torch.stack([part.view(2, 2, 40, 9, 7) for part in parts], 1))
+    assert (whole == 0).double().mean() == pytest.approx(0.25, abs=0.01) and torch.equal(layer.eval()(x), x)
+    assert not Dropout(1.0)(x).any()
