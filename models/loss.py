@@ -3,7 +3,7 @@
 YoloLoss has the formulation of the first PyTorch YOLOv3-SPP (ultralytics/yolov3, branch archive):
 every anchor of every head whose shape fits a target is positive in the cell that holds the target's
 centre, and each term is a sum over the heads of their means. In YoloxLoss the predictions choose
-the positives.
+the positives. In both, a box with several labels is one object of several classes.
 
 All arithmetic is in float32, or in float64 for float64 maps. Shapes depend only on the number of
 targets (no boolean indexing), so a step on an accelerator never waits for the host.
@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from models.assignment import Cells, centre_cells, dynamic_positives, targets_in_cells
+from models.assignment import Cells, centre_cells, dynamic_positives, merge_labels, targets_in_cells
 from models.config import MIN_DECOUPLED_SCALE, IouKind, YoloLossConfig, YoloxLossConfig
 from models.decode import at_least_float32, box_iou_aligned, boxes_in_cells, wh_iou
 from models.errors import ModelError
@@ -114,7 +114,9 @@ class YoloLoss(HeadLoss):
 
     def terms(self, inputs: LossInputs) -> tuple[list[Terms], Weights]:
         """Means over the positives and the cells of the global micro-batch."""
-        config, targets = self.config, inputs.targets
+        config = self.config
+        targets, classes = merge_labels(inputs.targets, self.heads[0].num_classes)
+        inputs = inputs._replace(targets=targets)
         pairs = []  # for each head weights (t, anchors), 0 where a shape does not match, and cells
         for head, anchors, raw in inputs.maps:
             matches = wh_iou(targets[:, 4:6], anchors.own) > config.anchor_iou
@@ -123,13 +125,15 @@ class YoloLoss(HeadLoss):
         positives = inputs.sum_over_ranks(torch.stack([weight.sum() for weight, _ in pairs]))
         shares = 1 / positives.clamp(min=1)  # without positives the terms are 0, not 0 / 0
         terms = [
-            self._head_terms(part, *pair, share, inputs)
+            self._head_terms(part, *pair, inputs, share=share, classes=classes)
             for part, pair, share in zip(inputs.maps, pairs, shares, strict=True)
         ]
         classification = config.classification * self.heads[0].num_classes / 80
         return terms, {"box": config.box, "objectness": config.objectness, "classification": classification}
 
-    def _head_terms(self, part: HeadMap, weight: Tensor, cells: Cells, share: Tensor, inputs: LossInputs) -> Terms:
+    def _head_terms(
+        self, part: HeadMap, weight: Tensor, cells: Cells, inputs: LossInputs, *, share: Tensor, classes: Tensor
+    ) -> Terms:
         """The terms of one head; a positive weighs ``share``."""
         _, class_logits, boxes, wanted_boxes = _predictions(part, cells, inputs.targets)
         iou = box_iou_aligned(boxes, wanted_boxes, self.config.iou)
@@ -141,7 +145,7 @@ class YoloLoss(HeadLoss):
         objectness = cross_entropy(logits, wanted).sum() / (logits.numel() * inputs.world_size)
 
         # Even a single class is learnt: decoding multiplies by its probability, as in Darknet.
-        losses = cross_entropy(class_logits, _one_hot(inputs.targets, class_logits)).mean(-1)
+        losses = cross_entropy(class_logits, _at_logits(classes, class_logits)).mean(-1)
         return {"box": box, "objectness": objectness, "classification": (losses * weight).sum() * share}
 
 
@@ -165,14 +169,15 @@ class YoloxLoss(HeadLoss):
     def terms(self, inputs: LossInputs) -> tuple[list[Terms], Weights]:
         """Sums over positives and cells; the weights divide them by the sum of the positives."""
         config = self.config
-        pairs = dynamic_positives(inputs.maps, inputs.targets, config.positives, config.positives_by)
+        targets, classes = merge_labels(inputs.targets, self.heads[0].num_classes)
+        pairs = dynamic_positives(inputs.maps, targets, config.positives, config.positives_by)
         positives = inputs.sum_over_ranks(torch.stack([weight.sum() for weight, _ in pairs])).sum().clamp(min=1)
-        terms = [self._head_terms(part, *pair, inputs.targets) for part, pair in zip(inputs.maps, pairs, strict=True)]
+        terms = [self._head_terms(part, *pair, targets, classes) for part, pair in zip(inputs.maps, pairs, strict=True)]
         weights = {"objectness": config.objectness, "classification": config.classification}
         weights |= dict.fromkeys(("box", "dfl", "l1"), config.box)  # dfl and l1 are relative to box
         return terms, {name: weight / positives for name, weight in weights.items()}
 
-    def _head_terms(self, part: HeadMap, weight: Tensor, cells: Cells, targets: Tensor) -> Terms:
+    def _head_terms(self, part: HeadMap, weight: Tensor, cells: Cells, targets: Tensor, classes: Tensor) -> Terms:
         """The sums of one head."""
         config = self.config
         coordinates, class_logits, boxes, wanted_boxes = _predictions(part, cells, targets)
@@ -189,7 +194,7 @@ class YoloxLoss(HeadLoss):
         _, objectness_logits, _ = part.head.split(part.raw)
         terms["objectness"] = cross_entropy(at_least_float32(objectness_logits[..., 0]), wanted).sum()
 
-        quality = iou.detach()[..., None] * _one_hot(targets, class_logits)
+        quality = iou.detach()[..., None] * _at_logits(classes, class_logits)
         terms["classification"] = (cross_entropy(class_logits, quality).sum(-1) * weight).sum()
         return terms
 
@@ -238,8 +243,6 @@ def _at_cells(values: Tensor, cells: Cells, raw: Tensor) -> Tensor:
     return wanted
 
 
-def _one_hot(targets: Tensor, class_logits: Tensor) -> Tensor:
-    """1 at the classes of targets (t, 6), else 0: in shape and type of logits (t, p, classes)."""
-    labels = targets[:, 1:2, None].long()
-    classes = labels == torch.arange(class_logits.shape[-1], device=labels.device)
-    return classes.to(class_logits.dtype).expand_as(class_logits)
+def _at_logits(classes: Tensor, class_logits: Tensor) -> Tensor:
+    """Classes (t, c) in shape and type of logits (t, p, c)."""
+    return classes[:, None].to(class_logits.dtype).expand_as(class_logits)
