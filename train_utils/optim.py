@@ -91,8 +91,8 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimiz
     """The optimiser of ``config.name`` over the trainable parameters in three groups.
 
     In order: ``convolution`` (weights of two dimensions and more, the only ones that decay),
-    ``norm`` (those of one, as of batch norm) and ``bias``. Scales and offsets have no reason to be small, so they are not decayed.
-    ``Schedule.apply`` sets the rest before each step.
+    ``norm`` (those of one, as of batch norm) and ``bias``. Scales and offsets have no reason to be
+    small, so they are not decayed. ``Schedule.apply`` sets the rest before each step.
     """
     groups: dict[str, list[nn.Parameter]] = {"convolution": [], "norm": [], "bias": []}
     for module in model.modules():
