@@ -28,6 +28,7 @@ OVERLAP_COST = 3.0  # weight of -log IoU beside the cross-entropy, in the cost (
 # are not learnt in a few hundred steps (docs/results/notebook.md).
 MIN_POSITIVES = 3
 MIN_LOG = -100.0  # bounds a cross-entropy, as torch does
+HASH_FACTOR = 0x5851F42D4C957F2D  # odd, of 64 bits: boxes with one hash are the same
 NEVER = -math.inf  # the merit of what is never chosen
 
 
@@ -118,6 +119,26 @@ def merge_classes(position: Tensor, weight: Tensor, classes: Tensor, num_classes
     there = weight.new_zeros(len(weight), num_classes)
     there.view(-1).scatter_reduce_(0, group * num_classes + classes.long(), weight, reduce="amax")
     return there[group], weight.new_zeros(len(weight)).scatter_add_(0, group, weight)[group].clamp(min=1)
+
+
+@torch.no_grad()
+def merge_labels(targets: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+    """Make one target of all labels of a box: the first; the others become rows of zeros.
+
+    targets: (t, 6) image, class, cx, cy, w, h. Returns them, and the classes of each box as
+    (t, num_classes) of 0 and 1. Boxes are the same if they are equal to the bit.
+    """
+    image, _, *sides = targets.contiguous().view(torch.int32).long().unbind(1)
+    box = image
+    for side in sides:
+        box = torch.add(side, box, alpha=HASH_FACTOR)  # modulo 2^64
+    order = box.argsort(stable=True)
+    starts = box[order].diff(prepend=box.new_full((1,), -1)) != 0
+    is_first = torch.empty_like(starts).scatter_(0, order, starts)
+    group = torch.empty_like(order).scatter_(0, order, starts.cumsum(0) - 1)
+    there = targets.new_zeros(len(targets), num_classes)
+    there.view(-1).scatter_(0, group * num_classes + targets[:, 1].long(), 1.0)
+    return targets * is_first[:, None], there[group]
 
 
 @torch.no_grad()

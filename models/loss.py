@@ -3,7 +3,7 @@
 YoloLoss has the formulation of the first PyTorch YOLOv3-SPP (ultralytics/yolov3, branch archive):
 every anchor of every head whose shape fits a target is positive in the cell that holds the target's
 centre, and each term is a sum over the heads of their means. In YoloxLoss the predictions choose
-the positives.
+the positives. In both, a box with several labels is one object of several classes.
 
 All arithmetic is in float32, or in float64 for float64 maps. Shapes depend only on the number of
 targets (no boolean indexing), so a step on an accelerator never waits for the host.
@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from models.assignment import Cells, centre_cells, dynamic_positives, targets_in_cells
+from models.assignment import Cells, centre_cells, dynamic_positives, merge_labels, targets_in_cells
 from models.config import MIN_DECOUPLED_SCALE, IouKind, YoloLossConfig, YoloxLossConfig
 from models.decode import at_least_float32, box_iou_aligned, boxes_in_cells, wh_iou
 from models.errors import ModelError
@@ -135,6 +135,7 @@ class YoloLoss(HeadLoss):
 
     def count_positives(self, targets: Tensor) -> Tensor:
         """The positives (heads,): pairs of a target (t, 6) and an anchor of like shape."""
+        targets, _ = merge_labels(targets, self.heads[0].num_classes)
         matches = [self._matches(targets, anchors) for anchors in self._anchors[targets.device]]
         return torch.stack([match.sum() for match in matches]).double()
 
@@ -145,13 +146,15 @@ class YoloLoss(HeadLoss):
     def terms(self, inputs: LossInputs) -> tuple[list[Terms], Weights]:
         """Sums over the images of means over their cells and over the step's positives."""
         config = self.config
+        targets, classes = merge_labels(inputs.targets, self.heads[0].num_classes)
+        inputs = inputs._replace(targets=targets)
         # Without positives the terms are 0, not 0 / 0.
         shares = 1 / inputs.positives_per_image.clamp(min=1e-9)
-        terms = [self._head_terms(part, share, inputs) for part, share in zip(inputs.maps, shares, strict=True)]
+        terms = [self._head_terms(part, share, inputs, classes) for part, share in zip(inputs.maps, shares, strict=True)]
         classification = config.classification * self.heads[0].num_classes / 80
         return terms, {"box": config.box, "objectness": config.objectness, "classification": classification}
 
-    def _head_terms(self, part: HeadMap, share: Tensor, inputs: LossInputs) -> Terms:
+    def _head_terms(self, part: HeadMap, share: Tensor, inputs: LossInputs, classes: Tensor) -> Terms:
         """The terms of one head; a positive weighs ``share``."""
         head, anchors, raw = part
         logits = at_least_float32(raw[..., 4])
@@ -167,7 +170,7 @@ class YoloLoss(HeadLoss):
         objectness = cross_entropy(logits, wanted).sum() / logits[0].numel()
 
         # Even a single class is learnt: decoding multiplies by its probability, as in Darknet.
-        losses = cross_entropy(class_logits, _one_hot(inputs.targets, class_logits)).mean(-1)
+        losses = cross_entropy(class_logits, _at_logits(classes, class_logits)).mean(-1)
         return {"box": box, "objectness": objectness, "classification": (losses * weight).sum() * share}
 
 
@@ -191,12 +194,13 @@ class YoloxLoss(HeadLoss):
     def terms(self, inputs: LossInputs) -> tuple[list[Terms], Weights]:
         """Sums over positives and cells, to be divided by the sum of the positives' weights."""
         config = self.config
-        pairs = dynamic_positives(inputs.maps, inputs.targets, config.positives, config.positives_by)
-        terms = [self._head_terms(part, *pair, inputs.targets) for part, pair in zip(inputs.maps, pairs, strict=True)]
+        targets, classes = merge_labels(inputs.targets, self.heads[0].num_classes)
+        pairs = dynamic_positives(inputs.maps, targets, config.positives, config.positives_by)
+        terms = [self._head_terms(part, *pair, targets, classes) for part, pair in zip(inputs.maps, pairs, strict=True)]
         weights = {"objectness": config.objectness, "classification": config.classification}
         return terms, weights | dict.fromkeys(("box", "dfl", "l1"), config.box)  # dfl and l1 are relative to box
 
-    def _head_terms(self, part: HeadMap, weight: Tensor, cells: Cells, targets: Tensor) -> Terms:
+    def _head_terms(self, part: HeadMap, weight: Tensor, cells: Cells, targets: Tensor, classes: Tensor) -> Terms:
         """The sums of one head."""
         config = self.config
         coordinates, class_logits, boxes, wanted_boxes = _predictions(part, cells, targets)
@@ -213,7 +217,7 @@ class YoloxLoss(HeadLoss):
         _, objectness_logits, _ = part.head.split(part.raw)
         terms["objectness"] = cross_entropy(at_least_float32(objectness_logits[..., 0]), wanted).sum()
 
-        quality = iou.detach()[..., None] * _one_hot(targets, class_logits)
+        quality = iou.detach()[..., None] * _at_logits(classes, class_logits)
         terms["classification"] = (cross_entropy(class_logits, quality).sum(-1) * weight).sum()
         return terms
 
@@ -262,8 +266,6 @@ def _at_cells(values: Tensor, cells: Cells, raw: Tensor) -> Tensor:
     return wanted
 
 
-def _one_hot(targets: Tensor, class_logits: Tensor) -> Tensor:
-    """1 at the classes of targets (t, 6), else 0: in shape and type of logits (t, p, classes)."""
-    labels = targets[:, 1:2, None].long()
-    classes = labels == torch.arange(class_logits.shape[-1], device=labels.device)
-    return classes.to(class_logits.dtype).expand_as(class_logits)
+def _at_logits(classes: Tensor, class_logits: Tensor) -> Tensor:
+    """Classes (t, c) in shape and type of logits (t, p, c)."""
+    return classes[:, None].to(class_logits.dtype).expand_as(class_logits)

@@ -133,6 +133,21 @@ def test_order_of_targets_does_not_matter(loss: HeadLoss) -> None:
     torch.testing.assert_close(one.total, other.total)
 
 
+@pytest.mark.parametrize("loss", CHOICES.values(), ids=CHOICES)
+def test_a_box_with_two_labels_is_one_object_that_learns_both(loss: HeadLoss) -> None:
+    maps, targets = [raw.requires_grad_() for raw in random_maps(2, loss.heads)], random_targets(20, 2)
+    twice = torch.cat((targets, targets[:7]))
+    for one, other in zip(loss(maps, targets), loss(maps, twice), strict=True):
+        torch.testing.assert_close(one, other)
+
+    other = torch.tensor([[0, 1, 70, 45, 38, 29], [0, 2, 70, 45, 38, 29]])
+    both, single = loss(maps, other), loss(maps, other[:1])
+    assert both.box.equal(single.box) and both.objectness.equal(single.objectness)
+    gradients = torch.autograd.grad(both.total - single.total, maps)
+    assert min(gradient[..., -1].min() for gradient in gradients) < -1e-3, "the other class is pushed up"
+    assert all((gradient[..., :-1].abs() < 1e-5).all() for gradient in gradients), "nothing else changes"
+
+
 @EACH
 @pytest.mark.parametrize("rows", [0, 3])
 def test_no_targets_or_rows_of_zeros_are_background_only(loss: HeadLoss, rows: int) -> None:
