@@ -128,7 +128,7 @@ def merge_labels(targets: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
     targets: (t, 6) image, class, cx, cy, w, h. Returns them, and the classes of each box as
     (t, num_classes) of 0 and 1. Boxes are the same if they are equal to the bit.
     """
-    image, _, *sides = targets.contiguous().view(torch.int32).long().unbind(1)
+    image, _, *sides = targets.float().contiguous().view(torch.int32).long().unbind(1)
     box = image
     for side in sides:
         box = torch.add(side, box, alpha=HASH_FACTOR)  # modulo 2^64

@@ -150,7 +150,9 @@ class YoloLoss(HeadLoss):
         inputs = inputs._replace(targets=targets)
         # Without positives the terms are 0, not 0 / 0.
         shares = 1 / inputs.positives_per_image.clamp(min=1e-9)
-        terms = [self._head_terms(part, share, inputs, classes) for part, share in zip(inputs.maps, shares, strict=True)]
+        terms = [
+            self._head_terms(part, share, inputs, classes) for part, share in zip(inputs.maps, shares, strict=True)
+        ]
         classification = config.classification * self.heads[0].num_classes / 80
         return terms, {"box": config.box, "objectness": config.objectness, "classification": classification}
 
