@@ -12,9 +12,9 @@ The metrics are the same to the last bit on any number of ranks.
 """
 
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
-    import conf.run
+    import conf.cli.program
 
-    raise SystemExit(conf.run.run("eval"))
+    raise SystemExit(conf.cli.program.start("eval"))
 
 import math
 from collections.abc import Callable
@@ -27,19 +27,22 @@ import torch
 
 import data
 import models
-from conf import ConfigError, compose, run
+from conf import ConfigError, compose
+from conf.cli import program
 from conf.schema import EvalConfig, EvaluateConfig, TrainConfig
 from conf.train_options import EvalPrecision
 from data.progress import Progress, counted
-from train_utils import build, coco_eval, detect, numerics, open_checkpoint, plots, report_page, results, run_folder
+from train_utils import build, coco_eval, numerics, results, run_folder
 from train_utils.distributed import World, broadcast_module, gather_arrays, init_distributed_mode
 from train_utils.engine import HELP
-from train_utils.open_checkpoint import TrainedNetwork
+from train_utils.inference import detect, open_checkpoint
+from train_utils.inference.open_checkpoint import TrainedNetwork
+from train_utils.report import plots, report_page
 from train_utils.train_state import LOSS_NAMES
 
 
-@run.callable_from_python("eval")
-def evaluate(config: EvalConfig) -> run.Outcome:
+@program.callable_from_python("eval")
+def evaluate(config: EvalConfig) -> program.Outcome:
     """Score ``ckpt``, or Darknet weights of ``model``, or ``model_file``, or ``detections``.
 
     Returns the metrics, and the folder if there is one. Takes a list of overrides, too:
@@ -65,7 +68,7 @@ def evaluate(config: EvalConfig) -> run.Outcome:
         )  # fmt: skip
         evaluation = evaluator(model, print)
     if evaluation is None:
-        return run.Outcome({}, out)
+        return program.Outcome({}, out)
     scored = config.detections or config.model_file or config.ckpt or (config.model and config.model.weights)
     about: dict[str, Any] = {"scored": scored, "split": config.split.value}
     if config.detections is None:
@@ -80,7 +83,7 @@ def evaluate(config: EvalConfig) -> run.Outcome:
         print(coco_eval.format_table(evaluation), flush=True)
     if out is not None:
         write_results(out, config, val_set, evaluation)
-    return run.Outcome(evaluation.metrics, out)
+    return program.Outcome(evaluation.metrics, out)
 
 
 def write_results(out: Path, config: EvalConfig, val_set: data.Annotations, evaluation: coco_eval.Evaluation) -> None:

@@ -10,9 +10,9 @@ Everything runs on the CPU.
 """
 
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
-    import conf.run
+    import conf.cli.program
 
-    raise SystemExit(conf.run.run("export"))
+    raise SystemExit(conf.cli.program.start("export"))
 
 import importlib.util
 import json
@@ -29,9 +29,10 @@ import numpy as np
 import torch
 
 import data
-from conf import ConfigError, help, run, schema
+from conf import ConfigError, schema
+from conf.cli import help, program
+from conf.cli.run_files import CHECKPOINTS, refuse_existing
 from conf.errors import install_command
-from conf.run_files import CHECKPOINTS, refuse_existing
 from data.errors import printable
 from data.geometry import PAD_VALUE
 from data.shapes import draw_image
@@ -40,7 +41,8 @@ from models import ModelError
 from models import export as exporting
 from models.quantise import quantise
 from scripts import compare
-from train_utils import build, coco_eval, distributed, open_checkpoint
+from train_utils import build, coco_eval, distributed
+from train_utils.inference import open_checkpoint
 
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 PACKAGES = {"onnx": ONNX_PACKAGES, "openvino": (*ONNX_PACKAGES, "openvino"), "torch": ()}
@@ -51,7 +53,7 @@ DRAWN_SIDE = 320  # pixels
 MIN_CANDIDATES = 1000  # how many boxes of an image, best first, enter suppression at least
 
 
-@run.callable_from_python("export")
+@program.callable_from_python("export")
 def export(config: schema.ExportConfig) -> Path:
     """Write and check a file as configured, and return its path.
 

@@ -27,7 +27,7 @@ from models.config import AUTO, YoloLossConfig
 from models.graph import BUILDERS as LAYERS
 from models.layers import ACTIVATIONS
 from models.losses import LOSSES
-from train_utils.loggers import LOGGERS
+from train_utils.report.loggers import LOGGERS
 
 __all__ = [
     "ACTIVATIONS", "AUGMENTATIONS", "FORMATS", "LAYERS", "LOGGERS", "LOSSES", "OPTIMISERS", "SECTION_KEYS",

@@ -11,9 +11,9 @@ labels/*.txt. Ctrl-C stops a prediction and writes what was found so far.
 """
 
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
-    import conf.run
+    import conf.cli.program
 
-    raise SystemExit(conf.run.run("predict"))
+    raise SystemExit(conf.cli.program.start("predict"))
 
 import sys
 import time
@@ -22,18 +22,19 @@ from pathlib import Path
 
 import torch
 
-from conf import ConfigError, run, schema
+from conf import ConfigError, schema
+from conf.cli import program
 from data import Medium, count_frames, find_media
 from data.progress import Progress, counted
 from train_utils import distributed, results, run_folder
-from train_utils.detector import Detector, Prediction, Predictor, format_counts
-from train_utils.draw import PICTURE_SUFFIXES, DrawnFiles
+from train_utils.inference.detector import Detector, Prediction, Predictor, format_counts
+from train_utils.report.draw import PICTURE_SUFFIXES, DrawnFiles
 from train_utils.stop import StopRequest
 
 __all__ = ["Detector", "predict"]
 
 
-@run.callable_from_python("predict")
+@program.callable_from_python("predict")
 def predict(config: schema.PredictConfig) -> Path:
     """Detect as configured and return the folder with the results.
 

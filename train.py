@@ -8,23 +8,24 @@ What a run leaves is in runs/<name>/<date_time>/.
 """
 
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
-    import conf.run
+    import conf.cli.program
 
-    raise SystemExit(conf.run.run("train"))
+    raise SystemExit(conf.cli.program.start("train"))
 
 from contextlib import ExitStack
 
 import data
-from conf import run, schema
+from conf import schema
+from conf.cli import program
 from eval import Evaluator
 from train_utils import auto, build, checkpoint, compile, distributed, engine, numerics, run_folder, sync_batchnorm
-from train_utils.run_report import RunReport
+from train_utils.report.run_report import RunReport
 from train_utils.stop import StopRequest, ask_for_requeue
 from train_utils.train_state import TrainState
 
 
-@run.callable_from_python("train")
-def train(requested: schema.TrainConfig) -> run.Outcome:  # noqa: PLR0915 - the story of a training
+@program.callable_from_python("train")
+def train(requested: schema.TrainConfig) -> program.Outcome:  # noqa: PLR0915 - the story of a training
     """Train as configured; return the best epoch's metrics and the run folder.
 
     From Python it takes a list of overrides as well: ``train(["data=coco", "train.epochs=2"])``.
@@ -97,10 +98,10 @@ def train(requested: schema.TrainConfig) -> run.Outcome:  # noqa: PLR0915 - the 
         if stop.agreed is not None and stop_reason is None:
             report.stopped(state, stop.agreed)
             ask_for_requeue(world, stop.agreed)
-            return run.Outcome(state.best_metrics, report.folder)
+            return program.Outcome(state.best_metrics, report.folder)
         if not is_scored or state.epoch < config.train.epochs:
             report.line(f"the training ends here: {stop_reason}")
         if not is_scored:  # a resume found nothing left to train
             evaluation = evaluator(state.average.module, report.line)
         report.finish(state, val_set, evaluation)
-        return run.Outcome(state.best_metrics, report.folder)
+        return program.Outcome(state.best_metrics, report.folder)

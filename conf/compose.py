@@ -23,7 +23,8 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 
-from conf import CONF_DIR, ConfigError, suggestions
+from conf import CONF_DIR, ConfigError
+from conf.cli import suggestions
 from conf.options import flat
 from conf.schema import CHOICES
 from conf.train_options import SIZE, is_image_size

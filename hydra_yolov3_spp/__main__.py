@@ -8,9 +8,9 @@ import hydra_yolov3_spp
 def main() -> int:
     """Run the program that the first word of the command line names."""
     hydra_yolov3_spp.add_project()
-    from conf import run
+    from conf.cli import program
 
-    return run.run_word(sys.argv[1:])
+    return program.start_by_word(sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -8,16 +8,17 @@ anchors before and after.
 """
 
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
-    from conf.run import run
+    from conf.cli.program import start
 
-    raise SystemExit(run("anchors"))
+    raise SystemExit(start("anchors"))
 
 import shlex
 from pathlib import Path
 
 import numpy as np
 
-from conf import ConfigError, run_files, schema
+from conf import ConfigError, schema
+from conf.cli import run_files
 from conf.options import option
 from data import open_annotations
 from data.anchors import SEED, Sizes, kmeans_anchors, match_anchors, network_sizes, recall, refine_anchors

@@ -10,9 +10,9 @@ wrong data set or option.
 """
 
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
-    from conf.run import run
+    from conf.cli.program import start
 
-    raise SystemExit(run("check_data"))
+    raise SystemExit(start("check_data"))
 
 import hashlib
 import importlib.util
@@ -26,14 +26,15 @@ from pathlib import Path
 import numpy as np
 
 import data
-from conf import run_files, schema
+from conf import schema
+from conf.cli import run_files
 from data import images, layouts, validate
 from data.anchors import LOW_RECALL, Sizes, fix_of_anchors, network_sizes, objects_per_image, recall
 from data.annotations_read import Findings
 from data.index import read_annotations
 from data.progress import counted, tracked
 from train_utils import build
-from train_utils.draw import Cell, save_sheet
+from train_utils.report.draw import Cell, save_sheet
 
 SHEET_COLUMNS = 4
 SPLITS = ("train", "val")

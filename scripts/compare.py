@@ -15,9 +15,9 @@ Where a setting B was scored on other images or labels than the first, A, its ga
 """
 
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
-    from conf.run import run
+    from conf.cli.program import start
 
-    raise SystemExit(run("compare"))
+    raise SystemExit(start("compare"))
 
 import os
 from collections import Counter
@@ -28,13 +28,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from conf import errors, from_checkpoint, run_files, schema
+from conf import errors, schema
+from conf.cli import from_checkpoint, run_files
 from conf.options import MAY_CHANGE, flat, is_covered
 from data import progress
 from data.errors import as_started, printable
-from train_utils import coco_eval, report_page
+from train_utils import coco_eval
+from train_utils.report import report_page
+from train_utils.report.run_report import report_run
 from train_utils.results import Detections, GroundTruth
-from train_utils.run_report import report_run
 
 METRICS = ("AP", "AP50", "AP75")
 CONFIDENCE = 0.95  # of the intervals

@@ -27,8 +27,9 @@ from pathlib import Path
 
 import torch
 
-from conf import REPOSITORY, ConfigError, errors, help, launch, run_files
-from conf.run import options_of, print_error
+from conf import REPOSITORY, ConfigError, errors
+from conf.cli import help, launch, run_files
+from conf.cli.program import options_of, print_error
 from conf.schema import TrainConfig
 from data import Batch
 from eval import evaluate

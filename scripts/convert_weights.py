@@ -13,18 +13,20 @@ be a .pt file with the state dict of another system. `up_to_layer`, which counts
 """
 
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
-    from conf.run import run
+    from conf.cli.program import start
 
-    raise SystemExit(run("convert"))
+    raise SystemExit(start("convert"))
 
 import os
 from dataclasses import replace
 from pathlib import Path
 
-from conf import ConfigError, compose, run_files, schema
+from conf import ConfigError, compose, schema
+from conf.cli import run_files
 from models import fitted_cfg, save_darknet_weights
-from train_utils import build, open_checkpoint
+from train_utils import build
 from train_utils.checkpoint import save_checkpoint
+from train_utils.inference import open_checkpoint
 
 
 def convert(config: schema.ConvertConfig) -> None:

@@ -8,9 +8,9 @@ Ctrl-C ends it.
 """
 
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
-    from conf.run import run
+    from conf.cli.program import start
 
-    raise SystemExit(run("demo"))
+    raise SystemExit(start("demo"))
 
 import re
 import tempfile
@@ -26,8 +26,8 @@ from data import Medium, OnBadFile
 from data.errors import printable
 from predict import ResultWriter
 from train_utils import distributed
-from train_utils.detector import Prediction, Predictor, format_counts
-from train_utils.open_checkpoint import limits_of
+from train_utils.inference.detector import Prediction, Predictor, format_counts
+from train_utils.inference.open_checkpoint import limits_of
 
 SECONDS_BETWEEN_FRAMES = 0.2  # of the camera
 

@@ -7,9 +7,9 @@ Archives are verified, and unpacked once.
 """
 
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
-    from conf.run import run
+    from conf.cli.program import start
 
-    raise SystemExit(run("get_data"))
+    raise SystemExit(start("get_data"))
 
 import filecmp
 import shutil

@@ -8,11 +8,12 @@ nodes have no network. Files are stored in YOLO_HOME, by default ~/.cache/hydra-
 """
 
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
-    from conf.run import run
+    from conf.cli.program import start
 
-    raise SystemExit(run("get_weights"))
+    raise SystemExit(start("get_weights"))
 
-from conf import from_checkpoint, schema
+from conf import schema
+from conf.cli import from_checkpoint
 from models.published import LICENCE, PUBLISHED
 
 

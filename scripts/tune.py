@@ -10,9 +10,9 @@ work.
 """
 
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
-    from conf.run import run
+    from conf.cli.program import start
 
-    raise SystemExit(run("tune"))
+    raise SystemExit(start("tune"))
 
 import csv
 import shlex
@@ -27,8 +27,9 @@ from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from conf import ConfigError, compose, from_checkpoint, options, schema
-from conf.run import PROGRAMS
+from conf import ConfigError, compose, options, schema
+from conf.cli import from_checkpoint
+from conf.cli.program import PROGRAMS
 from conf.train_options import require
 from data.errors import as_started
 

@@ -108,7 +108,8 @@ def groups_composed_once() -> Iterator[None]:
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    from conf import CONF_DIR, compose, suggestions
+    from conf import CONF_DIR, compose
+    from conf.cli import suggestions
 
     original, trees = compose._composed, dict[tuple[object, ...], object]()
     groups = {path.name for path in CONF_DIR.iterdir() if path.is_dir()}

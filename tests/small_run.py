@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from conf.cli.program import options_of
 from conf.errors import TrainError
-from conf.run import options_of
 from conf.schema import TrainConfig
 from data import ShapesConfig
 from train_utils.checkpoint import CheckpointWriter

@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 
 from conf import ConfigError
+from conf.cli.from_checkpoint import complete_from_checkpoint
+from conf.cli.program import options_of
 from conf.compose import compose
-from conf.from_checkpoint import complete_from_checkpoint
-from conf.run import options_of
 from conf.schema import EvalConfig
 from data import ShapesConfig, ensure_shapes
 from eval import evaluate
 from tests.small_run import SHAPES, rows, small_run
 from tests.train_utils.coco_sets import plain_pycocotools
 from train import train
-from train_utils import open_checkpoint
 from train_utils.coco_eval import ABSENT, METRICS, OPERATING_POINT, PER_CLASS
-from train_utils.plots import PLOTS
+from train_utils.inference import open_checkpoint
+from train_utils.report.plots import PLOTS
 from train_utils.train_state import LOSS_NAMES
 
 

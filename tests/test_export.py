@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from conf import ConfigError
+from conf.cli.program import options_of
 from conf.compose import compose
-from conf.run import options_of
 from conf.schema import TrainConfig
 from data import ShapesConfig, ensure_shapes
 from data.shapes import CLASSES
@@ -26,7 +26,7 @@ from models.quantise import equalise, neighbours, quantise
 from predict import Detector
 from tests.models.cfg_writer import cfg, conv, head
 from tests.random_network import save_random_network
-from train_utils.report_page import read_best
+from train_utils.report.report_page import read_best
 
 MODEL = ["model=yolov3-tiny", "model.width=0.125"]
 

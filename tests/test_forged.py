@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from conf import compose
-from conf.from_checkpoint import complete_conversion, complete_from_checkpoint, resumed_options
-from conf.run import USER_ERRORS
+from conf.cli.from_checkpoint import complete_conversion, complete_from_checkpoint, resumed_options
+from conf.cli.program import USER_ERRORS
 from conf.schema import ConvertConfig, EvalConfig, TrainConfig
 from models import network_of_checkpoint
 from tests.models.cfg_writer import cfg, conv, head
@@ -22,7 +22,7 @@ from train import train
 from train_utils import checkpoint, optim
 from train_utils.build import build_model
 from train_utils.distributed import World
-from train_utils.open_checkpoint import open_checkpoint
+from train_utils.inference.open_checkpoint import open_checkpoint
 from train_utils.train_state import TrainState
 
 MISSING = object()

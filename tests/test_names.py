@@ -12,15 +12,15 @@ import pytest
 import torch
 import yaml
 
+from conf.cli.from_checkpoint import model_or_exported
+from conf.cli.program import override
 from conf.compose import compose
-from conf.from_checkpoint import model_or_exported
-from conf.run import override, run
 from conf.schema import DemoConfig
 from data.errors import printable
 from data.shapes import draw_image
 from scripts.demo import Session
 from tests.data.test_media import video
-from train_utils.detector import Predictor
+from train_utils.inference.detector import Predictor
 
 NAMES = ["caf\udce9", "\U0001f600", "日本"]  # the first is Latin-1 where UTF-8 is meant
 CLASSES = [*NAMES, "\ud800"]  # half a letter of UTF-16, which no file can be called
@@ -43,7 +43,7 @@ def test_any_name_goes_through_every_program(tmp_path, monkeypatch, capsys) -> N
 
     def start(program: str, *arguments: str) -> None:
         monkeypatch.setattr(sys, "argv", [f"{program}.py", *arguments])
-        run(program)
+        start(program)
 
     network = ["model=yolov3-tiny", "model.width=0.125"]
     training = ["train.image_size=64", "train.batch_size=4", "train.device=cpu", "data.workers=0"]

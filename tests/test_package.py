@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from conf import REPOSITORY
-from conf.run import PROGRAMS
+from conf.cli.program import PROGRAMS
 from data.errors import as_started
 from tests.test_house import all_sources
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from conf import ConfigError
-from conf.run import options_of
+from conf.cli.program import options_of
 from conf.schema import TrainConfig
 from data import Annotations, ImageSource, Request, TrainDataset, open_annotations
 from eval import evaluate

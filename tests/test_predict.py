@@ -13,9 +13,9 @@ import cv2
 import numpy as np
 import pytest
 
+from conf.cli.program import PROGRAMS, USER_ERRORS, options_of, start
 from conf.compose import compose
 from conf.errors import TrainError
-from conf.run import PROGRAMS, USER_ERRORS, options_of, run
 from conf.schema import TrainConfig
 from data import DataError, Frame, InputFit, ShapesConfig, ensure_shapes
 from data.shapes import CLASSES
@@ -166,7 +166,7 @@ def test_no_error_shows_a_password(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     ):
         monkeypatch.setattr(sys, "argv", ["predict.py", "ckpt=random.pt", *given.split()])
         with pytest.raises(SystemExit):
-            run("predict")
+            start("predict")
         said = capsys.readouterr().err
         assert message in said and "secret" not in said
 

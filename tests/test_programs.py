@@ -13,15 +13,15 @@ import pytest
 import torch
 
 from conf import REPOSITORY
+from conf.cli.from_checkpoint import complete_from_checkpoint
 from conf.compose import compose
-from conf.from_checkpoint import complete_from_checkpoint
 from conf.schema import EvalConfig
 from data import ShapesConfig, ensure_shapes
 from eval import evaluate
 from tests.runs.process_group import run_group
 from tests.small_run import rows
 from train_utils.coco_eval import METRICS
-from train_utils.run_report import TABLES
+from train_utils.report.run_report import TABLES
 
 pytestmark = pytest.mark.release
 Finished = subprocess.CompletedProcess[str]

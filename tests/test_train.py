@@ -11,9 +11,9 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+from conf.cli.from_checkpoint import complete_from_checkpoint, complete_training
 from conf.compose import compose
 from conf.errors import CheckpointError, TrainError
-from conf.from_checkpoint import complete_from_checkpoint, complete_training
 from conf.schema import EvalConfig, TrainConfig
 from data import DataError, ensure_shapes
 from eval import evaluate
@@ -24,7 +24,7 @@ from train import train
 from train_utils import auto, coco_eval
 from train_utils.checkpoint import CheckpointWriter, load_checkpoint, load_last
 from train_utils.coco_eval import METRICS
-from train_utils.open_checkpoint import open_checkpoint, open_detector
+from train_utils.inference.open_checkpoint import open_checkpoint, open_detector
 from train_utils.train_state import TrainState
 
 
@@ -85,7 +85,7 @@ def test_patience_ends_a_training_that_does_not_get_better_and_a_resume_knows(sh
     assert evaluated.call_count == len(rows(whole))
     config = options(shapes, run, *STILL)
     with monkeypatch.context() as patch, pytest.raises(TrainError, match="power cut"):
-        patch.setattr("train_utils.run_report.RunReport.finish", power_cut)
+        patch.setattr("train_utils.report.run_report.RunReport.finish", power_cut)
         train(config)
     assert closing_tables(run) == []
     before, table = load_last(run)[0], (run / "metrics.csv").read_bytes()

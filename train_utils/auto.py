@@ -10,8 +10,8 @@ import torch
 
 import models
 from conf import ConfigError, compose
+from conf.cli.from_checkpoint import resumed_options
 from conf.errors import CheckpointError, TrainError
-from conf.from_checkpoint import resumed_options
 from conf.schema import TrainConfig
 from conf.train_options import Precision
 from data import Annotations, Colour

@@ -18,12 +18,13 @@ import msgspec
 import torch
 from msgspec import Meta
 
-from conf import errors, run_files
+from conf import errors
+from conf.cli import run_files
 from conf.train_options import TrainSection
 from data.errors import printable
 from data.index import UNREADABLE_FIX
 from models.tensor_files import of_pickle, plain_content
-from train_utils.mirror import Mirror
+from train_utils.report.mirror import Mirror
 
 FORMAT = "hydra-yolov3-spp checkpoint"
 VERSION = 1

@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from conf import errors, from_checkpoint, launch
+from conf import errors
+from conf.cli import from_checkpoint, launch
 from conf.train_options import AUTO, TrainSection, is_installed
 from data import Batch, both_sides
 from models import Darknet, count_flops

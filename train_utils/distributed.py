@@ -18,7 +18,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from conf import errors, launch
+from conf import errors
+from conf.cli import launch
 
 NVIDIA_DEVICE = Path("/dev/nvidiactl")  # there if the kernel knows a GPU, whatever torch can do
 PAUSE_SECONDS = 0.1  # between looks at the store

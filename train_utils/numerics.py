@@ -11,7 +11,8 @@ from threading import Lock
 import numpy as np
 import torch
 
-from conf import errors, launch, train_options
+from conf import errors, train_options
+from conf.cli import launch
 from conf.train_options import Precision
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # parameters of mallopt(3)

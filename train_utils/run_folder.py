@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from conf import errors, launch, options, run_files
+from conf import errors, options
+from conf.cli import launch, run_files
 from conf.schema import TrainConfig
 from data.remote import is_remote
-from train_utils import distributed, mirror
+from train_utils import distributed
+from train_utils.report import mirror
 
 LOCK = ".lock"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from conf import launch
+from conf.cli import launch
 from train_utils import distributed
 
 NAMES = ("SIGUSR1", "SIGUSR2", "SIGTERM", "SIGHUP", "SIGINT")

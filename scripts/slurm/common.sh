@@ -26,7 +26,7 @@ fi
 python=${PYTHON:-$repo/.venv/bin/python}
 ((${#prefix[@]})) || command -v "$python" >/dev/null || fail "no $python. fix: 'uv sync' in $repo on the login node, or PYTHON=<interpreter> sbatch ..."
 
-# As job_folder_name() in conf/launch.py. The last task of an array shares the
+# As job_folder_name() in conf/cli/launch.py. The last task of an array shares the
 # array's job id, and requeueing that id would requeue the whole array.
 job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
 job=${job:-$SLURM_JOB_ID}

@@ -11,10 +11,10 @@ import pytest
 from omegaconf import OmegaConf
 
 from conf import CONF_DIR, ConfigError
+from conf.cli.program import PROGRAMS, start
+from conf.cli.suggestions import kinds_of
 from conf.compose import compose, defaults, from_dictionary, to_dictionary, to_plain, to_yaml
-from conf.run import PROGRAMS, run
 from conf.schema import TrainConfig
-from conf.suggestions import kinds_of
 
 Program = Callable[..., str]
 
@@ -27,7 +27,7 @@ def error_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     def called(*arguments: str, program: str = "train") -> str:
         monkeypatch.setattr(sys, "argv", [f"{program}.py", *arguments])
         with pytest.raises(SystemExit) as ended:
-            run(program)
+            start(program)
         assert ended.value.code == 2
         lines = capsys.readouterr().err.strip().splitlines()
         assert lines[0].startswith("error: ") and all(line.startswith("fix: ") for line in lines[1:]), lines

@@ -13,8 +13,8 @@ import yaml
 from omegaconf.errors import ConfigKeyError
 
 from conf import ConfigError
+from conf.cli.program import PROGRAMS, in_one_sentence
 from conf.compose import compose
-from conf.run import PROGRAMS, in_one_sentence
 from tests.small_run import small_run
 from train import train
 from train_utils.checkpoint import load_checkpoint, save_checkpoint

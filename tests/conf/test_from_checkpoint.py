@@ -16,10 +16,10 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 
 from conf import ConfigError
+from conf.cli.from_checkpoint import complete_training, continue_run, fetch_weights, weights_folder
+from conf.cli.program import options_of
 from conf.compose import compose, to_dictionary
 from conf.errors import TrainError
-from conf.from_checkpoint import complete_training, continue_run, fetch_weights, weights_folder
-from conf.run import options_of, run
 from conf.schema import GetWeightsConfig, TrainConfig
 from data import DataError
 from models import Darknet, ModelError, published, save_darknet_weights, zoo_cfg
@@ -31,9 +31,9 @@ from tests.small_run import dying_after, rows, small_run
 from train import train
 from train_utils.build import build_model
 from train_utils.checkpoint import load_last, save_checkpoint
-from train_utils.open_checkpoint import open_detector
+from train_utils.inference.open_checkpoint import open_detector
 from train_utils.optim import Schedule
-from train_utils.run_report import save_config
+from train_utils.report.run_report import save_config
 
 CONTENT = np.random.default_rng(0).bytes(30_000)
 SHA1 = hashlib.sha1(CONTENT).hexdigest()
@@ -282,7 +282,7 @@ def test_a_training_that_starts_again_names_its_weights(job, runs, monkeypatch, 
     seeds = "train.seed=1,2" if start else "train.seed=1"
     monkeypatch.setattr(sys, "argv", [program, *start, "data=shapes", "model.weights=runs/a", seeds])
     with pytest.raises(SystemExit):
-        run(program)
+        start(program)
     said = capsys.readouterr().err
     assert re.search(
         r"model\.weights=runs/a may be another run after a restart\.\nfix: model\.weights=runs/a/b\n", said

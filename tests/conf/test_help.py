@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from conf import REPOSITORY, help
-from conf.run import PROGRAMS
+from conf import REPOSITORY
+from conf.cli import help
+from conf.cli.program import PROGRAMS
 
 
 def test_an_unpacked_archive_has_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,8 +18,8 @@ import yaml
 from hydra.core.global_hydra import GlobalHydra
 
 from conf import REPOSITORY, ConfigError
+from conf.cli.program import PROGRAMS, in_one_sentence, options_of, override, ranks_to_start, start
 from conf.compose import compose
-from conf.run import PROGRAMS, in_one_sentence, options_of, override, ranks_to_start, run
 from conf.schema import PredictConfig, TrainConfig
 from data import DataError, ShapesConfig, ensure_shapes, io
 from eval import evaluate
@@ -176,7 +176,7 @@ def test_neither_a_rank_nor_a_job_of_a_multirun_starts_ranks(tmp_path, monkeypat
     monkeypatch.setattr(sys, "argv", ["train.py", "data=shapes", "-m", "devices=2", "train.seed=1,2"])
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # the tests go on in this process
     with pytest.raises(SystemExit, match=r"^2$"):
-        run("train")
+        start("train")
     said = capsys.readouterr().err  # once for each job
     assert said.count("error: devices=2 cannot go with -m.\nfix: start each") == 2
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():

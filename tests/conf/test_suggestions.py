@@ -9,9 +9,10 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import OverrideParseException
 
-from conf import REPOSITORY, ConfigError, suggestions
+from conf import REPOSITORY, ConfigError
+from conf.cli import suggestions
+from conf.cli.program import PROGRAMS, prepare_arguments
 from conf.compose import compose
-from conf.run import PROGRAMS, prepare_arguments
 
 GPUS = "(the environment variable CUDA_VISIBLE_DEVICES={} chooses the GPUs)"
 SIZE = "train.image_size=640", "evaluate.image_size=640", "image_size=640"

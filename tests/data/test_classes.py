@@ -7,8 +7,8 @@ import cv2
 import numpy as np
 import pytest
 
+from conf.cli.program import PROGRAMS
 from conf.compose import compose
-from conf.run import PROGRAMS
 from conf.schema import AnchorsConfig
 from data import Annotations, DataError, open_annotations
 

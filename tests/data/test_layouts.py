@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from conf import ConfigError
+from conf.cli.program import PROGRAMS
 from conf.compose import compose
-from conf.run import PROGRAMS
 from conf.schema import TrainConfig
 from data import Annotations, DataConfig, DataError, open_annotations
 from data.voc import CORNERS

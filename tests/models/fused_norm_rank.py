@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from conf import compose, launch, schema
+from conf import compose, schema
+from conf.cli import launch
 from models import Darknet, for_detection, fused_norm, parse_cfg
 from models.layers import ACTIVATIONS
 from tests.models.cfg_writer import cfg, conv, head

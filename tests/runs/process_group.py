@@ -136,7 +136,7 @@ def take_place(rank: int, world_size: int, port: int) -> None:
 def _run_one(
     rank: int, world_size: int, port: int, results: Any, function: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> None:
-    from conf.launch import shutdown
+    from conf.cli.launch import shutdown
 
     take_place(rank, world_size, port)
     try:

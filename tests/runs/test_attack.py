@@ -200,7 +200,7 @@ def start(arguments: Sequence[str], folder: Path) -> tuple[int, str]:
 
 def run_here(arguments: Sequence[str], folder: Path) -> None:
     """Run a program in this process."""
-    from conf.run import options_of, print_error, run
+    from conf.cli.program import options_of, print_error
     from conf.schema import TrainConfig
 
     os.setsid()
@@ -216,7 +216,7 @@ def run_here(arguments: Sequence[str], folder: Path) -> None:
         elif arguments[0] == "demo":  # which waits
             options_of("demo", arguments[1:])
         else:
-            run(arguments[0])
+            start(arguments[0])
     except SystemExit as end:
         code = int(end.code or 0)
     except BaseException as error:

@@ -14,7 +14,7 @@ from conf.errors import TrainError
 from conf.schema import TrainConfig
 from tests.file_server import SECRET, serving_bucket
 from tests.runs.kill_resume import PATIENCE, differing_parts, finish, start, train_well
-from train_utils.mirror import refuse_other
+from train_utils.report.mirror import refuse_other
 
 OPTIONS = ("train.epochs=3", "evaluate.every=1", "logger.every_steps=1")
 PICTURES = ("data.train.images=s3://b/train", "data.val.images=s3://b/val")

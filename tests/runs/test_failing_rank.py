@@ -31,8 +31,7 @@ MORE = ("train.epochs=1", "evaluate.every=1", "evaluate.batch_size=1", "train.ti
 
 def run_rank(event: str, *more: str) -> None:
     """Run ``train.py`` as a user does; what ``event`` names happens to rank 1."""
-    from conf.launch import read_launch
-    from conf.run import run
+    from conf.cli.launch import read_launch
     from models import Darknet, ModelError
 
     forward, calls = Darknet.forward, []
@@ -53,7 +52,7 @@ def run_rank(event: str, *more: str) -> None:
     elif read_launch().rank == 1:
         setattr(Darknet, "forward", failing)  # noqa: B010
     try:
-        run("train")
+        start("train")
     except SystemExit as end:
         Path(f"exit {end.code} of {read_launch().rank}").touch()
         raise

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from conf import ConfigError
+from conf.cli.program import start
 from conf.compose import compose, to_yaml
 from conf.errors import CheckpointError, TrainError
-from conf.run import run
 from conf.schema import CompareConfig, TrainConfig
 from scripts.compare import Group, compare, draw_images, find_gains, read_groups, resampled_ap
 from tests.train_utils.coco_sets import draw
 from train_utils.coco_eval import find_matches, match, score
-from train_utils.report_page import BEST_DETECTIONS, keep_best, read_best
+from train_utils.report.report_page import BEST_DETECTIONS, keep_best, read_best
 from train_utils.results import DETECTION, Detections, GroundTruth
 
 IMAGES, BOXES = 40, 4  # boxes of each image
@@ -64,7 +64,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_the_text(runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     names = [str(runs[name]) for name in ("a0", "b0", "a1", "b1", "c")]
     monkeypatch.setattr(sys, "argv", ["compare", *names, "resamples=200"])
-    run("compare")
+    start("compare")
     said = capsys.readouterr().out
     assert "B against A: the gain of 0." in said and "AP is real: 95% interval +0." in said
     assert "C against A: the " in said and "AP is unproven: 95% interval -0." in said

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from conf import REPOSITORY, ConfigError
+from conf.cli.launch import environment_of_one
 from conf.errors import TrainError
-from conf.launch import environment_of_one
 from scripts.conformance import Conformance, largest_difference, main
 from tests.runs.process_group import finish_python
 

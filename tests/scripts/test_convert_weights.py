@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from conf import ConfigError
+from conf.cli.program import start
 from conf.compose import compose
 from conf.errors import CheckpointError
-from conf.run import run
 from conf.schema import TrainConfig
 from eval import evaluate
 from models import Darknet, fitted_cfg, load_cfg, load_darknet_weights, parse_cfg, save_darknet_weights, zoo_cfg
@@ -19,7 +19,7 @@ from tests.models.small_network import PlainNetwork, cfg_text, randomise, small
 from train import train
 from train_utils.build import build_model, load_network
 from train_utils.checkpoint import load_checkpoint
-from train_utils.open_checkpoint import open_detector
+from train_utils.inference.open_checkpoint import open_detector
 
 Command = Callable[..., str]
 
@@ -33,10 +33,10 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
     def called(*arguments: str, code: int = 0) -> str:
         monkeypatch.setattr(sys, "argv", ["convert_weights.py", *arguments])
         if code == 0:
-            run("convert")
+            start("convert")
             return capsys.readouterr().out
         with pytest.raises(SystemExit) as ended:
-            run("convert")
+            start("convert")
         said = capsys.readouterr().err.strip()
         assert ended.value.code == code and said.startswith("error: ") and said.count("\n") <= 1, said
         return said.removeprefix("error: ").replace("\nfix: ", " fix: ")

@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from conf import ConfigError
+from conf.cli.from_checkpoint import model_or_exported
 from conf.compose import compose
-from conf.from_checkpoint import model_or_exported
 from conf.schema import DemoConfig
 from scripts.demo import Session, build, launch
 from tests.data.test_media import picture, video
 from tests.test_predict import folder, found  # noqa: F401 - a fixture
-from train_utils.detector import Predictor
+from train_utils.inference.detector import Predictor
 
 
 def options(folder: Path, *more: str) -> DemoConfig:

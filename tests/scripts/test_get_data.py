@@ -7,8 +7,8 @@ import zipfile
 import pytest
 
 from conf import ConfigError
+from conf.cli.program import PROGRAMS, prepare_arguments
 from conf.compose import compose
-from conf.run import PROGRAMS, prepare_arguments
 from conf.schema import GetDataConfig
 from data import DataError
 from scripts.get_data import SETS, get_data

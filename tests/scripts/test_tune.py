@@ -11,8 +11,8 @@ import optuna
 import pytest
 
 from conf import ConfigError
+from conf.cli.program import PROGRAMS, prepare_arguments
 from conf.compose import compose
-from conf.run import PROGRAMS, prepare_arguments
 from conf.schema import TrainConfig, TuneConfig
 from plugins import import_plugins
 from scripts import tune

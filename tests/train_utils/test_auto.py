@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from conf import ConfigError
+from conf.cli.from_checkpoint import resumed_options
 from conf.compose import compose, to_dictionary
 from conf.errors import CheckpointError
-from conf.from_checkpoint import resumed_options
 from conf.schema import CHOICES, TrainConfig
 from conf.train_options import Precision
 from data import Colour

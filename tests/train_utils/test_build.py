@@ -11,14 +11,14 @@ import pytest
 import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from conf.cli import program
 from conf.options import option
-from conf.run import run
 from data import Exif, Medium
 from data.media import read_picture
 from models import Darknet, save_darknet_weights
 from tests.models.cfg_writer import cfg, conv, head
-from train_utils import open_checkpoint
-from train_utils.detector import Detector
+from train_utils.inference import open_checkpoint
+from train_utils.inference.detector import Detector
 
 SHAPES = [
     "data=shapes", "data.root=shapes", "data.index_dir=index", "data.workers=0",
@@ -47,7 +47,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     def started(name: str, *arguments: str) -> str:
         monkeypatch.setattr(sys, "argv", [f"{name}.py", *PROGRAMS[name], *arguments])
         try:
-            run(name)
+            program.start(name)
         except SystemExit as ended:
             assert ended.code == 2
             return capsys.readouterr().err.strip().removeprefix("error: ").replace("\nfix: ", " fix: ")
@@ -97,7 +97,7 @@ def test_the_closing_line_of_a_training_can_be_pasted_into_a_shell(start, tmp_pa
     program, *typed = shlex.split(command)
     assert program == "eval.py"
     monkeypatch.setattr(sys, "argv", [program, *typed, "device=cpu"])
-    run("eval")
+    program.start("eval")
     assert "AP" in capsys.readouterr().out
 
 

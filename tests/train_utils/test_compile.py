@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import train_utils.compile
-from conf import launch
+from conf.cli import launch
 from conf.compose import compose
 from conf.errors import TrainError
 from conf.schema import TrainConfig

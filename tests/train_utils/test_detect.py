@@ -12,7 +12,7 @@ from data.colour import network_input
 from models import Darknet, Postprocess, for_detection, zoo_cfg
 from tests.models.small_network import small
 from tests.test_host_reads import HostReads
-from train_utils.detect import detect_batches
+from train_utils.inference.detect import detect_batches
 
 CUDA = torch.device("cuda")
 

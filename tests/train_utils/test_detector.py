@@ -15,8 +15,8 @@ import torch
 from PIL import Image, ImageOps, ImageShow
 
 from conf import ConfigError
+from conf.cli.program import override
 from conf.errors import TrainError
-from conf.run import override
 from data import DataError
 from data.shapes import CLASSES
 from predict import Detector, predict

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from conf import launch
+from conf.cli import launch
+from conf.cli.launch import claim_error, environment_of_one, is_lost_peer
 from conf.errors import DistributedError
-from conf.launch import claim_error, environment_of_one, is_lost_peer
 from tests.runs.process_group import finish_python, fork_context, free_port
 from tests.train_utils.worker import run_in
 from train_utils import distributed

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from conf.errors import TrainError
-from train_utils.draw import GAP, LINE, SIDE, Cell, DrawnFiles, class_color, draw_boxes, draw_targets, save_sheet
+from train_utils.report.draw import GAP, LINE, SIDE, Cell, DrawnFiles, class_color, draw_boxes, draw_targets, save_sheet
 
 
 def test_a_box_is_drawn_on_its_edge_the_best_on_top_and_the_image_is_left_alone() -> None:

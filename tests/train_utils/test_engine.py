@@ -32,9 +32,9 @@ from tests.train_utils.small_training import (
     train_epoch,
 )
 from train_utils.checkpoint import CheckpointWriter
-from train_utils.detect import collect_detections, detect_batches
 from train_utils.distributed import World, init_distributed_mode
 from train_utils.engine import explain_out_of_memory
+from train_utils.inference.detect import collect_detections, detect_batches
 from train_utils.numerics import DTYPES, weights_dtype
 from train_utils.optim import Schedule, make_optimizer
 from train_utils.train_state import TrainState

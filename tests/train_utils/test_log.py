@@ -11,8 +11,8 @@ import torch
 from conf.errors import TrainError
 from tests.small_run import rows
 from train_utils.distributed import World
-from train_utils.log import EPOCH_COLUMNS, MetricsCsv, epoch_row, of_busy_cores
-from train_utils.run_report import RunReport
+from train_utils.report.log import EPOCH_COLUMNS, MetricsCsv, epoch_row, of_busy_cores
+from train_utils.report.run_report import RunReport
 
 
 def report_of(folder: Path, rank: int) -> RunReport:

@@ -20,10 +20,10 @@ from conf.schema import TrainConfig
 from tests.small_run import rows as table_of
 from tests.small_run import small_run
 from train import train
-from train_utils import loggers as module
 from train_utils.checkpoint import load_last
 from train_utils.distributed import World
-from train_utils.run_report import RunReport
+from train_utils.report import loggers as module
+from train_utils.report.run_report import RunReport
 from train_utils.train_state import LOSS_NAMES
 
 pytestmark = pytest.mark.release

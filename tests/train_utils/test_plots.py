@@ -10,10 +10,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tests.train_utils.coco_sets import coco128, draw, many_classes
-from train_utils import plots
 from train_utils.coco_eval import score
-from train_utils.draw import GAP, LINE, SIDE, class_color
-from train_utils.plots import count_confusions, draw_confusion, draw_detections, draw_evaluation, draw_precision_recall
+from train_utils.report import plots
+from train_utils.report.draw import GAP, LINE, SIDE, class_color
+from train_utils.report.plots import (
+    count_confusions,
+    draw_confusion,
+    draw_detections,
+    draw_evaluation,
+    draw_precision_recall,
+)
 from train_utils.results import Detections, GroundTruth, make_detections
 
 

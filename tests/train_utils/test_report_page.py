@@ -18,9 +18,9 @@ from eval import Evaluator
 from scripts.compare import compare
 from tests.small_run import small_run
 from train import train
-from train_utils import plots, run_report
 from train_utils.coco_eval import Evaluation, score
-from train_utils.report_page import read_best, write_report
+from train_utils.report import plots, run_report
+from train_utils.report.report_page import read_best, write_report
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +104,7 @@ def test_a_report_that_fails_is_a_line_and_the_training_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(run_report, "report_run", lambda folder: 1 / 0)
-    monkeypatch.setattr("train_utils.report_page.keep_best", lambda *given: 1 / 0)
+    monkeypatch.setattr("train_utils.report.report_page.keep_best", lambda *given: 1 / 0)
     train(small_run(tmp_path / "shapes", tmp_path / "run", "train.epochs=1", "train.batch_size=8"))
     said = capsys.readouterr().out
     assert "warning: report.html was not written (ZeroDivisionError" in said

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from conf.cli.from_checkpoint import complete_training
 from conf.compose import compose
 from conf.errors import TrainError
-from conf.from_checkpoint import complete_training
 from conf.schema import TrainConfig
 from train_utils.distributed import World, init_distributed_mode
+from train_utils.report.run_report import save_config
 from train_utils.run_folder import reserve_run_folder
-from train_utils.run_report import save_config
 
 OWN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM", "TORCHELASTIC")
 

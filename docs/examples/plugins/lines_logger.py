@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from plugins import LOGGERS
-from train_utils.loggers import LoggedRun
+from train_utils.report.loggers import LoggedRun
 
 
 class LinesLogger:

@@ -6,7 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from conf import errors, from_checkpoint, run_files
+from conf import errors
+from conf.cli import from_checkpoint, run_files
 from conf.schema import TrainConfig
 from data import DataError, remote
 

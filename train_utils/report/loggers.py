@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import cv2
 import yaml
 
-from conf import errors, run_files
+from conf import errors
+from conf.cli import run_files
 
 
 class LoggedRun(NamedTuple):

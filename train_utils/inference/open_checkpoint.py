@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import data
 import models
 from conf import ConfigError, errors
-from conf.from_checkpoint import trained_size
-from conf.run_files import EXPORTED
+from conf.cli.from_checkpoint import trained_size
+from conf.cli.run_files import EXPORTED
 from conf.schema import DetectionSection
 from data.errors import printable
 from models import ModelError

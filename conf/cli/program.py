@@ -1,7 +1,7 @@
 """The programs: what each reads, and how a command line or a list in Python becomes a call.
 
-``run`` checks the options first and imports the program only then: ``--help``, tab completion and a
-refused option need no torch. A user's error ends in one sentence, on one rank, with exit code 2;
+``start`` checks the options first and imports the program only then: ``--help``, tab completion and
+a refused option need no torch. A user's error ends in one sentence, on one rank, with exit code 2;
 any other error is a bug and keeps its traceback.
 """
 
@@ -23,7 +23,8 @@ from typing import Any, NoReturn, TypeVar
 
 import hydra
 
-from conf import CONF_DIR, REPOSITORY, ConfigError, compose, errors, from_checkpoint, help, launch, schema, suggestions
+from conf import CONF_DIR, REPOSITORY, ConfigError, compose, errors, schema
+from conf.cli import from_checkpoint, help, launch, suggestions
 from conf.compose import Config
 from conf.options import quoted, refuse_unread
 from data.errors import DataError, as_started, printable, without_login, word_of
@@ -87,13 +88,13 @@ PROGRAMS = {  # the key is the name of the YAML file in conf/
 }
 
 
-def run_word(words: Sequence[str]) -> int:
+def start_by_word(words: Sequence[str]) -> int:
     """Run the program that the first of ``words`` names, with the others as its options."""
     word, *options = words or ["--help"]
     names = {word_of(program.command): name for name, program in PROGRAMS.items()}
     names["conformance"] = ""  # its words are not options
     if name := names.get(word_of(word)):  # train.py and check_data, too
-        return run(name, options)
+        return start(name, options)
     if word_of(word) == "conformance":
         sys.argv[1:] = options
         runpy.run_module("scripts.conformance", run_name="__main__")
@@ -106,7 +107,7 @@ def run_word(words: Sequence[str]) -> int:
     return print_error(ConfigError(f"{word} is not a program. {fix}"), schema.TrainConfig)
 
 
-def run(name: str, arguments: Sequence[str] | None = None) -> int:
+def start(name: str, arguments: Sequence[str] | None = None) -> int:
     """Run the program ``name`` of PROGRAMS with ``arguments``, by default the command line's.
 
     Returns 0. After an error it exits, with code 2 for a user's error and 1 for a bug.
@@ -364,7 +365,7 @@ def callable_from_python(
     """Let the function of the program ``name`` also take a list of overrides.
 
     They are as on the command line, such as ``["data=coco", "train.epochs=2"]``. Either way ranks
-    stay in their process group: several calls may follow, and ``run`` ends it.
+    stay in their process group: several calls may follow, and ``start`` ends it.
     """
 
     def decorate(function: Callable[[Config], Result]) -> Callable[[Config | Sequence[str]], Result]:

@@ -12,12 +12,13 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from conf import ConfigError, launch, run_files
+from conf import ConfigError
+from conf.cli import launch, run_files
+from conf.cli.suggestions import NOT_COMPOSED, darknet_options, explain
 from conf.compose import check_values, from_dictionary, plain, to_dictionary, values_of_choice
 from conf.errors import CheckpointError
 from conf.options import MAY_CHANGE, NO_SCORE, OF_THE_MACHINE, changed_values, filled, flat, is_covered
 from conf.schema import TrainConfig
-from conf.suggestions import NOT_COMPOSED, darknet_options, explain
 from conf.train_options import is_image_size
 from data import DataError, layouts, remote
 from data.remote import Place
@@ -135,7 +136,7 @@ def of_exported(options: dict[str, Any], file: str, named: Sequence[str], sectio
     detection = options[section] if section else options
     if options["device"] == "cuda" or detection["precision"] not in ("auto", "float32"):
         raise ConfigError(f"{file} runs on the CPU as it was exported. fix: leave out device and precision")
-    facts = pkgutil.resolve_name("train_utils.open_checkpoint:read_facts")(Path(file))  # by name, as above
+    facts = pkgutil.resolve_name("train_utils.inference.open_checkpoint:read_facts")(Path(file))  # by name, as above
     facts |= facts["suppression"]
     taken = filled(detection, {key: facts[key] for key in OF_A_FILE if key in facts}, named, section)
     return {**options, **({section: taken} if section else taken), "device": "cpu"}

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from conf import errors, run_files
+from conf import errors
+from conf.cli import run_files
 from data import progress
 
 

@@ -12,10 +12,12 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from conf import errors, run_files
+from conf import errors
+from conf.cli import run_files
 from conf.options import flat, option
 from data.errors import as_started, printable
-from train_utils import coco_eval, plots, results
+from train_utils import coco_eval, results
+from train_utils.report import plots
 
 BEST_DETECTIONS = "best_detections.npz"
 

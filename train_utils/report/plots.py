@@ -12,7 +12,7 @@ import numpy as np
 
 from data.errors import printable
 from train_utils.coco_eval import ABSENT, Evaluation, find_matches, match, over_scores
-from train_utils.draw import Cell, save_sheet
+from train_utils.report.draw import Cell, save_sheet
 from train_utils.results import DETECTION_AS_READ, canonical_order, to_xyxy
 from train_utils.train_state import LOSS_NAMES
 

@@ -14,14 +14,16 @@ import torch
 
 import data
 import models
-from conf import compose, errors, from_checkpoint, help, run, run_files
+from conf import compose, errors
+from conf.cli import from_checkpoint, help, program, run_files
 from conf.options import flat, option
 from conf.schema import TrainConfig
 from data import progress
 from data.errors import as_started, from_here, printable
-from train_utils import auto, coco_eval, distributed, draw, engine, plots, report_page, run_folder
-from train_utils.log import EPOCH_COLUMNS, GrowingFile, MetricsCsv, epoch_row, of_busy_cores
-from train_utils.loggers import LoggedRun, LoggerThread, run_id_of, start_services
+from train_utils import auto, coco_eval, distributed, engine, run_folder
+from train_utils.report import draw, plots, report_page
+from train_utils.report.log import EPOCH_COLUMNS, GrowingFile, MetricsCsv, epoch_row, of_busy_cores
+from train_utils.report.loggers import LoggedRun, LoggerThread, run_id_of, start_services
 from train_utils.train_state import LOSS_NAMES, TrainState
 
 OF_EVALUATION = *coco_eval.METRICS, *coco_eval.OPERATING_POINT, *(f"val_{name}" for name in LOSS_NAMES)
@@ -51,7 +53,7 @@ class RunReport:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        if isinstance(error, Exception) and (sentence := run.in_one_sentence(error, TrainConfig)):
+        if isinstance(error, Exception) and (sentence := program.in_one_sentence(error, TrainConfig)):
             self.line(f"error: {sentence}", on_terminal=False)  # the program prints it
         for service in self._services:
             service.close(self._is_complete)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from conf import launch
+from conf.cli import launch
 from conf.errors import CheckpointError, TrainError
 from data import remote
 

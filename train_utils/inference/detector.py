@@ -15,7 +15,8 @@ import PIL.Image
 import PIL.ImageShow
 import torch
 
-from conf import ConfigError, compose, errors, run, suggestions
+from conf import ConfigError, compose, errors
+from conf.cli import program, suggestions
 from conf.schema import DetectConfig
 from conf.train_options import EvalPrecision, require
 from data import DataError, Exif, OnBadFile, cut_at_edges
@@ -23,7 +24,9 @@ from data.layouts import class_numbers
 from data.media import Frame, FrameBatch, FrameBatches, InputFit, Medium, find_media, pixels_of, read_picture
 from models import Postprocess, for_detection
 from models.darknet import fuse_batch_norm
-from train_utils import build, detect, distributed, draw, numerics, open_checkpoint, results
+from train_utils import build, distributed, numerics, results
+from train_utils.inference import detect, open_checkpoint
+from train_utils.report import draw
 
 FILE_OPTIONS = {"source", "out", "draw", "save_json", "save_txt"}  # of predict.py; a Detector has none of them
 GPU_BATCH_SIZE = 8  # on a CPU it is 1: threads process several batches at a time
@@ -212,8 +215,8 @@ class Detector(_Answers):
         if wrong := FILE_OPTIONS & options.keys():
             raise ConfigError(f"{', '.join(sorted(wrong))}: only predict.py writes files. fix: leave it out")
         options = options if ckpt is None else {"ckpt": ckpt, **options}
-        overrides = [run.override(key, value) for key, value in options.items()]
-        config = run.options_of("predict", [*overrides, "source=''"])
+        overrides = [program.override(key, value) for key, value in options.items()]
+        config = program.options_of("predict", [*overrides, "source=''"])
         self._predictor = network = Predictor(config, distributed.choose_device(config.device.value))
         # Without fusing, batch norm would take a tenth of the time of a single picture.
         network.for_one = fuse_batch_norm(network.model).to(memory_format=torch.channels_last)

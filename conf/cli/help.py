@@ -17,7 +17,8 @@ from contextlib import suppress
 from importlib.metadata import version
 from typing import Any, NamedTuple, get_type_hints
 
-from conf import CONF_DIR, REPOSITORY, compose, suggestions
+from conf import CONF_DIR, REPOSITORY, compose
+from conf.cli import suggestions
 from conf.options import kind_in_words
 from conf.schema import CHOICES
 from data.errors import as_started, word_of

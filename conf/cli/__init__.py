@@ -1,0 +1,1 @@
+"""What a command line becomes: options, ranks, run folders and answers. Imports no torch."""
