@@ -195,7 +195,7 @@ class Evaluator:
         data_options: data.DataConfig,
         world: World,
         timeout_seconds: float = 0.0,
-        loss: models.LossSection | None = None,
+        loss: models.LossConfig | None = None,
         classes: list[int] | None = None,
     ) -> None:
         open_checkpoint.check_size(model, image_size, "evaluate.image_size")

@@ -16,7 +16,7 @@ from conf import train_options
 from conf.train_options import ImageSize, OptionalSize, Seed
 from data.config import AugmentConfig, Below1, Count, DataConfig, Exif, OnBadFile, Resize, Share, Whole
 from data.remote import check_bucket, is_remote
-from models.config import AutoLoss, LossSection, ModelConfig, NotNegative, YoloLossConfig, YoloxLossConfig
+from models.config import AutoLossConfig, LossConfig, ModelConfig, NotNegative, YoloLossConfig, YoloxLossConfig
 from models.published import PUBLISHED
 
 
@@ -83,7 +83,7 @@ class TrainConfig(PluggedConfig):
     data: DataConfig
     model: ModelConfig
     augment: AugmentConfig
-    loss: LossSection  # one of CHOICES["loss"]
+    loss: LossConfig  # one of CHOICES["loss"]
     optim: train_options.OptimConfig
     train: train_options.TrainSection
     evaluate: EvaluateConfig
@@ -100,7 +100,7 @@ class TrainConfig(PluggedConfig):
 
 # Sections whose keys depend on a choice: the class of each choice, by the `name` in its YAML.
 CHOICES: dict[str, dict[str, type]] = {
-    "loss": {"auto": AutoLoss, "yolov3": YoloLossConfig, "yolox": YoloxLossConfig, "darknet": LossSection}
+    "loss": {"auto": AutoLossConfig, "yolov3": YoloLossConfig, "yolox": YoloxLossConfig, "darknet": LossConfig}
 }
 
 

@@ -5,7 +5,7 @@ from .cfg import load_cfg as load_cfg
 from .cfg import parse_cfg as parse_cfg
 from .cfg import zoo_cfg as zoo_cfg
 from .config import IouKind as IouKind
-from .config import LossSection as LossSection
+from .config import LossConfig as LossConfig
 from .config import ModelConfig as ModelConfig
 from .config import YoloLossConfig as YoloLossConfig
 from .config import YoloxLossConfig as YoloxLossConfig

@@ -83,14 +83,14 @@ def _is_size(pair: Any) -> bool:
 
 
 @dataclass
-class LossSection:
+class LossConfig:
     """The option of every loss; loss=darknet has its others in the .cfg."""
 
     name: str  # follows from loss=<choice>
 
 
 @dataclass
-class AutoLoss(LossSection):
+class AutoLossConfig(LossConfig):
     """Weights and options of the loss that suits the heads (keys ``loss.*``).
 
     It is yolox where scale_x_y lets centres lie in other cells, as in the decoupled networks, else
@@ -112,7 +112,7 @@ class AutoLoss(LossSection):
 
 
 @dataclass
-class WeightedLoss(LossSection):
+class WeightedLoss(LossConfig):
     """The options of both losses of boxes, objectness and classes (keys ``loss.*``)."""
 
     box: NotNegative  # weight of the box term

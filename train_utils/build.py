@@ -27,7 +27,7 @@ from data.dataset import AUGMENTATIONS
 from data.io import usable_cores
 from data.loader import BatchLoader
 from data.remote import Fetcher
-from models.config import MIN_DECOUPLED_SCALE, AutoLoss
+from models.config import MIN_DECOUPLED_SCALE, AutoLossConfig
 from models.layers import Convolution, SharedConvolution
 from models.published import COCO, COCO_NAMES
 from train_utils import checkpoint, distributed, numerics
@@ -135,12 +135,12 @@ def describe_network(model: models.Darknet, config: models.ModelConfig) -> dict[
     return cfg | {"num_classes": model.num_classes, "width": config.width}
 
 
-def suitable_loss(heads: Sequence[models.Head], config: models.LossSection) -> models.LossSection:
+def suitable_loss(heads: Sequence[models.Head], config: models.LossConfig) -> models.LossConfig:
     """The options of the loss that suits the heads in place of ``loss=auto``; others stay.
 
     Raises ConfigError for an option that this loss does not have.
     """
-    if not isinstance(config, AutoLoss):
+    if not isinstance(config, AutoLossConfig):
         return config
     name = "yolox" if min(head.scale_x_y for head in heads) >= MIN_DECOUPLED_SCALE else "yolov3"
     given = {key: value for key, value in compose.to_dictionary(config).items() if value is not None} | {"name": name}
@@ -149,7 +149,7 @@ def suitable_loss(heads: Sequence[models.Head], config: models.LossSection) -> m
         raise ConfigError(
             f"loss.{min(others)} is not an option of loss={name}, which suits these heads. fix: leave it out"
         )
-    chosen: models.LossSection = compose.from_dictionary(compose.values_of_choice("loss", name) | given, schema)
+    chosen: models.LossConfig = compose.from_dictionary(compose.values_of_choice("loss", name) | given, schema)
     return chosen
 
 
@@ -176,11 +176,11 @@ def check_batch_norm(model: models.Darknet, options: TrainSection, world: World)
             )
 
 
-def build_loss(heads: Sequence[models.Head], config: models.LossSection) -> models.HeadLoss:
+def build_loss(heads: Sequence[models.Head], config: models.LossConfig) -> models.HeadLoss:
     """The loss that ``loss=`` selects."""
     config = suitable_loss(heads, config)
     make = models.LOSSES[config.name]
-    return make(heads) if type(config) is models.LossSection else make(heads, config)
+    return make(heads) if type(config) is models.LossConfig else make(heads, config)
 
 
 def build_postprocess(

@@ -32,6 +32,7 @@ MORE = ("train.epochs=1", "evaluate.every=1", "evaluate.batch_size=1", "train.ti
 def run_rank(event: str, *more: str) -> None:
     """Run ``train.py`` as a user does; what ``event`` names happens to rank 1."""
     from conf.cli.launch import read_launch
+    from conf.cli.program import start
     from models import Darknet, ModelError
 
     forward, calls = Darknet.forward, []

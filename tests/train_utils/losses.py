@@ -8,7 +8,7 @@ from functools import cache
 
 from conf.compose import compose
 from conf.schema import TrainConfig
-from models import Head, HeadLoss, LossSection
+from models import Head, HeadLoss, LossConfig
 from train_utils.build import build_loss
 
 COST = ("loss=yolox", "loss.positives_by=cost")
@@ -16,7 +16,7 @@ LOSSES = (("loss=yolov3",), ("loss=yolov3", "loss.anchor_iou=0"), ("loss=yolox",
 
 
 @cache
-def loss_options(*overrides: str) -> LossSection:
+def loss_options(*overrides: str) -> LossConfig:
     """The options of a training with some ``overrides``."""
     return compose("train", TrainConfig, list(overrides)).loss
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from conf.cli import program
+from conf.cli.program import start as start_program
 from conf.options import option
 from data import Exif, Medium
 from data.media import read_picture
@@ -47,7 +47,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     def started(name: str, *arguments: str) -> str:
         monkeypatch.setattr(sys, "argv", [f"{name}.py", *PROGRAMS[name], *arguments])
         try:
-            program.start(name)
+            start_program(name)
         except SystemExit as ended:
             assert ended.code == 2
             return capsys.readouterr().err.strip().removeprefix("error: ").replace("\nfix: ", " fix: ")
@@ -97,7 +97,7 @@ def test_the_closing_line_of_a_training_can_be_pasted_into_a_shell(start, tmp_pa
     program, *typed = shlex.split(command)
     assert program == "eval.py"
     monkeypatch.setattr(sys, "argv", [program, *typed, "device=cpu"])
-    program.start("eval")
+    start_program("eval")
     assert "AP" in capsys.readouterr().out
 
 
