@@ -29,7 +29,8 @@ import torch
 
 from conf import REPOSITORY, ConfigError, errors
 from conf.cli import help, launch, run_files
-from conf.cli.program import options_of, print_error
+from conf.cli.command_line import print_error
+from conf.cli.program import options_of
 from conf.schema import TrainConfig
 from data import Batch
 from eval import evaluate

@@ -13,21 +13,21 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
     raise SystemExit(start("get_weights"))
 
 from conf import schema
-from conf.cli import from_checkpoint
+from conf.cli import run_files
 from models.published import LICENCE, PUBLISHED
 
 
 def get_weights(config: schema.GetWeightsConfig) -> None:
     """Fetch the weights called ``config.name``, or list all if that is ``list``."""
     if config.name == "list":
-        print(f"weights in {from_checkpoint.weights_folder()}:")
+        print(f"weights in {run_files.weights_folder()}:")
     for entry in PUBLISHED:
         use = f"model={' or '.join(entry.networks)} model.weights={entry.alias}"
         if config.name == "list":
-            here = "here" if (from_checkpoint.weights_folder() / entry.file_name).is_file() else ""
+            here = "here" if (run_files.weights_folder() / entry.file_name).is_file() else ""
             size = f"{entry.size / 1e6:.0f} MB" if entry.size is not None else ""
             print(f"  {entry.name:<34}{size:>6}  {here:<6}{use}")
         elif config.name == entry.name:
-            print(f"{from_checkpoint.fetch_weights(entry)} is here: {use}")
+            print(f"{run_files.fetch_weights(entry)} is here: {use}")
     if config.name == "list":
         print(LICENCE)

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from conf import compose
-from conf.cli.from_checkpoint import complete_conversion, complete_from_checkpoint, resumed_options
-from conf.cli.program import USER_ERRORS
+from conf.cli.command_line import USER_ERRORS
+from conf.cli.from_checkpoint import complete_conversion, complete_from_checkpoint
+from conf.cli.resume import resumed_options
 from conf.schema import ConvertConfig, EvalConfig, TrainConfig
 from models import network_of_checkpoint
 from tests.models.cfg_writer import cfg, conv, head

@@ -12,8 +12,8 @@ import pytest
 import torch
 import yaml
 
+from conf.cli.command_line import override
 from conf.cli.from_checkpoint import model_or_exported
-from conf.cli.program import override
 from conf.compose import compose
 from conf.schema import DemoConfig
 from data.errors import printable

@@ -13,7 +13,8 @@ import cv2
 import numpy as np
 import pytest
 
-from conf.cli.program import PROGRAMS, USER_ERRORS, options_of, start
+from conf.cli.command_line import USER_ERRORS
+from conf.cli.program import PROGRAMS, options_of, start
 from conf.compose import compose
 from conf.errors import TrainError
 from conf.schema import TrainConfig

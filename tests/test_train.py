@@ -11,7 +11,8 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from conf.cli.from_checkpoint import complete_from_checkpoint, complete_training
+from conf.cli.from_checkpoint import complete_from_checkpoint
+from conf.cli.resume import complete_training
 from conf.compose import compose
 from conf.errors import CheckpointError, TrainError
 from conf.schema import EvalConfig, TrainConfig

@@ -10,7 +10,7 @@ import torch
 
 import models
 from conf import ConfigError, compose
-from conf.cli.from_checkpoint import resumed_options
+from conf.cli.resume import resumed_options
 from conf.errors import CheckpointError, TrainError
 from conf.schema import TrainConfig
 from conf.train_options import Precision

@@ -19,7 +19,7 @@ import data
 import models
 from conf import ConfigError, compose
 from conf.cli import run_files
-from conf.cli.from_checkpoint import fetch_weights
+from conf.cli.run_files import fetch_weights
 from conf.schema import CHOICES, DetectConfig, EvaluateConfig, TrainConfig
 from conf.train_options import TrainSection
 from data import Annotations, ImageSource, progress

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from conf import errors
-from conf.cli import from_checkpoint, launch
+from conf.cli import launch, run_files
 from conf.train_options import AUTO, TrainSection, is_installed
 from data import Batch, both_sides
 from models import Darknet, count_flops
@@ -122,7 +122,7 @@ def compile_step(
     """
     if mode == "off":
         return loss, to_input
-    launch.keep_compiled(from_checkpoint.weights_folder() / "compiled")
+    launch.keep_compiled(run_files.weights_folder() / "compiled")
     if mode == INPUT_ONLY:
         return loss, torch.compile(to_input, mode="default", dynamic=True, fullgraph=True)
     from torch._dynamo import config as limits  # slow

@@ -5,16 +5,13 @@ a refused option need no torch. A user's error ends in one sentence, on one rank
 any other error is a bug and keeps its traceback.
 """
 
-import errno
 import functools
 import os
 import pkgutil
-import re
 import runpy
 import shlex
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from difflib import get_close_matches
@@ -23,24 +20,14 @@ from typing import Any, NoReturn, TypeVar
 
 import hydra
 
-from conf import CONF_DIR, REPOSITORY, ConfigError, compose, errors, schema
-from conf.cli import from_checkpoint, help, launch, suggestions
+from conf import CONF_DIR, REPOSITORY, ConfigError, compose, schema
+from conf.cli import command_line, from_checkpoint, help, launch, resume, suggestions
 from conf.compose import Config
-from conf.options import quoted, refuse_unread
-from data.errors import DataError, as_started, printable, without_login, word_of
+from conf.options import refuse_unread
+from data.errors import as_started, word_of
 from models.cfg import ZOO, load_cfg
-from models.errors import ModelError
 
 Result = TypeVar("Result")
-
-USER_ERRORS = ConfigError, DataError, ModelError, errors.CheckpointError, errors.DistributedError, errors.TrainError
-# Places that cannot be used. Any other OSError is a bug until a check names it.
-UNUSABLE = (
-    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG, errno.ELOOP, errno.EISDIR,
-)  # fmt: skip
-BUG_EXIT_CODE, USAGE_EXIT_CODE = 1, 2
-OF_RUN_FOLDERS = ("hydra.run.", "hydra.sweep.", "hydra.output_subdir", "hydra.job.chdir")  # Hydra's keys
-LONGEST_SENTENCE = 2000  # characters; it may quote a file of any length
 
 
 @dataclass(frozen=True)
@@ -59,6 +46,10 @@ class Program:
         module = self.function.partition(":")[0]
         return module if "." in module else f"{module}.py"
 
+    def prepared(self, arguments: Sequence[str]) -> list[str]:
+        """The ``arguments`` as Hydra composes them."""
+        return command_line.prepare_arguments(arguments, self.schema, self.command, self.bare)
+
     def complete(self, options: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
         """Import the plugins that the composed ``options`` name, then fill in the options."""
         plugins = options.get("plugins", [])
@@ -73,7 +64,7 @@ class Program:
 
 
 PROGRAMS = {  # the key is the name of the YAML file in conf/
-    "train": Program(schema.TrainConfig, "train:train", from_checkpoint.complete_training, ("train", "val")),
+    "train": Program(schema.TrainConfig, "train:train", resume.complete_training, ("train", "val")),
     "eval": Program(schema.EvalConfig, "eval:evaluate", from_checkpoint.complete_from_checkpoint, ("val",)),
     "predict": Program(schema.PredictConfig, "predict:predict", from_checkpoint.model_or_exported),
     "export": Program(schema.ExportConfig, "export:export", from_checkpoint.complete_export),
@@ -104,7 +95,7 @@ def start_by_word(words: Sequence[str]) -> int:
         print(help.version_page() if word == "--version" else help.programs_page(PROGRAMS))
         return 0
     fix = f"fix: {', '.join(get_close_matches(word, names, 1) or ['another'])}; the programs are {', '.join(names)}"
-    return print_error(ConfigError(f"{word} is not a program. {fix}"), schema.TrainConfig)
+    return command_line.print_error(ConfigError(f"{word} is not a program. {fix}"), schema.TrainConfig)
 
 
 def start(name: str, arguments: Sequence[str] | None = None) -> int:
@@ -116,7 +107,7 @@ def start(name: str, arguments: Sequence[str] | None = None) -> int:
     launch.end_with_torchrun()
     program = PROGRAMS[name]
     try:
-        arguments = prepare_arguments(list(sys.argv[1:] if arguments is None else arguments), program)
+        arguments = program.prepared(sys.argv[1:] if arguments is None else arguments)
         if "--version" in arguments:
             print(help.version_page())
         elif {"--help", "-h"} & set(arguments):
@@ -125,7 +116,7 @@ def start(name: str, arguments: Sequence[str] | None = None) -> int:
         else:
             run_by_hydra(name, program, arguments)
     except (Exception, KeyboardInterrupt) as error:
-        sys.exit(print_error(error, program.schema))
+        sys.exit(command_line.print_error(error, program.schema))
     launch.shutdown()
     return 0
 
@@ -139,7 +130,7 @@ def escape_output() -> None:
 def run_by_hydra(name: str, program: Program, arguments: list[str]) -> None:
     """Let Hydra compose the options and call the program: once, or with ``-m`` for each job."""
     exit_codes: list[int] = []  # of the jobs that failed
-    options, flags = options_and_flags(arguments)
+    options, flags = command_line.options_and_flags(arguments)
     is_multirun = not {"-m", "--multirun"}.isdisjoint(flags)
     if not {"-c", "--cfg"}.isdisjoint(flags):
         if is_multirun:
@@ -153,7 +144,7 @@ def run_by_hydra(name: str, program: Program, arguments: list[str]) -> None:
             config: Any = compose.to_plain(cfg, program.schema, program.complete, compose.keys_of(options))
             carry_out(program, config, None if is_multirun else typed)
         except Exception as error:
-            exit_codes.append(print_error(error, program.schema))
+            exit_codes.append(command_line.print_error(error, program.schema))
             if is_multirun:
                 raise  # Hydra runs the other jobs, then raises the first of these errors again
 
@@ -184,20 +175,6 @@ def carry_out(program: Program, config: Any, typed: Sequence[str] | None) -> Non
             raise ConfigError(f"devices={config.devices} cannot go with -m. fix: start each setting by itself")
         start_ranks(count, typed)
     pkgutil.resolve_name(program.function)(config)
-
-
-def options_and_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The options, and Hydra's flags with their values, which Hydra wants behind the options."""
-    options, flags, waiting = list[str](), list[str](), list(arguments)
-    while waiting:
-        word = waiting.pop(0)
-        if not word.startswith("-"):
-            options.append(word)
-            continue
-        flags.append(word)
-        if word in suggestions.VALUED_FLAGS and waiting:
-            flags.append(waiting.pop(0))
-    return options, flags
 
 
 def find_files(config: Any, splits: Sequence[str]) -> None:
@@ -258,96 +235,6 @@ def start_ranks(count: int, arguments: Sequence[str]) -> NoReturn:
     os.execv(sys.executable, [*torchrun, *script, *arguments])
 
 
-def prepare_arguments(arguments: list[str], program: Program) -> list[str]:
-    """The arguments as Hydra composes them.
-
-    ``--config-dir <folder>``, bare words and what follows ``--`` become options; what launchers add
-    is dropped. Raises ConfigError for options of other programs and a multirun of several ranks.
-    """
-    # torch.distributed.launch adds the local rank, which is in the environment as well.
-    arguments = [word for word in arguments if not word.startswith(("--local-rank=", "--local_rank="))]
-    if "--" in arguments:
-        at = arguments.index("--")
-        arguments = [*arguments[:at], override("options", arguments[at + 1 :])]
-    if "--config-dir" in arguments:
-        at = arguments.index("--config-dir")
-        given = arguments[at + 1 : at + 2]
-        folder = Path(*given).expanduser().absolute()
-        if not given or not folder.is_dir():
-            said = f"there is no folder {folder}" if given else "a folder is missing"
-            raise ConfigError(
-                f"--config-dir: {said}. fix: --config-dir <the folder above data/, model/ or experiment/>"
-            )
-        arguments = [*arguments[:at], override("hydra.searchpath", [f"file://{folder}"]), *arguments[at + 2 :]]
-    refuse_what_hydra_would_take(arguments)
-    if {"-m", "--multirun"} & set(arguments) and launch.read_launch().world_size > 1:
-        raise ConfigError("-m cannot run under a launcher of several processes. fix: start each setting by itself")
-    groups = "|".join(path.name for path in CONF_DIR.iterdir() if path.is_dir())
-    arguments = [re.sub(rf"^\+(?=({groups})=)", "", word) for word in arguments]  # each is in the defaults already
-    if sentence := suggestions.refusal(arguments, program.schema, bool(program.bare)):
-        raise ConfigError(sentence)
-    if not program.bare or any(word.startswith("-") for word in arguments):
-        return arguments
-    bare = [word for word in arguments if word[:1] not in "+~" and ("=" not in word or os.path.isdir(word))]
-    options = [word for word in arguments if word not in bare]
-    key = program.bare.removesuffix("...")
-    if not bare and key not in compose.keys_of(options):
-        example = as_started(f"python -m {program.command} <{key}>")
-        raise ConfigError(f"nothing to work on. fix: name a value, as in {example}")
-    if bare:
-        options.append(override(key, bare if key != program.bare else " ".join(bare)))
-    return options
-
-
-def refuse_what_hydra_would_take(arguments: Sequence[str]) -> None:
-    """Raise ConfigError for words that Hydra accepts and that would not do what they say."""
-    for word in arguments:
-        key = word.partition("=")[0].lstrip("+~")
-        if key.startswith(OF_RUN_FOLDERS):
-            raise ConfigError(f"{key}: rank 0 makes the folders, not Hydra. fix: run_dir=<folder>, or out= of eval.py")
-        group, _, value = word.partition(".name=")
-        if group in ("loss", "optim") and (CONF_DIR / group / f"{value}.yaml").is_file():
-            raise ConfigError(f"{word} keeps the other values of {group}= as they are. fix: {group}={value}")
-        if word.endswith("=???"):
-            raise ConfigError(f"{word} is not a value. fix: give one, or leave it out")
-
-
-def print_error(error: BaseException, schema: type) -> int:
-    """Print a user's error as a sentence, a bug as a traceback, on one rank; return the exit code.
-
-    ``debug`` always prints the traceback. ``schema`` has the keys that the sentence may propose.
-    """
-    if isinstance(error, KeyboardInterrupt):
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C ends the process at once
-        sentence, code = "stopped by a signal", 128 + signal.SIGINT
-    else:
-        error = launch.explain_lost_peer(error)
-        reason = in_one_sentence(error, schema)
-        sentence, code = f"error: {reason}", USAGE_EXIT_CODE if reason is not None else BUG_EXIT_CODE
-    if launch.claim_error():
-        if code == BUG_EXIT_CODE or "debug=true" in sys.argv:
-            print(without_login("".join(traceback.format_exception(error))), file=sys.stderr)
-        if code != BUG_EXIT_CODE:
-            if len(sentence) > LONGEST_SENTENCE:
-                sentence = f"{sentence[: LONGEST_SENTENCE // 2]} ... {sentence[-LONGEST_SENTENCE // 2 :]}"
-            sentence, fix, way_out = without_login(sentence).rpartition(" fix: ")
-            print(sentence + fix.replace(" ", "\n", 1) + way_out, file=sys.stderr, flush=True)
-    return code
-
-
-def in_one_sentence(error: BaseException, schema: type) -> str | None:
-    """The sentence for a user's error; None for a bug."""
-    if isinstance(error, USER_ERRORS):
-        # torch puts the traceback of a loader's process before its message.
-        return printable(str(error).rpartition(f"{type(error).__name__}: ")[2].strip())
-    if isinstance(error, suggestions.NOT_COMPOSED):
-        return suggestions.explain(error, schema)
-    if isinstance(error, OSError) and error.errno in UNUSABLE:
-        path = error.filename2 or error.filename or "a file"  # the error of a write has no path
-        return f"{printable(str(path))} cannot be used ({error.strerror}). fix: name another place, or free space"
-    return None
-
-
 class Outcome(dict[str, float]):
     """The metrics of a training or an evaluation by name, such as ``AP``; empty except on rank 0.
 
@@ -392,7 +279,7 @@ def options_of(name: str, overrides: Any) -> Any:
     if isinstance(overrides, str):
         raise ConfigError(f"options are a list here, got {overrides!r}. fix: {_corrected(name, overrides.split())}")
     program = PROGRAMS[name]
-    arguments = prepare_arguments(list(overrides), program)
+    arguments = program.prepared(overrides)
     for word in arguments:
         if word.startswith("-"):
             raise ConfigError(f"{word} is for the command line. fix: options of the form key=value alone")
@@ -408,16 +295,3 @@ def _corrected(name: str, given: Sequence[str]) -> list[str]:
     answers = [suggestions.refusal([word], PROGRAMS[name].schema) or f"fix: {word}" for word in given]
     fixes = [answer.partition("fix: ")[2].partition(" (")[0] for answer in answers]
     return [word for fix in fixes if "=" in fix.partition(" ")[0] for word in shlex.split(fix)]
-
-
-def override(key: str, value: Any) -> str:
-    """``key=value`` for Hydra, of a text, a path, a number, a bool, None or a list of these."""
-    return f"{key}={_typed(value)}"
-
-
-def _typed(value: Any) -> str:
-    if isinstance(value, list | tuple):
-        return f"[{','.join(map(_typed, value))}]"
-    if value is None or isinstance(value, bool | int | float):
-        return "null" if value is None else str(value).lower()
-    return quoted(str(value))

@@ -1,15 +1,17 @@
-"""Where runs and their checkpoints are, and files that are written atomically. Imports no torch."""
+"""Where runs, checkpoints and published weights are; files that are written whole. No torch."""
 
+import hashlib
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 from conf.cli import launch
 from conf.errors import CheckpointError, TrainError
-from data import remote
+from data import DataError, remote
+from models.published import Published
 
 CHECKPOINTS = "checkpoints"  # a folder in the run folder
 EXPORTED = (".onnx", ".pt2", ".xml")  # suffixes of the files of export.py
@@ -115,3 +117,28 @@ def whole_file(path: Path, mode: str = "w", previous: Path | None = None) -> Ite
         os.fsync(descriptor)  # so that the rename survives a power cut
     finally:
         os.close(descriptor)
+
+
+def weights_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """Where published weights are stored: YOLO_HOME, or a folder in the user's cache."""
+    if home := environment.get("YOLO_HOME"):
+        return Path(home).expanduser()
+    return Path(environment.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "hydra-yolov3-spp"
+
+
+def fetch_weights(entry: Published) -> Path:
+    """The verified file of published weights, downloaded unless it is there.
+
+    Raises the DataError of ``download``, which says where to put the file by hand.
+    """
+    from data.io import download  # imports numpy
+
+    path = weights_folder() / entry.file_name
+    if not path.is_file():
+        size = f" ({entry.size / 1e6:.0f} MB)" if entry.size is not None else ""
+        print(f"{entry.url}{size} -> {path}", flush=True)
+    download(entry.url, path, f"sha1:{entry.sha1}" if entry.sha1 else None, entry.size)
+    if entry.sha256 is not None and not hashlib.sha256(path.read_bytes()).hexdigest().startswith(entry.sha256):
+        path.unlink()
+        raise DataError(f"{entry.url} is damaged, or another file. fix: run the command again")
+    return path

@@ -13,7 +13,8 @@ import yaml
 from omegaconf.errors import ConfigKeyError
 
 from conf import ConfigError
-from conf.cli.program import PROGRAMS, in_one_sentence
+from conf.cli.command_line import in_one_sentence
+from conf.cli.program import PROGRAMS
 from conf.compose import compose
 from tests.small_run import small_run
 from train import train

@@ -16,8 +16,9 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 
 from conf import ConfigError
-from conf.cli.from_checkpoint import complete_training, continue_run, fetch_weights, weights_folder
 from conf.cli.program import options_of
+from conf.cli.resume import complete_training, continue_run
+from conf.cli.run_files import fetch_weights, weights_folder
 from conf.compose import compose, to_dictionary
 from conf.errors import TrainError
 from conf.schema import GetWeightsConfig, TrainConfig

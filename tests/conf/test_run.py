@@ -18,7 +18,8 @@ import yaml
 from hydra.core.global_hydra import GlobalHydra
 
 from conf import REPOSITORY, ConfigError
-from conf.cli.program import PROGRAMS, in_one_sentence, options_of, override, ranks_to_start, start
+from conf.cli.command_line import in_one_sentence, override
+from conf.cli.program import PROGRAMS, options_of, ranks_to_start, start
 from conf.compose import compose
 from conf.schema import PredictConfig, TrainConfig
 from data import DataError, ShapesConfig, ensure_shapes, io

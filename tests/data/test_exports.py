@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from conf import compose
-from conf.cli.program import override
+from conf.cli.command_line import override
 from conf.schema import AnchorsConfig
 from data import Annotations, DataConfig, open_annotations
 from data.index import warn_of_shared_images

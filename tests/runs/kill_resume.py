@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conf.cli.from_checkpoint import complete_training
 from conf.cli.launch import shutdown
+from conf.cli.resume import complete_training
 from conf.compose import compose
 from conf.errors import CheckpointError
 from conf.schema import TrainConfig

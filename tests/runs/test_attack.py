@@ -200,7 +200,8 @@ def start(arguments: Sequence[str], folder: Path) -> tuple[int, str]:
 
 def run_here(arguments: Sequence[str], folder: Path) -> None:
     """Run a program in this process."""
-    from conf.cli.program import options_of, print_error
+    from conf.cli.command_line import print_error
+    from conf.cli.program import options_of
     from conf.schema import TrainConfig
 
     os.setsid()

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from conf import ConfigError
-from conf.cli.from_checkpoint import resumed_options
+from conf.cli.resume import resumed_options
 from conf.compose import compose, to_dictionary
 from conf.errors import CheckpointError
 from conf.schema import CHOICES, TrainConfig

@@ -15,7 +15,7 @@ import torch
 from PIL import Image, ImageOps, ImageShow
 
 from conf import ConfigError
-from conf.cli.program import override
+from conf.cli.command_line import override
 from conf.errors import TrainError
 from data import DataError
 from data.shapes import CLASSES

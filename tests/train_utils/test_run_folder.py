@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from conf.cli.from_checkpoint import complete_training
+from conf.cli.resume import complete_training
 from conf.compose import compose
 from conf.errors import TrainError
 from conf.schema import TrainConfig

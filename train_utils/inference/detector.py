@@ -16,7 +16,7 @@ import PIL.ImageShow
 import torch
 
 from conf import ConfigError, compose, errors
-from conf.cli import program, suggestions
+from conf.cli import command_line, program, suggestions
 from conf.schema import DetectConfig
 from conf.train_options import EvalPrecision, require
 from data import DataError, Exif, OnBadFile, cut_at_edges
@@ -215,7 +215,7 @@ class Detector(_Answers):
         if wrong := FILE_OPTIONS & options.keys():
             raise ConfigError(f"{', '.join(sorted(wrong))}: only predict.py writes files. fix: leave it out")
         options = options if ckpt is None else {"ckpt": ckpt, **options}
-        overrides = [program.override(key, value) for key, value in options.items()]
+        overrides = [command_line.override(key, value) for key, value in options.items()]
         config = program.options_of("predict", [*overrides, "source=''"])
         self._predictor = network = Predictor(config, distributed.choose_device(config.device.value))
         # Without fusing, batch norm would take a tenth of the time of a single picture.

@@ -15,7 +15,7 @@ import torch
 import data
 import models
 from conf import compose, errors
-from conf.cli import from_checkpoint, help, program, run_files
+from conf.cli import command_line, from_checkpoint, help, run_files
 from conf.options import flat, option
 from conf.schema import TrainConfig
 from data import progress
@@ -53,7 +53,7 @@ class RunReport:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        if isinstance(error, Exception) and (sentence := program.in_one_sentence(error, TrainConfig)):
+        if isinstance(error, Exception) and (sentence := command_line.in_one_sentence(error, TrainConfig)):
             self.line(f"error: {sentence}", on_terminal=False)  # the program prints it
         for service in self._services:
             service.close(self._is_complete)

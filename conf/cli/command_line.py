@@ -1,0 +1,146 @@
+"""The words of a command line, before Hydra reads them, and how an error is told."""
+
+import errno
+import os
+import re
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from conf import CONF_DIR, ConfigError, compose, errors
+from conf.cli import launch, suggestions
+from conf.options import quoted
+from data.errors import DataError, as_started, printable, without_login
+from models.errors import ModelError
+
+USER_ERRORS = ConfigError, DataError, ModelError, errors.CheckpointError, errors.DistributedError, errors.TrainError
+# Places that cannot be used. Any other OSError is a bug until a check names it.
+UNUSABLE = (
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG, errno.ELOOP, errno.EISDIR,
+)  # fmt: skip
+BUG_EXIT_CODE, USAGE_EXIT_CODE = 1, 2
+OF_RUN_FOLDERS = ("hydra.run.", "hydra.sweep.", "hydra.output_subdir", "hydra.job.chdir")  # Hydra's keys
+LONGEST_SENTENCE = 2000  # characters; it may quote a file of any length
+
+
+def options_and_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The options, and Hydra's flags with their values, which Hydra wants behind the options."""
+    options, flags, waiting = list[str](), list[str](), list(arguments)
+    while waiting:
+        word = waiting.pop(0)
+        if not word.startswith("-"):
+            options.append(word)
+            continue
+        flags.append(word)
+        if word in suggestions.VALUED_FLAGS and waiting:
+            flags.append(waiting.pop(0))
+    return options, flags
+
+
+def prepare_arguments(arguments: Sequence[str], schema: type, command: str, bare: str = "") -> list[str]:
+    """The options of a program as Hydra composes them, and behind them Hydra's flags.
+
+    ``--config-dir <folder>``, bare words and what follows ``--`` become options; what launchers add
+    is dropped. ``bare`` is the option that a bare word of ``command`` sets; with "..." all of them,
+    as a list. Raises ConfigError for options of other programs and a multirun of several ranks.
+    """
+    # torch.distributed.launch adds the local rank, which is in the environment as well.
+    arguments = [word for word in arguments if not word.startswith(("--local-rank=", "--local_rank="))]
+    if "--" in arguments:
+        at = arguments.index("--")
+        arguments = [*arguments[:at], override("options", arguments[at + 1 :])]
+    options, flags = options_and_flags(arguments)
+    for flag in {"--config-dir", "-cd"}.intersection(flags):
+        at = flags.index(flag)
+        folder = Path(*flags[at + 1 : at + 2]).expanduser().absolute()
+        if len(flags) < at + 2 or not folder.is_dir():
+            raise ConfigError(f"{flag}: there is no folder {folder}. fix: {flag} <the folder above data/ or model/>")
+        options.append(override("hydra.searchpath", [f"file://{folder}"]))
+        del flags[at : at + 2]
+    if {"-m", "--multirun"}.intersection(flags) and launch.read_launch().world_size > 1:
+        raise ConfigError("-m cannot run under a launcher of several processes. fix: start each setting by itself")
+    refuse_what_hydra_would_take(options)
+    groups = "|".join(path.name for path in CONF_DIR.iterdir() if path.is_dir())
+    options = [re.sub(rf"^\+(?=({groups})=)", "", word) for word in options]  # each is in the defaults already
+    if sentence := suggestions.refusal([*options, *flags], schema, bool(bare)):
+        raise ConfigError(sentence)
+    if bare and not flags:
+        options = _with_bare_words(options, command, bare)
+    return [*options, *flags]
+
+
+def _with_bare_words(words: list[str], command: str, bare: str) -> list[str]:
+    given = [word for word in words if word[:1] not in "+~" and ("=" not in word or os.path.isdir(word))]
+    options = [word for word in words if word not in given]
+    key = bare.removesuffix("...")
+    if given:
+        return [*options, override(key, given if key != bare else " ".join(given))]
+    if key not in compose.keys_of(options):
+        example = as_started(f"python -m {command} <{key}>")
+        raise ConfigError(f"nothing to work on. fix: name a value, as in {example}")
+    return options
+
+
+def refuse_what_hydra_would_take(arguments: Sequence[str]) -> None:
+    """Raise ConfigError for words that Hydra accepts and that would not do what they say."""
+    for word in arguments:
+        key = word.partition("=")[0].lstrip("+~")
+        if key.startswith(OF_RUN_FOLDERS):
+            raise ConfigError(f"{key}: rank 0 makes the folders, not Hydra. fix: run_dir=<folder>, or out= of eval.py")
+        group, _, value = word.partition(".name=")
+        if group in ("loss", "optim") and (CONF_DIR / group / f"{value}.yaml").is_file():
+            raise ConfigError(f"{word} keeps the other values of {group}= as they are. fix: {group}={value}")
+        if word.endswith("=???"):
+            raise ConfigError(f"{word} is not a value. fix: give one, or leave it out")
+
+
+def override(key: str, value: Any) -> str:
+    """``key=value`` for Hydra, of a text, a path, a number, a bool, None or a list of these."""
+    return f"{key}={_typed(value)}"
+
+
+def _typed(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_typed, value))}]"
+    if value is None or isinstance(value, bool | int | float):
+        return "null" if value is None else str(value).lower()
+    return quoted(str(value))
+
+
+def print_error(error: BaseException, schema: type) -> int:
+    """Print a user's error as a sentence, a bug as a traceback, on one rank; return the exit code.
+
+    ``debug`` always prints the traceback. ``schema`` has the keys that the sentence may propose.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C ends the process at once
+        sentence, code = "stopped by a signal", 128 + signal.SIGINT
+    else:
+        error = launch.explain_lost_peer(error)
+        reason = in_one_sentence(error, schema)
+        sentence, code = f"error: {reason}", USAGE_EXIT_CODE if reason is not None else BUG_EXIT_CODE
+    if launch.claim_error():
+        if code == BUG_EXIT_CODE or "debug=true" in sys.argv:
+            print(without_login("".join(traceback.format_exception(error))), file=sys.stderr)
+        if code != BUG_EXIT_CODE:
+            if len(sentence) > LONGEST_SENTENCE:
+                sentence = f"{sentence[: LONGEST_SENTENCE // 2]} ... {sentence[-LONGEST_SENTENCE // 2 :]}"
+            sentence, fix, way_out = without_login(sentence).rpartition(" fix: ")
+            print(sentence + fix.replace(" ", "\n", 1) + way_out, file=sys.stderr, flush=True)
+    return code
+
+
+def in_one_sentence(error: BaseException, schema: type) -> str | None:
+    """The sentence for a user's error; None for a bug."""
+    if isinstance(error, USER_ERRORS):
+        # torch puts the traceback of a loader's process before its message.
+        return printable(str(error).rpartition(f"{type(error).__name__}: ")[2].strip())
+    if isinstance(error, suggestions.NOT_COMPOSED):
+        return suggestions.explain(error, schema)
+    if isinstance(error, OSError) and error.errno in UNUSABLE:
+        path = error.filename2 or error.filename or "a file"  # the error of a write has no path
+        return f"{printable(str(path))} cannot be used ({error.strerror}). fix: name another place, or free space"
+    return None

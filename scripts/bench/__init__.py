@@ -1,1 +1,0 @@
-"""Measurements of speed, as ratios between variants in one run: machines are shared and noisy."""

@@ -1,1 +1,0 @@
-"""A trained network in use: opened, called, its detections."""
