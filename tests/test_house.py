@@ -56,6 +56,13 @@ MAY_IMPORT = {  # of our own packages and programs, from the bottom up
     "conf": {"models", "data"},
     "train_utils": {"models", "data", "conf"},
 }
+OPENED = {  # what is above, imported in a function that needs it
+    "conf/cli/from_checkpoint.py": {
+        "train_utils.checkpoint.peek_config",
+        "train_utils.inference.open_checkpoint.read_facts",
+    },
+    "conf/cli/program.py": {"plugins.import_plugins"},
+}
 
 
 @pytest.mark.parametrize("part", MAY_IMPORT)
@@ -63,7 +70,8 @@ def test_packages_import_only_what_lies_below_them(part: str) -> None:
     of_hydra = {"hydra", "omegaconf"} if part != "conf" else set[str]()
     forbidden = {*FOLDERS, *ENTRY_POINTS, *of_hydra} - {part} - MAY_IMPORT[part]
     for path in sources(part):
-        wrong = [name for name in imported_names(path) if name.split(".")[0] in forbidden]
+        opened = OPENED.get(str(path.relative_to(REPOSITORY)), set())
+        wrong = [name for name in imported_names(path) if name.split(".")[0] in forbidden and name not in opened]
         assert not wrong, f"{path.relative_to(REPOSITORY)} imports {wrong}"
 
 

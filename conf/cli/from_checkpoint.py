@@ -1,7 +1,6 @@
 """What a command line leaves open: options of a checkpoint or an earlier run, published weights."""
 
 import os
-import pkgutil
 from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -133,7 +132,9 @@ def of_exported(options: dict[str, Any], file: str, named: Sequence[str], sectio
     detection = options[section] if section else options
     if options["device"] == "cuda" or detection["precision"] not in ("auto", "float32"):
         raise ConfigError(f"{file} runs on the CPU as it was exported. fix: leave out device and precision")
-    facts = pkgutil.resolve_name("train_utils.inference.open_checkpoint:read_facts")(Path(file))  # by name, as above
+    from train_utils.inference.open_checkpoint import read_facts  # imports torch
+
+    facts = read_facts(Path(file))
     facts |= facts["suppression"]
     taken = filled(detection, {key: facts[key] for key in OF_A_FILE if key in facts}, named, section)
     return {**options, **({section: taken} if section else taken), "device": "cpu"}
@@ -218,7 +219,8 @@ def config_of_checkpoint(path: str, named: Sequence[str]) -> dict[str, Any]:
         fix = f"fix: {darknet_options(path)} instead of ckpt="
         raise CheckpointError(f"{path} is not a checkpoint: ckpt takes run folders and their .pt files. {fix}")
     run_files.find_checkpoint(Path(path), "best")  # a wrong path costs no import of torch
-    peek_config = pkgutil.resolve_name("train_utils.checkpoint:peek_config")  # by name: conf imports no train_utils
+    from train_utils.checkpoint import peek_config  # imports torch
+
     saved = checked_config(peek_config(Path(path)), path)
     ask_for_plugins(saved, f"ckpt={path}", named)
     return saved

@@ -54,7 +54,9 @@ class Program:
         """Import the plugins that the composed ``options`` name, then fill in the options."""
         plugins = options.get("plugins", [])
         if plugins or "plugins" in sys.modules:  # otherwise there is nothing to do, and this imports torch
-            pkgutil.resolve_name("plugins:import_plugins")(plugins)
+            from plugins import import_plugins
+
+            import_plugins(plugins)
         refuse_unread(self.command, options, named)
         if self.fill_in is not None:
             options = self.fill_in(options, named)
