@@ -12,12 +12,11 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from conf import ConfigError, launch, run_files
-from conf.compose import check_values, from_dictionary, plain, to_dictionary, values_of_choice
+from conf import CONF_DIR, ConfigError, launch, run_files
+from conf.compose import NOT_COMPOSED, check_values, explain, from_dictionary, plain, to_dictionary, values_of_choice
 from conf.errors import CheckpointError
-from conf.options import MAY_CHANGE, OF_THE_MACHINE, changed_values, is_covered
+from conf.options import MAY_CHANGE, OF_THE_MACHINE, changed_values, is_covered, option
 from conf.schema import TrainConfig
-from conf.suggestions import NOT_COMPOSED, darknet_options, explain
 from conf.train_options import is_image_size
 from data import DataError, layouts, remote
 from data.remote import Place
@@ -357,3 +356,11 @@ def fetch_weights(entry: Published) -> Path:
         path.unlink()
         raise DataError(f"{entry.url} is damaged, or another file. fix: run the command again")
     return path
+
+
+def darknet_options(path: str) -> str:
+    """The options for both files of a Darknet network, given one; a .cfg of the zoo by its name."""
+    stem = os.path.splitext(os.path.expanduser(path))[0]
+    zoo = os.path.basename(stem)
+    cfg = zoo if (CONF_DIR / "model" / f"{zoo}.yaml").exists() else f"{stem}.cfg"
+    return f"{option('model.cfg', cfg)} {option('model.weights', f'{stem}.weights')}"

@@ -292,8 +292,8 @@ def in_one_sentence(error: BaseException, schema: type) -> str | None:
     if isinstance(error, USER_ERRORS):
         # torch puts the traceback of a loader's process before its message.
         return printable(str(error).rpartition(f"{type(error).__name__}: ")[2].strip())
-    if isinstance(error, suggestions.NOT_COMPOSED):
-        return suggestions.explain(error, schema)
+    if isinstance(error, compose.NOT_COMPOSED):
+        return compose.explain(error, schema)
     if isinstance(error, OSError) and error.errno in UNUSABLE:
         path = error.filename2 or error.filename or "a file"  # the error of a write has no path
         return f"{printable(str(path))} cannot be used ({error.strerror}). fix: name another place, or free space"

@@ -194,7 +194,7 @@ PLACES: dict[str, Callable[[Path], Any]] = {
 def option_cases() -> Iterator[Case]:
     """Every option of every program with each of VALUES."""
     from conf.run import PROGRAMS
-    from conf.suggestions import kinds_of
+    from conf.schema import kinds_of
 
     bases = {
         "train": [*TRAIN, *COCO], "eval": [*EVAL, CKPT], "predict": [*PREDICT, CKPT], "export": [*EXPORT, CKPT],
