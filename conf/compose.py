@@ -7,26 +7,30 @@ only and refers to nothing.
 """
 
 import operator
+import os
 import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
 import hydra
+import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
+from hydra.errors import HydraException, OverrideParseException
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from conf import CONF_DIR, ConfigError
-from conf.cli import suggestions
-from conf.options import flat
-from conf.schema import CHOICES
+from conf import CONF_DIR, ConfigError, suggestions
+from conf.options import choices_of, flat, is_path
+from conf.schema import CHOICES, kinds_of
 from conf.train_options import SIZE, is_image_size
 from data import DataConfig, errors, layouts
 from data.recognise import recognise
@@ -35,6 +39,7 @@ Config = TypeVar("Config")
 Complete = Callable[[dict[str, Any], Sequence[str]], dict[str, Any]]
 
 LARGEST_NUMBER = {int: 2**53, float: 3.4e38}  # what float64 and float32 hold, so that torch and NumPy agree
+NOT_COMPOSED = HydraException, OmegaConfBaseException, yaml.YAMLError  # the errors for explain()
 LIMITS = {"gt": (">", operator.gt), "ge": (">=", operator.ge), "lt": ("<", operator.lt), "le": ("<=", operator.le)}
 _COMPOSING = threading.Lock()  # Hydra's state is global, and several threads may compose
 
@@ -77,8 +82,8 @@ def to_plain(
         tree: Any = OmegaConf.to_container(cfg, resolve=True)
         options = _drop_missing(tree)
         return from_dictionary(complete(options, named) if complete is not None else options, schema)
-    except suggestions.NOT_COMPOSED as error:
-        raise ConfigError(suggestions.explain(error, schema)) from error
+    except NOT_COMPOSED as error:
+        raise ConfigError(explain(error, schema)) from error
     except ValueError as error:  # raised by a section's __post_init__, which names the key
         raise ConfigError(str(error)) from error
 
@@ -174,8 +179,8 @@ def _composed(name: str, schema: type, overrides: Sequence[str]) -> DictConfig:
 
 def explained(error: Exception, schema: type, overrides: Sequence[str]) -> Exception:
     """What Hydra raised while it composed ``overrides`` as a ConfigError, or the error itself."""
-    if isinstance(error, suggestions.NOT_COMPOSED):
-        return ConfigError(suggestions.explain(error, schema))
+    if isinstance(error, NOT_COMPOSED):
+        return ConfigError(explain(error, schema))
     if isinstance(error, ConfigError | errors.DataError):
         return error
     if isinstance(error, TypeError | ValueError | RecursionError):  # for a list, or a file that is not text
@@ -189,6 +194,37 @@ def explained(error: Exception, schema: type, overrides: Sequence[str]) -> Excep
             fix = "fix: leave out what would change the training, such as its data"
         return ConfigError(f"{typed}: a section is null here. {fix}")
     return error
+
+
+def explain(error: Exception, schema: Any) -> str:
+    """The error of Hydra or OmegaConf in one sentence."""
+    text = str(error)
+    if isinstance(error, OverrideParseException):
+        key = (error.override or "").partition("=")[0] or "key"
+        return f"cannot read the option {error.override}. fix: quote signs, brackets and letters, as '{key}=\"é (1)\"'"
+    if unknown := re.search(r"Could not override '([^']+)'|^Key '([^']+)' not in", text):
+        key = str(getattr(error, "full_key", None) or unknown[1] or unknown[2])
+        if key in (kinds := kinds_of(schema)):  # that of another choice
+            return f"{key} is not an option of the {key.partition('.')[0]}= that is chosen. fix: leave it out"
+        return suggestions.answer([(f"{key}=", key, "")], kinds)
+    if choice := re.search(r"Could not (?:find|load) '((?:hydra/)?[^/]+)/(.+)'\.?$", text, flags=re.MULTILINE):
+        group, name = choice.groups()
+        if group in ("data", "experiment") and is_path(name):
+            known = layouts.SET_KINDS if group == "data" else "a YAML file"
+            return f"{group}={name}: there is no {os.path.expanduser(name)}. fix: a name, or the path of {known}"
+        listed = re.findall(r"^\t(?!base$)(\S+)$", text, flags=re.MULTILINE)  # not if the choice is one of several
+        choices = listed or choices_of(group)
+        near = get_close_matches(name.lower(), choices, n=1) if len(name) > 3 else []
+        hint = f"did you mean {group}={near[0]}? " if near else ""
+        return f"no choice {group}={name}; {hint}there are: {', '.join(choices)}"
+    details = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
+    full_key, first_line = getattr(details, "full_key", None), str(details).partition("\n")[0]
+    if not full_key:
+        return " ".join(text.split())
+    if "missing mandatory value" in first_line.lower():
+        return f"{full_key} has no value. fix: give {full_key}=... on the command line or in a YAML file"
+    brackets = f" fix: brackets, as in {full_key}=[a,b]" if "ListConfig" in first_line else ""
+    return f"{full_key}: {first_line}{brackets}"
 
 
 def _with_sections(schema: type) -> DictConfig:
@@ -240,7 +276,7 @@ class _FileChoices(ConfigSource):
         path = Path(word).expanduser()
         if group == "experiment":
             return path.suffix.lower() in layouts.YAML_SUFFIXES and path.is_file()
-        return group == "data" and suggestions.is_path(word) and path.exists()
+        return group == "data" and is_path(word) and path.exists()
 
     def is_group(self, config_path: str) -> bool:
         return False

@@ -1,11 +1,12 @@
 """Compare two configurations, list what a resume may change, put options and types in words."""
 
+import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
-from conf import ConfigError
+from conf import CONF_DIR, ConfigError
 
 WORDS_OF_TYPES = {str: "text", int: "integer", float: "number", bool: "true or false", Any: "any", type(None): "null"}
 # Options, or sections, of the machine: a requeued job with others still finds its run.
@@ -114,3 +115,13 @@ def kind_in_words(kind: Any) -> str:
     if members := getattr(kind, "__members__", None):
         return ", ".join(members)
     return WORDS_OF_TYPES.get(kind) or str(kind.__name__)
+
+
+def choices_of(group: str) -> list[str]:
+    """The choices of a group; empty unless conf/ has the group."""
+    return sorted(file.stem for file in (CONF_DIR / group).glob("*.yaml") if file.stem != "base")
+
+
+def is_path(word: str) -> bool:
+    """Whether a choice looks like a path."""
+    return "/" in word or bool(os.path.splitext(word)[1])

@@ -5,10 +5,11 @@ sections stand in data/config.py, models/config.py and conf/train_options.py, an
 them together. conf/compose.py checks the limits of numbers. None of these imports torch.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from enum import StrEnum
+from functools import cache
 from pathlib import PurePath
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args, get_type_hints
 
 from msgspec import Meta
 
@@ -302,3 +303,19 @@ class TuneConfig:
     seed: Seed  # of the search; that of the trainings is train.seed
     options: list[str]  # of train.py, in every trial: what follows --
     debug: bool  # also show the tracebacks of user errors
+
+
+def section_of(kind: Any) -> type | None:
+    """The dataclass in a type hint such as ``DataConfig | None``; None for that of an option."""
+    return next((part for part in (kind, *get_args(kind)) if isinstance(part, type) and is_dataclass(part)), None)
+
+
+@cache
+def kinds_of(schema: Any, prefix: str = "") -> dict[str, Any]:
+    """The type of every key of a command line, with the keys of all choices."""
+    kinds: dict[str, Any] = {}
+    for name, kind in get_type_hints(schema).items():
+        kinds.setdefault(prefix + name, kind)
+        for part in CHOICES.get(prefix + name, {}).values() or filter(None, [section_of(kind)]):
+            kinds = kinds_of(part, f"{prefix}{name}.") | kinds
+    return kinds

@@ -109,7 +109,7 @@ def groups_composed_once() -> Iterator[None]:
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     from conf import CONF_DIR, compose
-    from conf.cli import suggestions
+    from conf.options import is_path
 
     original, trees = compose._composed, dict[tuple[object, ...], object]()
     groups = {path.name for path in CONF_DIR.iterdir() if path.is_dir()}
@@ -117,7 +117,7 @@ def groups_composed_once() -> Iterator[None]:
     def composed(name: str, schema: type, overrides: list[str]) -> object:
         choices = [word for word in overrides if word.partition("=")[0] in groups]
         values = [word for word in overrides if word not in choices]
-        of_files = any(suggestions.is_path(word.partition("=")[2]) for word in choices)
+        of_files = any(is_path(word.partition("=")[2]) for word in choices)
         if of_files or not all(re.match(r"(?!hydra)[a-z]\w*(\.\w+)*=", word) for word in overrides):
             return original(name, schema, overrides)
         key = (name, schema, *choices)

@@ -23,8 +23,8 @@ from torch.distributed.run import get_args_parser
 from conf import REPOSITORY
 from conf.cli.command_line import override
 from conf.cli.program import PROGRAMS, prepare_arguments
-from conf.cli.suggestions import kinds_of
 from conf.compose import compose, defaults, keys_of
+from conf.schema import kinds_of
 from data.errors import word_of
 from export import export
 from predict import Detector

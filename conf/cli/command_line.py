@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from conf import CONF_DIR, ConfigError, compose, errors
-from conf.cli import launch, suggestions
+from conf import CONF_DIR, ConfigError, compose, errors, suggestions
+from conf.cli import launch
 from conf.options import quoted
 from data.errors import DataError, as_started, printable, without_login
 from models.errors import ModelError
@@ -35,7 +35,7 @@ def options_and_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
             options.append(word)
             continue
         flags.append(word)
-        if word in suggestions.VALUED_FLAGS and waiting:
+        if word in (*suggestions.VALUED_FLAGS, "--cfg", "-c") and waiting:
             flags.append(waiting.pop(0))
     return options, flags
 
@@ -138,8 +138,8 @@ def in_one_sentence(error: BaseException, schema: type) -> str | None:
     if isinstance(error, USER_ERRORS):
         # torch puts the traceback of a loader's process before its message.
         return printable(str(error).rpartition(f"{type(error).__name__}: ")[2].strip())
-    if isinstance(error, suggestions.NOT_COMPOSED):
-        return suggestions.explain(error, schema)
+    if isinstance(error, compose.NOT_COMPOSED):
+        return compose.explain(error, schema)
     if isinstance(error, OSError) and error.errno in UNUSABLE:
         path = error.filename2 or error.filename or "a file"  # the error of a write has no path
         return f"{printable(str(path))} cannot be used ({error.strerror}). fix: name another place, or free space"

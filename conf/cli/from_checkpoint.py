@@ -8,12 +8,11 @@ from typing import Any, get_type_hints
 
 from omegaconf import OmegaConf
 
-from conf import ConfigError
+from conf import CONF_DIR, ConfigError
 from conf.cli import run_files
-from conf.cli.suggestions import darknet_options
 from conf.compose import check_values, plain, values_of_choice
 from conf.errors import CheckpointError
-from conf.options import NO_SCORE, filled, flat, is_covered
+from conf.options import NO_SCORE, filled, flat, is_covered, option
 from conf.schema import TrainConfig
 from conf.train_options import is_image_size
 from data import DataError, layouts, remote
@@ -253,3 +252,11 @@ def read_config(folder: Place, key: str = "resume=") -> dict[str, Any]:
     if "train" not in checked_config(saved, str(path)) or "name" not in saved.get("data", {}):
         raise ConfigError(f"{path} is incomplete. fix: a copy of it, or a new run")
     return saved
+
+
+def darknet_options(path: str) -> str:
+    """The options for both files of a Darknet network, given one; a .cfg of the zoo by its name."""
+    stem = os.path.splitext(os.path.expanduser(path))[0]
+    zoo = os.path.basename(stem)
+    cfg = zoo if (CONF_DIR / "model" / f"{zoo}.yaml").exists() else f"{stem}.cfg"
+    return f"{option('model.cfg', cfg)} {option('model.weights', f'{stem}.weights')}"

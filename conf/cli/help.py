@@ -18,9 +18,8 @@ from importlib.metadata import version
 from typing import Any, NamedTuple, get_type_hints
 
 from conf import CONF_DIR, REPOSITORY, compose
-from conf.cli import suggestions
-from conf.options import kind_in_words
-from conf.schema import CHOICES
+from conf.options import choices_of, kind_in_words
+from conf.schema import CHOICES, section_of
 from data.errors import as_started, word_of
 
 PACKAGES = ("torch", "torchvision", "hydra-core", "numpy", "opencv-python-headless", "pycocotools")
@@ -67,9 +66,7 @@ def help_page(name: str, command: str, schema: type, arguments: Sequence[str]) -
         return textwrap.fill(right, width, initial_indent=f"  {left:<30}  ", subsequent_indent=" " * 34)
 
     parts = [docstring_of(command)]
-    rows = [
-        row(group, ", ".join(choices)) for group in get_type_hints(schema) if (choices := suggestions.choices_of(group))
-    ]
+    rows = [row(group, ", ".join(choices)) for group in get_type_hints(schema) if (choices := choices_of(group))]
     rows += [row(*about) for about in experiments()] if name == "train" else []
     parts += ["\nGroups, typed as group=choice; data and experiment take paths, too", *rows] if rows else []
     values = compose.defaults(name, schema, [word for word in arguments if "=" in word])
@@ -82,7 +79,7 @@ def help_page(name: str, command: str, schema: type, arguments: Sequence[str]) -
 
 def experiments() -> list[tuple[str, str]]:
     """Each choice of ``experiment`` with the first sentence of its file."""
-    files = [(name, CONF_DIR / "experiment" / f"{name}.yaml") for name in suggestions.choices_of("experiment")]
+    files = [(name, CONF_DIR / "experiment" / f"{name}.yaml") for name in choices_of("experiment")]
     texts = {name: re.sub("(^|\n)# ", " ", file.read_text(encoding="utf-8")) for name, file in files}
     return [
         (f"experiment={name}", re.split(r"(?<=\.)\s", text.split("_global_ ")[1])[0]) for name, text in texts.items()
@@ -131,7 +128,7 @@ def own_version() -> str:
 def sections(schema: type, values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[type, list[Option]]]:
     """Each section with its options; a section with choices is the chosen one."""
     kinds, meanings = get_type_hints(schema), meanings_of(schema)
-    parts = {name: suggestions.section_of(kind) for name, kind in kinds.items()}
+    parts = {name: section_of(kind) for name, kind in kinds.items()}
     options = [
         Option(f"{prefix}{name}", kind_in_words(kinds[name]), as_typed(values.get(name, "???")), meanings.get(name, ""))
         for name, part in parts.items()

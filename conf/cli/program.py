@@ -20,8 +20,8 @@ from typing import Any, NoReturn, TypeVar
 
 import hydra
 
-from conf import CONF_DIR, REPOSITORY, ConfigError, compose, schema
-from conf.cli import command_line, from_checkpoint, help, launch, resume, suggestions
+from conf import CONF_DIR, REPOSITORY, ConfigError, compose, schema, suggestions
+from conf.cli import command_line, from_checkpoint, help, launch, resume
 from conf.compose import Config
 from conf.options import refuse_unread
 from data.errors import as_started, word_of

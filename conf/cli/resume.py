@@ -11,8 +11,7 @@ from omegaconf import OmegaConf
 from conf import ConfigError
 from conf.cli import launch, run_files
 from conf.cli.from_checkpoint import ask_for_plugins, checked_config, index_dir_of, read_config, with_full_names
-from conf.cli.suggestions import NOT_COMPOSED, explain
-from conf.compose import from_dictionary, plain, to_dictionary
+from conf.compose import NOT_COMPOSED, explain, from_dictionary, plain, to_dictionary
 from conf.options import MAY_CHANGE, OF_THE_MACHINE, changed_values, is_covered
 from conf.schema import TrainConfig
 from data import remote

@@ -12,9 +12,8 @@ from omegaconf import OmegaConf
 
 from conf import CONF_DIR, ConfigError
 from conf.cli.program import PROGRAMS, start
-from conf.cli.suggestions import kinds_of
 from conf.compose import compose, defaults, from_dictionary, to_dictionary, to_plain, to_yaml
-from conf.schema import TrainConfig
+from conf.schema import TrainConfig, kinds_of
 
 Program = Callable[..., str]
 
@@ -72,7 +71,7 @@ SHAPES = [
             "data=coco resume=x data.shapes.image_size=64",
             "a section is null here. fix: leave out what would change the training",
         ),
-        ("data.root=a=b", 'data.root="a=b"'),
+        ("data.root=a=b", "cannot read the option data.root=a=b. fix: quote "),
         ("run_dir=/proc/nothing", "cannot be written"),
         ("train.batch_size=9 train.micro_batch_size=2", "train.micro_batch_size=2 must divide"),
         ("train.batch_size=64", "fewer than train.batch_size=64"),

@@ -65,7 +65,7 @@ CASES = {  # options and what stderr says; for None stdout has the answer
     "tune": {
         "--help": None,
         "-- data=bcd optim.lr=1,2": "no choice data=bcd",
-        "-- optim.rl=1,2": "optim.rl is not an option here",
+        "-- optim.rl=1,2": "optim.rl= is not an option here",
         "-- data=bccd optim.lr=interval(-1,1)": "optim.lr must be > 0",
         "-- data=bccd optim.lr=1": "nothing to search",
     },

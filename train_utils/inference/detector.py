@@ -15,8 +15,8 @@ import PIL.Image
 import PIL.ImageShow
 import torch
 
-from conf import ConfigError, compose, errors
-from conf.cli import command_line, program, suggestions
+from conf import ConfigError, compose, errors, suggestions
+from conf.cli import command_line, program
 from conf.schema import DetectConfig
 from conf.train_options import EvalPrecision, require
 from data import DataError, Exif, OnBadFile, cut_at_edges
