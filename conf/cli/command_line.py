@@ -52,6 +52,10 @@ def prepare_arguments(arguments: Sequence[str], schema: type, command: str, bare
     if "--" in arguments:
         at = arguments.index("--")
         arguments = [*arguments[:at], override("options", arguments[at + 1 :])]
+    groups = "|".join(path.name for path in CONF_DIR.iterdir() if path.is_dir())
+    arguments = [re.sub(rf"^\+(?=({groups})=)", "", word) for word in arguments]  # each is in the defaults already
+    if sentence := suggestions.refusal(arguments, schema, bool(bare)):
+        raise ConfigError(sentence)
     options, flags = options_and_flags(arguments)
     for flag in {"--config-dir", "-cd"}.intersection(flags):
         at = flags.index(flag)
@@ -63,10 +67,6 @@ def prepare_arguments(arguments: Sequence[str], schema: type, command: str, bare
     if {"-m", "--multirun"}.intersection(flags) and launch.read_launch().world_size > 1:
         raise ConfigError("-m cannot run under a launcher of several processes. fix: start each setting by itself")
     refuse_what_hydra_would_take(options)
-    groups = "|".join(path.name for path in CONF_DIR.iterdir() if path.is_dir())
-    options = [re.sub(rf"^\+(?=({groups})=)", "", word) for word in options]  # each is in the defaults already
-    if sentence := suggestions.refusal([*options, *flags], schema, bool(bare)):
-        raise ConfigError(sentence)
     if bare and not flags:
         options = _with_bare_words(options, command, bare)
     return [*options, *flags]
