@@ -4,8 +4,9 @@ import json
 import mmap
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,27 @@ RARE_WORDS = {"dev": "val", "devel": "val", "eval": "val", "holdout": "test"}  #
 TWINS = [pair for word in ("val", "valid", "validation", "dev") for pair in (("train", word), (word, "train"))]
 TRAINING_LISTS = ("trainval", "default")  # the latter is CVAT's
 COCO_KEYS = (b'"images"', b'"annotations"', b'"categories"')
-Folders = Mapping[str, Mapping[str, Sequence[str]]]  # by suffix, the folders with such files and the names
+
+
+@dataclass(frozen=True)
+class Tree:
+    """What a folder holds: by suffix, or "image", the folders with such files and their names."""
+
+    top: Path
+    names: Mapping[str, Mapping[str, Sequence[str]]]
+
+    def folders(self, kind: str) -> list[str]:
+        """The folders with files of a kind, relative to ``top``."""
+        return list(self.names.get(kind, ()))
+
+    def files(self, kind: str) -> list[str]:
+        """The files of a kind, relative to ``top``."""
+        places = self.names.get(kind, {})
+        return [os.path.normpath(f"{place}/{name}") for place, names in places.items() for name in names]
+
+    def stems(self, kind: str) -> set[str]:
+        """The names of the files of a kind without their suffixes."""
+        return {Path(file).stem for file in self.files(kind)}
 
 
 def recognise(place: Path) -> dict[str, Any]:
@@ -35,8 +56,8 @@ def recognise(place: Path) -> dict[str, Any]:
     if set_file is not None and layouts.is_set_file(set_file):
         result = {"format": "yolo", "root": str(set_file)}
     elif place.is_dir():
-        folders = _folders_with(place, {".json", ".xml", ".txt", *layouts.IMAGE_SUFFIXES})
-        result = _of_folder_of_jsons(place, folders) or _of_xmls(place, folders) or _of_label_files(place, folders)
+        tree = _tree_of(place, {".json", ".xml", ".txt", *layouts.IMAGE_SUFFIXES})
+        result = _coco(tree) or _voc(tree) or _label_files(tree)
     elif place.suffix.lower() == ".json":
         result = _of_jsons(place, _twin_of(place), ())
     if result is None:
@@ -49,17 +70,92 @@ def recognise(place: Path) -> dict[str, Any]:
     return {"name": folder.name if root.is_dir() or root.name in layouts.USUAL_NAMES else root.stem, **result}
 
 
-def _folders_with(top: Path, suffixes: Set[str]) -> Folders:
-    """By suffix: the folders from ``top`` down with such files, relative to it, and the names."""
+def _tree_of(top: Path, suffixes: Set[str]) -> Tree:
+    """All files with ``suffixes`` from ``top`` down."""
     from data import io  # which imports numpy: --help needs none
 
-    found: dict[str, dict[str, list[str]]] = {}
-    paths = (os.path.split(os.path.relpath(path, top)) for path in io.files_below(top, suffixes))
-    for parent, name in sorted(paths):
+    names: dict[str, dict[str, list[str]]] = {}
+    for parent, name in sorted(os.path.split(os.path.relpath(path, top)) for path in io.files_below(top, suffixes)):
         suffix = os.path.splitext(name)[1].lower()
         kind = "image" if suffix in layouts.IMAGE_SUFFIXES else suffix
-        found.setdefault(kind, {}).setdefault(parent or ".", []).append(name)
-    return found
+        names.setdefault(kind, {}).setdefault(parent or ".", []).append(name)
+    return Tree(top, names)
+
+
+def _coco(tree: Tree) -> dict[str, Any] | None:
+    """Folders with COCO jsons; if some are called instances, those alone.
+
+    annotations/instances_train.json, annotations/instances_val.json, train/1.jpg, val/2.jpg
+    train/_annotations.coco.json, train/1.jpg, valid/_annotations.coco.json, valid/2.jpg
+    """
+    files = tree.files(".json")
+    called = [file for file in files if "instances" in os.path.basename(file)]
+    by_split: dict[str | None, list[Path]] = {}
+    for file in called or [file for file in files if _is_coco(tree.top / file)]:
+        by_split.setdefault(_split_in(file), []).append(tree.top / file)
+    if not by_split:
+        return None
+    chosen = next(by_split[split] for split in ("train", None, "val", "test") if split in by_split)
+    twins = by_split.get("val", chosen)
+    twin = _twin_of(chosen[0])
+    if twin in twins:
+        twins = [twin]
+    for several in (chosen, twins):
+        if len(several) > 1:
+            listed = ", ".join(os.path.relpath(path, tree.top) for path in several)
+            raise DataError(f"{tree.top} holds several COCO jsons for one split: {listed}. fix: data=<one of them>")
+    folders = {place for name in tree.folders("image") for place in (Path(name), *Path(name).parents)}
+    return _of_jsons(chosen[0], twins[0], [tree.top / folder for folder in sorted(folders)])
+
+
+def _voc(tree: Tree) -> dict[str, Any] | None:
+    """Pascal VOC's xml files, wherever they and their images lie.
+
+    Annotations/1.xml, JPEGImages/1.jpg, ImageSets/Main/train.txt, ImageSets/Main/val.txt
+    train/1.xml, train/1.jpg, valid/2.xml, valid/2.jpg
+    """
+    classes = _classes_of(tree)
+    if not classes:
+        return None
+    images, both = os.path.commonpath(tree.folders("image") or ["."]), ("train", "val")
+    if roots := _lists_by_root(tree):
+        splits = {
+            split: _split([lists.get(split, lists["train"]) for lists in roots.values()], [*roots]) for split in both
+        }
+    elif of_xmls := _splits_of(tree.folders(".xml")):
+        of_images = _splits_of(tree.folders("image")) or of_xmls
+        splits = {
+            split: _split(xmls, places if len(places) == len(xmls) else images)
+            for split, xmls, places in zip(both, of_xmls, of_images, strict=True)
+        }
+    elif _splits_of(tree.folders("image")):
+        fix = "fix: move them into such folders"
+        raise DataError(f"{tree.top}: the images lie in folders of splits, and the xml files do not. {fix}")
+    else:
+        splits = dict.fromkeys(both, _split(os.path.commonpath(tree.folders(".xml")), images))
+    return {"format": "voc", "root": str(tree.top), "names": classes, **splits}
+
+
+def _label_files(tree: Tree) -> dict[str, Any] | None:
+    """Images and label files without a data.yaml, wherever they are.
+
+    images/train/1.jpg, labels/train/1.txt, images/val/2.jpg, labels/val/2.txt, classes.txt
+    obj_train_data/1.jpg, obj_train_data/1.txt, obj.names, train.txt
+    """
+    folders = tree.folders("image")
+    if tree.stems("image").isdisjoint(tree.stems(".txt")):
+        return None
+    around = dict.fromkeys([".", *folders, *tree.folders(".txt")])
+    places = [os.path.normpath(f"{place}/{name}") for place in around for name in layouts.CLASS_FILES]
+    files = [place for place in places if (tree.top / place).is_file()]
+    for file in files[1:]:  # labelImg writes one into each folder of labels
+        if layouts.read_names(tree.top / file) != layouts.read_names(tree.top / files[0]):
+            raise DataError(f"{tree.top}: {files[0]} and {file} differ. fix: make them agree, or delete one")
+    train, val = _splits_of(folders) or [[os.path.commonpath(folders)]] * 2
+    for lists in list(_lists(tree, "image").values())[:1]:
+        train, val = [lists["train"]], [lists.get("val", lists["train"])]
+    names = files[0] if files else None
+    return {"format": "yolo", "root": str(tree.top), "names": names, "train": _split(train), "val": _split(val)}
 
 
 def _split_in(path: str, words_of: Sequence[Mapping[str, str]] = (SPLIT_WORDS, RARE_WORDS)) -> str | None:
@@ -69,54 +165,46 @@ def _split_in(path: str, words_of: Sequence[Mapping[str, str]] = (SPLIT_WORDS, R
     return next((known[word] for known in words_of for word in words if word in known), None)
 
 
-def _splits_of(folders: Iterable[str]) -> tuple[list[str], list[str]] | None:
+def _splits_of(folders: Sequence[str]) -> tuple[list[str], list[str]] | None:
     """The folders of training and validation images, if some are called so; tests are left out.
 
     Without any for training, those that are called nothing are, or those for validation; without
     any for validation, both are those of training. Raises ``DataError`` if others lie below these.
     """
-    tops: dict[str | None, dict[str, None]] = {}
-    folders = list(folders)
     shared = len(Path(os.path.commonpath(folders or ["."])).parts)  # of all: training_data/train, training_data/test
-    if not {_split_in("/".join(folder.split("/")[shared:])) for folder in folders} & {"train", "val"}:
+    if not {_split_below(folder, shared) for folder in folders} & {"train", "val"}:
         shared = 0
+    tops: dict[str | None, list[str]] = {}
     for folder in folders:
-        parts = folder.split("/")
-        depths = range(shared + 1, len(parts))
-        depth = next((depth for depth in depths if _split_in(parts[depth - 1])), len(parts))
-        top = "/".join(parts[:depth])
-        of_split = tops.setdefault(_split_in("/".join(parts[shared:depth])), {})
-        if of_split.keys().isdisjoint([".", *("/".join(parts[:length]) for length in range(depth))]):
-            of_split[top] = None
+        top = _folder_of_split(folder, shared)
+        of_split = tops.setdefault(_split_below(top, shared), [])
+        if not any(_is_below(top, other) for other in of_split):
+            of_split.append(top)
     if tops.keys() in (set(), {None}, {"train", None}, {"val"}, {"test"}):
         return None
-    train = next((tops[split] for split in ("train", None, "val") if split in tops), {})
-    others = (other for split in ("val", "test") for other in tops.get(split, ()) if other not in train)
-    if below := next(((other, top) for other in others for top in train if _is_below(other, top)), None):
-        raise DataError(f"the images in {below[1]} lie above those in {below[0]}. fix: move them to a folder train")
-    return list(train), list(tops.get("val", train))
+    train = next((tops[split] for split in ("train", None, "val") if split in tops), [])
+    for other in [*tops.get("val", ()), *tops.get("test", ())]:
+        for top in train:
+            if other not in train and _is_below(other, top):
+                raise DataError(f"the images in {top} lie above those in {other}. fix: move them to a folder train")
+    return train, tops.get("val", train)
+
+
+def _split_below(folder: str, shared: int) -> str | None:
+    return _split_in("/".join(folder.split("/")[shared:]))
+
+
+def _folder_of_split(folder: str, shared: int) -> str:
+    """The folder of a whole split around a folder, as train of train/images/cats, else itself."""
+    parts = folder.split("/")
+    for depth in range(shared + 1, len(parts)):
+        if _split_in(parts[depth - 1]):
+            return "/".join(parts[:depth])
+    return folder
 
 
 def _is_below(path: str, folder: str) -> bool:
     return folder == "." or f"{path}/".startswith(f"{folder}/")
-
-
-def _of_folder_of_jsons(folder: Path, folders: Folders) -> dict[str, Any] | None:
-    """The options for a folder with COCO jsons; if some are called instances, with those alone."""
-    paths = [folder / place / name for place, names in folders.get(".json", {}).items() for name in names]
-    by_split: dict[str | None, list[Path]] = {}
-    called = [path for path in paths if "instances" in path.name]
-    for path in called or filter(_is_coco, paths):
-        by_split.setdefault(_split_in(str(path.relative_to(folder))), []).append(path)
-    if not by_split:
-        return None
-    chosen = next(by_split[split] for split in ("train", None, "val", "test") if split in by_split)
-    twins = by_split.get("val", chosen)
-    twins = [twin] if (twin := _twin_of(chosen[0])) in twins else twins
-    for several in (paths for paths in (chosen, twins) if len(paths) > 1):
-        listed = ", ".join(str(path.relative_to(folder)) for path in several)
-        raise DataError(f"{folder} holds several COCO jsons for one split: {listed}. fix: data=<one of them>")
-    return _of_jsons(chosen[0], twins[0], _with_parents(folder, folders.get("image", ())))
 
 
 def _is_coco(path: Path) -> bool:
@@ -136,21 +224,17 @@ def _twin_of(path: Path) -> Path:
     return path
 
 
-def _with_parents(top: Path, folders: Iterable[str]) -> list[Path]:
-    """Folders relative to ``top`` and all between, as absolute paths."""
-    places = {place for name in folders for place in (Path(name), *Path(name).parents)}
-    return [top / place for place in sorted(places)]
-
-
 def _of_jsons(path: Path, twin: Path, folders: Sequence[Path]) -> dict[str, Any]:
     """The options for one or two COCO jsons with images at a usual place or in ``folders``."""
     jsons = {"train": path, "val": twin}
     if _split_in(f"{path.parent.name}/{path.name}") == "val" and path != twin:
         jsons = {"train": twin, "val": path}
-    images = {split: _images_of(json_path, folders) for split, json_path in jsons.items()}
-    root = os.path.commonpath([*(json_path.parent for json_path in jsons.values()), *images.values()])
-    paths = {split: [os.path.relpath(place[split], root) for place in (jsons, images)] for split in jsons}
-    return {"format": "coco", "root": root, "on_error": "clip", **{split: _split(*paths[split]) for split in jsons}}
+    images = {split: _images_of(jsons[split], folders) for split in jsons}
+    root = os.path.commonpath([path.parent, twin.parent, *images.values()])
+    splits = {
+        split: _split(os.path.relpath(jsons[split], root), os.path.relpath(images[split], root)) for split in jsons
+    }
+    return {"format": "coco", "root": root, "on_error": "clip", **splits}
 
 
 def _images_of(path: Path, others: Sequence[Path]) -> Path:
@@ -162,114 +246,91 @@ def _images_of(path: Path, others: Sequence[Path]) -> Path:
         names = _file_names_in(path, layouts.COMPARED_NAMES)
     except ValueError:  # a broken name: reading the whole file says more
         return path.parent
-    word = path.stem.rpartition("_")[2]  # instances_train2017: train2017
-    split = word.rstrip("0123456789")
-    words = ("", word, split, f"{split}2017")
-    below = (*words, *(f"images/{word}" for word in words))
-    places = [folder / place for folder in (path.parent, path.parent.parent) for place in below]
-    places += others
-    own = _split_in(f"{path.parent.name}/{path.name}")
-    of_split = [_split_in(os.path.relpath(place, path.parent.parent)) for place in places]
-    likely = [3 if split == own else {None: 2, "train": 1}.get(split, 0) for split in of_split]
-    for dropped in range(max((name.count("/") for name in names), default=0) + 1):  # folders that are not here
+    places = [*_usual_places(path), *others]
+    deepest = max((name.count("/") for name in names), default=0)
+    for dropped in range(deepest + 1):  # folders that are not here
         called = [layouts.tail(name, dropped) for name in names]
-        counts = [sum(os.path.isfile(place / name) for name in called) for place in places]
-        if most := max(counts):
-            return max(zip(places, counts, likely, strict=True), key=lambda of: (2 * of[1] > most, of[2], of[1]))[0]
+        counts = {place: sum(os.path.isfile(place / name) for name in called) for place in places}
+        most = max(counts.values())
+        if most:
+            full = [place for place in counts if 2 * counts[place] > most]
+            return max(full, key=lambda place: (_likelihood(place, path), counts[place]))
     return path.parent
 
 
-def _of_xmls(folder: Path, folders: Folders) -> dict[str, Any] | None:
-    """The options for Pascal VOC's xml files, wherever they and their images lie below a folder."""
-    xmls = folders.get(".xml", {})
+def _usual_places(path: Path) -> list[Path]:
+    """The folders in which the images of a json often are."""
+    word = path.stem.rpartition("_")[2]  # instances_train2017: train2017
+    split = word.rstrip("0123456789")
+    words = ("", word, split, f"{split}2017")
+    folders = [top / below for top in (path.parent, path.parent.parent) for below in ("", "images")]
+    return [folder / word for folder in folders for word in words]
+
+
+def _likelihood(place: Path, path: Path) -> int:
+    """How well the name of a folder of images fits the split of the json at ``path``."""
+    split, own = (_split_in(os.path.relpath(one, path.parent.parent)) for one in (place, path))
+    return 3 if split == own else {None: 2, "train": 1}.get(split, 0)
+
+
+def _classes_of(tree: Tree) -> list[str]:
+    """The sorted names of the classes in all xml files."""
     classes = set[str]()
-    for path in (folder / place / name for place, names in xmls.items() for name in names):
+    for file in tree.files(".xml"):
         with suppress(OSError, DataError):  # reading that file says more
-            classes.update(element.findtext("name", "").strip() for element in layouts.xml_root(path).iter("object"))
-    classes.discard("")
-    if not classes:
-        return None
-    options = {"format": "voc", "root": str(folder), "names": sorted(classes)}
-    images = os.path.commonpath(folders.get("image", {"."}))
-    if lists := _lists_of(folder, folders):
-        splits = [[names.get(split, names["train"]) for _, names in lists] for split in ("train", "val")]
-        found = [[root for root, _ in lists]] * 2
-    elif named := _splits_of(xmls):
-        splits, found = [*named], [*(_splits_of(folders.get("image", ())) or named)]
-    elif _splits_of(folders.get("image", ())):
-        raise DataError(
-            f"{folder}: the images lie in folders of splits, and the xml files do not. fix: move them into such folders"
-        )
-    else:
-        splits, found = [[os.path.commonpath(xmls)]] * 2, [[images]] * 2
-    train, val = (
-        _split(places, where if len(where) == len(places) else images)
-        for places, where in zip(splits, found, strict=True)
-    )
-    return options | {"train": train, "val": val}
+            objects = layouts.xml_root(tree.top / file).iter("object")
+            classes.update(element.findtext("name", "").strip() for element in objects)
+    return sorted(classes - {""})
 
 
-def _lists_of(folder: Path, folders: Folders) -> list[tuple[str, dict[str, str]]]:
+def _lists_by_root(tree: Tree) -> dict[str, dict[str, str]]:
     """For each folder of images and xml files, the lists of its splits but that of tests."""
-    found: dict[str, tuple[str, dict[str, str]]] = {}
-    for place, lists in _all_lists(folder, folders, folders[".xml"]):
+    found: dict[str, dict[str, str]] = {}
+    for place, lists in _lists(tree, ".xml").items():
         root = place.partition("ImageSets")[0].rstrip("/") or "."
-        if not any(f"{xmls}/".startswith(f"{root}/") for xmls in folders[".xml"]):
+        if not any(_is_below(xmls, root) for xmls in tree.folders(".xml")):
             root = "."
-        found.setdefault(root, (root, lists))
-    return list(found.values())
+        found.setdefault(root, lists)
+    return found
 
 
-def _all_lists(folder: Path, folders: Folders, named: Mapping[str, Sequence[str]]) -> list[tuple[str, dict[str, str]]]:
-    """The folders with lists of some of the ``named`` images or xml files; the lists by split.
+def _lists(tree: Tree, kind: str) -> dict[str, dict[str, str]]:
+    """By folder: its lists of some of the files of a kind, by split.
 
     Raises ``DataError`` if one list is as good as another, or none is for training, nor a folder.
     """
-    stems = {os.path.splitext(name)[0] for names in named.values() for name in names}
-    result = []
+    texts = tree.names.get(".txt", {})
+    found: dict[str, dict[str, str]] = {}
     # VOC's lists in ImageSets/Main are for detection, those in Layout and Segmentation are not.
-    for place, texts in sorted(folders.get(".txt", {}).items(), key=lambda item: not item[0].endswith("Main")):
-        lists: dict[str, str] = {}
-        for name in sorted(texts, key=lambda name: (len(name), name)):  # train.txt before cat_train.txt
-            stem, path = os.path.splitext(name)[0], os.path.normpath(f"{place}/{name}")
-            split = "train" if stem.lower() in TRAINING_LISTS else _split_in(stem)
-            if split is None or stem in stems or stems.isdisjoint(_stems_of(folder / path)):
-                continue
-            first = Path(lists.setdefault(split, path)).stem.lower()
-            if first != stem.lower() and first not in (*SPLIT_WORDS, *RARE_WORDS, *TRAINING_LISTS):
-                raise DataError(f"{folder}: {lists[split]} and {path} are for one split. fix: a list {split}.txt")
-        result += [(place, lists)] if lists else []
-    chosen = [(place, lists) for place, lists in result if "train" in lists]
-    if result and not chosen and _splits_of(named) is None:
-        other = next(iter(result[0][1].values()))
-        raise DataError(f"{folder}: {other} names images, and there is no list for training. fix: a list train.txt")
+    for place in sorted(texts, key=lambda place: not place.endswith("Main")):
+        if lists := _lists_in(tree, place, tree.stems(kind)):
+            found[place] = lists
+    chosen = {place: lists for place, lists in found.items() if "train" in lists}
+    if found and not chosen and _splits_of(tree.folders(kind)) is None:
+        other = next(path for lists in found.values() for path in lists.values())
+        raise DataError(f"{tree.top}: {other} names images, and there is no list for training. fix: a list train.txt")
     return chosen
 
 
-def _of_label_files(folder: Path, folders: Folders) -> dict[str, Any] | None:
-    """The options for images and label files without a data.yaml, wherever they are in a folder."""
-    images = folders.get("image", {})
-    stems = {os.path.splitext(name)[0] for names in images.values() for name in names}
-    labels = (name for names in folders.get(".txt", {}).values() for name in names)
-    if not any(os.path.splitext(name)[0] in stems for name in labels):
-        return None
-    around = dict.fromkeys((".", *images, *folders[".txt"]))
-    places = (os.path.normpath(f"{place}/{name}") for place in around for name in layouts.CLASS_FILES)
-    files = [place for place in places if (folder / place).is_file()]
-    for file in files[1:]:  # labelImg writes one into each folder of labels
-        if layouts.read_names(folder / file) != layouts.read_names(folder / files[0]):
-            raise DataError(f"{folder}: {files[0]} and {file} differ. fix: make them agree, or delete one")
-    train, val = _splits_of(images) or [[os.path.commonpath(images)]] * 2
-    for _, lists in _all_lists(folder, folders, images)[:1]:
-        train, val = [lists["train"]], [lists.get("val", lists["train"])]
-    names = files[0] if files else None
-    return {"format": "yolo", "root": str(folder), "names": names, "train": _split(train), "val": _split(val)}
+def _lists_in(tree: Tree, place: str, stems: Set[str]) -> dict[str, str]:
+    """The lists in one folder that name some of ``stems``, by split."""
+    lists: dict[str, str] = {}
+    names = sorted(tree.names[".txt"][place], key=lambda name: (len(name), name))  # train.txt before cat_train.txt
+    for name in names:
+        stem, path = os.path.splitext(name)[0], os.path.normpath(f"{place}/{name}")
+        split = "train" if stem.lower() in TRAINING_LISTS else _split_in(stem)
+        if split is None or stem in stems or stems.isdisjoint(_stems_of(tree.top / path)):
+            continue
+        first = Path(lists.setdefault(split, path)).stem.lower()
+        if first != stem.lower() and first not in (*SPLIT_WORDS, *RARE_WORDS, *TRAINING_LISTS):
+            raise DataError(f"{tree.top}: {lists[split]} and {path} are for one split. fix: a list {split}.txt")
+    return lists
 
 
 def _split(annotations: str | list[str], images: str | list[str] = ".") -> dict[str, str | list[str]]:
     """A split of ``data``; a list of one place is that place."""
     places = {"annotations": annotations, "images": images}
-    return {key: place[0] if isinstance(place, list) and len(place) == 1 else place for key, place in places.items()}
+    return {key: place[0] if len(place) == 1 else place for key, place in places.items()}
 
 
 def _file_names_in(path: Path, count: int | None) -> list[str]:
@@ -284,7 +345,7 @@ def folders_beside(root: Path, places: Sequence[Path]) -> list[str]:
     """Folders of images below ``root`` that lie in none of ``places`` and are not for tests."""
     if not all(place.is_dir() for place in (root, *places)):  # a list says what is left out
         return []
-    found = [root / folder for folder in _folders_with(root, layouts.IMAGE_SUFFIXES).get("image", ())]
+    found = [root / folder for folder in _tree_of(root, layouts.IMAGE_SUFFIXES).folders("image")]
     unread = [folder for folder in found if not any(folder.is_relative_to(place) for place in places)]
     return [str(folder) for folder in unread if _split_in(str(folder.relative_to(root))) != "test"]
 
@@ -318,8 +379,7 @@ def _stems_of(place: Path) -> set[str]:
     """The stems of the images that a json, list or folder of xml files names."""
     with suppress(OSError, ValueError, DataError):  # reading that split says more
         if place.is_dir():
-            xmls = _folders_with(place, {".xml"}).get(".xml", {})
-            return {_stem(name) for names in xmls.values() for name in names}
+            return {_stem(file) for file in _tree_of(place, {".xml"}).files(".xml")}
         if place.suffix.lower() == ".json":
             return {*map(_stem, _file_names_in(place, None))}
         lines = layouts.read_lines(place)
