@@ -211,7 +211,8 @@ def split_gain(first: Group, second: Group, resamples: int, seed: int) -> list[G
         network.append(group._replace(best=shared).sampled_aps(drawn_common))
     print_change((first.letter, second.letter), ids, rows)
     of_data = [whole[0] - network[0], whole[1] - network[1]]
-    return [with_interval(*aps, seed) for aps in (whole, network, of_data)]
+    parts = (whole, network, of_data)
+    return [with_interval(before, after, seed) for before, after in parts]
 
 
 def image_ids(truths: Sequence[GroundTruth]) -> list[dict[Any, int]]:
