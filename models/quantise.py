@@ -34,18 +34,26 @@ def quantise(path: Path, batches: Iterable[Tensor], symmetric: bool) -> None:
             return next(self.feeds, None)
 
     makers = {name: node for node in proto.graph.node for name in node.output}
-    in_float, waiting = set[str](), [output.name for output in proto.graph.output]
+    in_float: set[str] = set()
+    waiting = [output.name for output in proto.graph.output]
     while waiting:  # from the outputs back to the first convolutions
         node = makers.get(waiting.pop())
         if node is not None and node.name not in in_float:
             in_float.add(node.name)
             waiting += node.input if node.op_type != "Conv" else ()
+    types = quantization.QuantType
     with quiet():
         quantization.quantize_static(
-            proto, path, Reader(), per_channel=True, reduce_range=True, nodes_to_exclude=sorted(in_float),
-            activation_type=quantization.QuantType.QInt8 if symmetric else quantization.QuantType.QUInt8,
-            weight_type=quantization.QuantType.QInt8, extra_options={"ActivationSymmetric": symmetric},
-        )  # fmt: skip
+            proto,
+            path,
+            Reader(),
+            per_channel=True,
+            reduce_range=True,
+            nodes_to_exclude=sorted(in_float),
+            activation_type=types.QInt8 if symmetric else types.QUInt8,
+            weight_type=types.QInt8,
+            extra_options={"ActivationSymmetric": symmetric},
+        )
 
 
 def equalise(proto: Any, images: Iterable[np.ndarray]) -> None:
@@ -60,46 +68,55 @@ def equalise(proto: Any, images: Iterable[np.ndarray]) -> None:
     import onnxruntime
     from onnx import numpy_helper
 
-    pairs, stored = neighbours(proto.graph), {tensor.name: tensor for tensor in proto.graph.initializer}
+    pairs = neighbours(proto.graph)
     if not pairs:  # as in networks of SiLU
         return
-    shown, names = onnx.ModelProto(), [first.output[0] for first, _ in pairs]
+    stored = {tensor.name: tensor for tensor in proto.graph.initializer}
+    names = [first.output[0] for first, _ in pairs]
+    shown = onnx.ModelProto()
     shown.CopyFrom(proto)
-    shown.graph.output.extend(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in names)
+    for name in names:
+        shown.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
     session = onnxruntime.InferenceSession(shown.SerializeToString(), providers=["CPUExecutionProvider"])
     ranges = [np.zeros(1)] * len(pairs)
     for batch in images:
         largest = (np.abs(values).max((0, 2, 3)) for values in session.run(names, {"images": batch}))
         ranges = list(map(np.maximum, ranges, largest))
-    for (first, second), range_of_each in zip(pairs, ranges, strict=True):
-        names = [*first.input[1:3], second.input[1]]
+    for (first, second), of_values in zip(pairs, ranges, strict=True):
+        names = [first.input[1], first.input[2], second.input[1]]
         weights, bias, reading = (numpy_helper.to_array(stored[name]) for name in names)
-        factors, by_filter = range_of_each.clip(range_of_each.max() * SMALLEST), reading.shape[1] == 1
+        factors = of_values.clip(of_values.max() * SMALLEST)
+        by_filter = reading.shape[1] == 1
         if not by_filter:
-            others = np.abs(reading).max((0, 2, 3))
-            factors = np.sqrt(factors / others.clip(others.max() * SMALLEST))
-        factors = (factors / np.exp(np.log(factors).mean())).astype(np.float32)[:, None, None, None]
-        moved = reading * (factors if by_filter else factors.swapaxes(0, 1))
-        for name, values in zip(names, (weights / factors, bias / factors.ravel(), moved), strict=True):
+            of_weights = np.abs(reading).max((0, 2, 3))
+            factors = np.sqrt(factors / of_weights.clip(of_weights.max() * SMALLEST))
+        factors = (factors / np.exp(np.log(factors).mean())).astype(np.float32)
+        by_row = factors.reshape(-1, 1, 1, 1)
+        scaled = weights / by_row, bias / factors, reading * (by_row if by_filter else by_row.swapaxes(0, 1))
+        for name, values in zip(names, scaled, strict=True):
             stored[name].CopyFrom(numpy_helper.from_array(values, name))
 
 
 def neighbours(graph: Any) -> list[tuple[Any, Any]]:
     """Pairs of convolutions of which the second alone reads the first, through LINEAR at most."""
-    readers, shapes = dict[str, list[Any]](), {tensor.name: tensor.dims for tensor in graph.initializer}
+    shapes = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
+    readers: dict[str, list[Any]] = {}
     for node in graph.node:
         for name in node.input:
             readers.setdefault(name, []).append(node)
     pairs = []
-    for first in (node for node in graph.node if node.op_type == "Conv"):
+    for first in graph.node:
         then = readers.get(first.output[0], [])
         if len(then) == 1 and then[0].op_type in LINEAR:
             then = readers.get(then[0].output[0], [])
-        if len(then) != 1 or then[0].op_type != "Conv":
+        if first.op_type != "Conv" or len(then) != 1 or then[0].op_type != "Conv":
             continue
-        values = [*first.input[1:], then[0].input[1]]
-        if len(values) == 3 and all(name in shapes and len(readers[name]) == 1 for name in values):  # none is shared
-            filters, (rows, columns, *_) = shapes[values[0]][0], shapes[values[2]]
-            if columns == filters or (rows, columns) == (filters, 1):  # else a group reads several channels
-                pairs.append((first, then[0]))
+        second = then[0]
+        values = [*first.input[1:], second.input[1]]
+        is_shared = any(name not in shapes or len(readers[name]) > 1 for name in values)
+        if len(values) < 3 or is_shared:
+            continue
+        filters, reading = shapes[values[0]][0], shapes[values[2]]
+        if reading[1] == filters or reading[:2] == [filters, 1]:  # else a group reads several channels
+            pairs.append((first, second))
     return pairs

@@ -105,7 +105,8 @@ def compare(config: schema.CompareConfig) -> list[Gain]:
     print_groups(groups)
     gains = []
     for other in groups[1:]:
-        parts = find_gains(groups[0], other, config.resamples, config.seed)
+        compared = groups[0], other, config.resamples, config.seed
+        parts = [gain(*compared)] if is_same(groups[0].truth, other.truth) else split_gain(*compared)
         titles = f"{other.letter} against A", "  by the network, on common images", "  by images and labels"
         for title, part in zip(titles, parts, strict=False):
             print(f"{title}: {part.sentence()}.")
@@ -169,16 +170,23 @@ def print_groups(groups: Sequence[Group]) -> None:
         print()
 
 
-def find_gains(first: Group, second: Group, resamples: int, seed: int) -> list[Gain]:
-    """The gain of one setting over another and, if their sets differ, its two parts, as above.
+def gain(first: Group, second: Group, resamples: int, seed: int) -> Gain:
+    """Compare two settings that were scored on the same images.
 
-    A bootstrap, which draws the same images of both sets for all runs, gives the error over images.
-    Raises TrainError if the sets share no labelled image.
+    A bootstrap, which draws the same images for all runs, gives the error over images. Where a
+    setting has several runs, Student's t with the pooled variance of AP adds the error over seeds.
+    """
+    draws = draw_images(len(first.truth.image_ids), resamples, seed)
+    return with_interval(first.sampled_aps(draws), second.sampled_aps(draws), seed)
+
+
+def split_gain(first: Group, second: Group, resamples: int, seed: int) -> list[Gain]:
+    """Print how the sets of two settings differ; return the gain and its two parts, as above.
+
+    The bootstrap draws from the images of both sets, the same for all three. Raises TrainError if
+    the sets share no labelled image.
     """
     truth = second.truth
-    if is_same(first.truth, truth):
-        draws = draw_images(len(truth.image_ids), resamples, seed)
-        return [with_interval(first.sampled_aps(draws), second.sampled_aps(draws), seed)]
     ids = image_ids((first.truth, truth))
     both, every = ids[0].keys() & ids[1].keys(), ids[0] | ids[1]
     names = [name for name in truth.names if name in first.truth.names]
@@ -205,7 +213,8 @@ def find_gains(first: Group, second: Group, resamples: int, seed: int) -> list[G
         network.append(group._replace(best=shared).sampled_aps(drawn_common))
     print_change((first.letter, second.letter), ids, rows)
     of_data = [whole[0] - network[0], whole[1] - network[1]]
-    return [with_interval(*aps, seed) for aps in (whole, network, of_data)]
+    parts = (whole, network, of_data)
+    return [with_interval(before, after, seed) for before, after in parts]
 
 
 def image_ids(truths: Sequence[GroundTruth]) -> list[dict[Any, int]]:
@@ -265,11 +274,7 @@ def draw_images(images: int, resamples: int, seed: int) -> np.ndarray:
 
 
 def with_interval(first: np.ndarray, second: np.ndarray, seed: int) -> Gain:
-    """The gain from one setting to another, by the ``sampled_aps`` of their runs.
-
-    Where a setting has several runs, Student's t with the pooled variance of AP adds the error over
-    seeds.
-    """
+    """The gain from one setting to another, by the ``sampled_aps`` of their runs."""
     gains = second.mean(0) - first.mean(0)
     values = gains[0] + gains[1:] - gains[1:].mean()
     freedom = len(first) + len(second) - 2

@@ -71,22 +71,25 @@ def match(truth: GroundTruth, detections: Detections, scorer: str | None = None,
     by_id, crowd = np.argsort(truth.image_ids), truth.crowd.astype(bool)
     images = [{"id": number, "height": 1, "width": 1} for number in range(1, len(by_id) + 1)]  # sizes are for masks
     categories = [{"id": number, "name": str(number)} for number in range(1, len(truth.names) + 1)]
-    labels = np.argsort(by_id)[truth.image_of_box] + 1, truth.classes.astype(np.int64) + 1, truth.boxes_xywh
+    image_of_label = np.argsort(by_id)[truth.image_of_box] + 1
+    labels = image_of_label, truth.classes.astype(np.int64) + 1, truth.boxes_xywh
     ordered = canonical_order(detections)
-    numbers = np.searchsorted(truth.image_ids[by_id], ordered["image_id"]) + 1
-    classes, boxes, scores = ordered["class"] + 1, ordered["box_xywh"].astype(np.float64), ordered["score"]
+    image_of_found = np.searchsorted(truth.image_ids[by_id], ordered["image_id"]) + 1
+    classes, scores = ordered["class"] + 1, ordered["score"]
+    boxes = ordered["box_xywh"].astype(np.float64)
+    evaluation: Any
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints what it does
         if (scorer or choose_scorer()).startswith("hotcoco"):
             import hotcoco
 
             coco = hotcoco.COCO.from_arrays(images, categories, *labels, area=truth.areas, iscrowd=crowd)
-            found = coco.load_res(np.column_stack((numbers, boxes, scores, classes)))
-            evaluation: Any = hotcoco.COCOeval(coco, found, "bbox")
+            found = coco.load_res(np.column_stack((image_of_found, boxes, scores, classes)))
+            evaluation = hotcoco.COCOeval(coco, found, "bbox")
         else:
             coco = _as_coco(images, categories, *labels, truth.areas, crowd)
-            areas, no_crowd = boxes[:, 2:].prod(1), np.zeros(len(boxes), bool)
-            found = _as_coco(images, categories, numbers, classes, boxes, areas, no_crowd, scores)
-            evaluation = COCOeval(coco, found, "bbox")
+            no_crowd = np.zeros(len(boxes), bool)
+            columns = image_of_found, classes, boxes, boxes[:, 2:].prod(1), no_crowd, scores
+            evaluation = COCOeval(coco, _as_coco(images, categories, *columns), "bbox")
         parameters = evaluation.params
         if not every_size:
             parameters.areaRng, parameters.areaRngLbl = parameters.areaRng[:1], parameters.areaRngLbl[:1]
@@ -117,20 +120,22 @@ def score(truth: GroundTruth, detections: Detections, scorer: str | None = None)
     """
     scorer = scorer or choose_scorer()
     evaluation = match(truth, detections, scorer)
-    # Axes: IoU, recall (precision only), class, area (all, then by size), limit (1, 10, 100)
-    precision, recall = evaluation.eval["precision"], evaluation.eval["recall"]
-    of_all, by_size = precision[..., 0, 2], np.moveaxis(precision[..., 1:, 2], -1, 0)
-    by_limit, recall_by_size = np.moveaxis(recall[..., 0, :], -1, 0), np.moveaxis(recall[..., 1:, 2], -1, 0)
-    arrays = [of_all, of_all[0], of_all[5], *by_size, *by_limit, *recall_by_size]
-    metrics = dict(zip(METRICS, map(_mean_of_present, arrays), strict=True))
-    matches, absent = find_matches(truth, detections, scorer), dict.fromkeys(OPERATING_POINT, ABSENT)
+    summary = COCOeval(iouType="bbox")
+    summary.eval = evaluation.eval
+    with contextlib.redirect_stdout(io.StringIO()):
+        summary.summarize()
+    metrics = dict(zip(METRICS, summary.stats.tolist(), strict=True))
+    matches = find_matches(truth, detections, scorer)
+    absent = dict.fromkeys(OPERATING_POINT, ABSENT)
+    counted = ~truth.crowd.astype(bool)
     per_class = {}
     for index, name in enumerate(truth.names):
-        of_class = (truth.classes == index) & ~truth.crowd.astype(bool)
-        arrays = [of_all[..., index], of_all[0, :, index], *by_size[..., index]]
-        row = dict(zip(PER_CLASS, map(_mean_of_present, arrays), strict=True))
+        # Precision has the axes IoU, recall, class, area and limit, of which the last is 100.
+        every, small, medium, large = np.moveaxis(evaluation.eval["precision"][:, :, index, :, 2], -1, 0)
+        row = dict(zip(PER_CLASS, map(_mean_of_present, (every, every[0], small, medium, large)), strict=True))
+        images = truth.image_of_box[counted & (truth.classes == index)]
         row |= best_f1(matches, index) or absent
-        per_class[name] = row | {"images": len(np.unique(truth.image_of_box[of_class])), "boxes": int(of_class.sum())}
+        per_class[name] = row | {"images": len(np.unique(images)), "boxes": len(images)}
     at_best = best_f1(matches) or absent
     return Evaluation(metrics, per_class, at_best, truth, detections, losses={}, scorer=scorer)
 
@@ -158,16 +163,19 @@ def find_matches(truth: GroundTruth, detections: Detections, scorer: str | None 
     """The matches that AP is computed from; ``scorer`` is that of ``match``."""
     pairs = [pair for pair in match(truth, detections, scorer, every_size=False).evalImgs if pair is not None]
     pairs.sort(key=lambda pair: (pair["category_id"], pair["image_id"]))
-    places = np.array([(pair["category_id"], pair["image_id"]) for pair in pairs], np.int64).reshape(-1, 2) - 1
     boxes = np.zeros((len(truth.names), len(truth.image_ids)), np.int64)
-    boxes[tuple(places.T)] = [np.logical_not(pair["gtIgnore"]).sum() for pair in pairs]
-    scores = [np.asarray(pair["dtScores"], np.float64) for pair in pairs]
-    classes, images = np.repeat(places, np.array([len(one) for one in scores], np.int64), axis=0).T
-    matched, ignored = (
-        np.concatenate([np.zeros((10, 0)), *(np.reshape(pair[key], (10, -1)) for pair in pairs)], axis=1) > 0
-        for key in ("dtMatches", "dtIgnore")
-    )
-    return Matches(classes, images, np.concatenate([[], *scores]), matched & ~ignored, ~matched & ~ignored, boxes)
+    places, scores = list[tuple[int, int]](), list[float]()
+    matches, ignores = [np.zeros((10, 0))], [np.zeros((10, 0))]
+    for pair in pairs:
+        place = pair["category_id"] - 1, pair["image_id"] - 1
+        boxes[place] = np.logical_not(pair["gtIgnore"]).sum()
+        places += [place] * len(pair["dtScores"])
+        scores += pair["dtScores"]
+        matches.append(np.reshape(pair["dtMatches"], (10, -1)))
+        ignores.append(np.reshape(pair["dtIgnore"], (10, -1)))
+    classes, images = np.array(places, np.int64).reshape(-1, 2).T
+    matched, counted = np.concatenate(matches, axis=1) > 0, np.concatenate(ignores, axis=1) == 0
+    return Matches(classes, images, np.array(scores, np.float64), matched & counted, ~matched & counted, boxes)
 
 
 def best_f1(matches: Matches, index: int | None = None) -> dict[str, float] | None:
@@ -193,32 +201,34 @@ def over_scores(matches: Matches, index: int | None = None) -> tuple[np.ndarray,
     if index is not None:
         chosen, boxes = chosen & (matches.classes == index), matches.boxes[index].sum()
     order = np.argsort(-matches.scores[chosen], kind="stable")
-    scores, hits = matches.scores[chosen][order], np.cumsum(matches.right[0, chosen][order])
+    scores = matches.scores[chosen][order]
+    hits = matches.right[0, chosen][order].cumsum()
     last = np.flatnonzero(np.append(scores[1:] != scores[:-1], True)[: len(scores)])  # equal scores count together
-    found, hits = last + 1, hits[last]
-    return scores[last], 2 * hits / (found + boxes), hits / found, hits / max(boxes, 1)
+    scores, found, hits = scores[last], last + 1, hits[last]
+    return scores, 2 * hits / (found + boxes), hits / found, hits / max(boxes, 1)
 
 
 def rows_of_classes(result: Evaluation) -> tuple[list[str], list[list[str]]]:
     """Titles and cells of a table with a row for all classes, then for each; "-" means none."""
     with_box = result.truth.image_of_box[~result.truth.crowd.astype(bool)]
     of_all = {**result.metrics, **result.at_best_f1, "images": len(np.unique(with_box)), "boxes": len(with_box)}
-    columns = (*PER_CLASS, *OPERATING_POINT)
-    rows = [
-        [name, f"{row['images']:.0f}", f"{row['boxes']:.0f}", *(format_metric(row[column]) for column in columns)]
-        for name, row in (("all", of_all), *result.per_class.items())
-    ]
+    rows = []
+    for name, row in (("all", of_all), *result.per_class.items()):
+        cells = [format_metric(row[column]) for column in (*PER_CLASS, *OPERATING_POINT)]
+        rows.append([name, f"{row['images']:.0f}", f"{row['boxes']:.0f}", *cells])
     return ["class", "images", "boxes", *PER_CLASS, *SHORT_NAMES], rows
 
 
 def format_table(result: Evaluation) -> str:
     """Format the 12 metrics and a row per class; "-" means no ground truth."""
-    lines = [f"scored by {result.scorer}", " ".join(f"{name:>5}" for name in METRICS)]
-    lines.append(" ".join(f"{format_metric(result.metrics[name]):>5}" for name in METRICS))  # fits into 80 columns
+    values = [format_metric(result.metrics[name]) for name in METRICS]
+    lines = [f"scored by {result.scorer}"]
+    lines += [" ".join(f"{cell:>5}" for cell in cells) for cells in (METRICS, values)]  # fits into 80 columns
     titles, rows = rows_of_classes(result)
-    width = max(len(row[0]) for row in (titles, *rows))
+    rows.insert(0, titles)
+    width = max(len(row[0]) for row in rows)
     lines.append("")
-    for name, images, boxes, *cells in (titles, *rows):
+    for name, images, boxes, *cells in rows:
         lines.append(f"{name:<{width}} {images:>6} {boxes:>6} " + " ".join(f"{cell:>5}" for cell in cells))
     return "\n".join(lines)
 

@@ -1,4 +1,4 @@
-"""What only a GPU can show, in five minutes, most useful first.
+"""What only a GPU can show, most useful first.
 
     python -m scripts.bench.gpu [stage ...] [--tiny] [gpu.csv]
 

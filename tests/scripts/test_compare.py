@@ -15,7 +15,7 @@ from conf.cli.program import start
 from conf.compose import compose, to_yaml
 from conf.errors import CheckpointError, TrainError
 from conf.schema import CompareConfig, TrainConfig
-from scripts.compare import Group, compare, draw_images, find_gains, read_groups, resampled_ap
+from scripts.compare import Group, compare, draw_images, gain, read_groups, resampled_ap, split_gain
 from tests.train_utils.coco_sets import draw
 from train_utils.coco_eval import find_matches, match, score
 from train_utils.report.report_page import BEST_DETECTIONS, keep_best, read_best
@@ -130,7 +130,7 @@ def test_samples_and_the_interval_are_those_of_a_plain_bootstrap_over_images(run
     draws = draw_images(IMAGES, 40, 0)[1:]
     before, after = (resampled_by_pycocotools(x.truth, x.detections, draws) for x in (*first.best, *second.best))
     low, high = np.quantile(after - before, [0.025, 0.975])
-    (found,), (reverse,) = find_gains(first, second, 40, 0), find_gains(second, first, 40, 0)
+    found, reverse = gain(first, second, 40, 0), gain(second, first, 40, 0)
     assert found.high - found.low == pytest.approx(high - low, rel=0.05)
     assert (reverse.low, reverse.value, reverse.high) == pytest.approx((-found.high, -found.value, -found.low))
 
@@ -140,10 +140,10 @@ def test_seeds_widen_the_interval_as_students_t(runs: dict[str, Path]) -> None:
     (group,) = read_groups([runs["a0"], runs["a1"]])
     spread = group.spread()
     assert spread is not None
-    (found,) = find_gains(group, group, 10, 0)
+    found = gain(group, group, 10, 0)
     assert found.value == 0 and found.high == pytest.approx(4.303 * spread, rel=0.02)  # 2 degrees of freedom
     single = Group("A", {}, group.runs[:1], group.best[:1])
-    assert find_gains(single, single, 10, 0)[0].high == 0
+    assert gain(single, single, 10, 0).high == 0
 
 
 def part(truth: GroundTruth, images: list[int], folder: str = "") -> GroundTruth:
@@ -164,7 +164,7 @@ def test_a_gain_on_another_set_is_split(tmp_path: Path, capsys: pytest.CaptureFi
     new = replace(new, classes=1 - new.classes, names=["dog", "cat"])
     groups = read_groups([make_run(tmp_path / "a", 4, 0, truth=old), make_run(tmp_path / "b", 2, 1, truth=new)])
     assert len(groups) == 2
-    whole, network, of_data = find_gains(groups[0], groups[1], 50, 0)
+    whole, network, of_data = split_gain(groups[0], groups[1], 50, 0)
     common, values = part(new, list(range(6, 41))), []  # the images 39 to 5
     for group, last in zip(groups, (None, 45), strict=True):
         found = group.best[0].detections.copy()
@@ -189,15 +189,15 @@ def test_the_parts_of_a_gain_are_zero_where_nothing_changed(tmp_path: Path) -> N
     found = second.best[0].detections.copy()
     found["image_id"] = 99 - found["image_id"]  # they fall
     moved = second._replace(best=[score(renamed, found)])
-    whole, network, of_data = find_gains(first, moved, 50, 0)
-    assert whole == pytest.approx(find_gains(first, second, 50, 0)[0]) and network == pytest.approx(whole)
+    whole, network, of_data = split_gain(first, moved, 50, 0)
+    assert whole == pytest.approx(gain(first, second, 50, 0)) and network == pytest.approx(whole)
     assert of_data[:3] == pytest.approx((0, 0, 0))
 
     grown = make_run(tmp_path / "grown", 4, 1, truth=new)
     of_all = read_groups([grown])[0]
     found = of_all.best[0].detections
     of_old = of_all._replace(best=[score(old, found[found["image_id"] < 40])])
-    whole, network, of_data = find_gains(of_old, of_all, 50, 0)
+    whole, network, of_data = split_gain(of_old, of_all, 50, 0)
     assert network[:3] == pytest.approx((0, 0, 0)) and of_data == pytest.approx(whole) and whole.low < whole.high
 
 
@@ -234,7 +234,7 @@ def test_forged_evaluations_and_options_are_one_sentence(tmp_path: Path) -> None
         try:
             compare(config)
             group = read_groups([run])[0]
-            find_gains(group, group, 1, 0)
+            gain(group, group, 1, 0)
         except TrainError as error:
             refused += 1
             assert re.fullmatch(r"[^\n]*best_detections.npz is damaged \([^\n]*\)\. fix: [^\n]*", str(error))
