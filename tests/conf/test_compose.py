@@ -48,7 +48,7 @@ SHAPES = [
     ("argument", "sentence"),
     [
         ("+train.foo=1", "train.foo=1 is not an option here"),
-        ("data=/x/my.yaml", "data=/x/my.yaml: there is no /x/my.yaml. fix: one of the names, or the path of a data.ya"),
+        ("data=/x/my.yaml", "data=/x/my.yaml: there is no /x/my.yaml. fix: a name, or the path of a data.yaml"),
         ("data=coko", "no choice data=coko; did you mean data=coco?"),
         (
             "logger=[csv,tensorbord]",

@@ -279,9 +279,9 @@ def test_a_training_that_starts_again_names_its_weights(job, runs, monkeypatch, 
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
         monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # the tests go on in this process
-    program, *start = job.split() if " " in job else ["train"]
-    seeds = "train.seed=1,2" if start else "train.seed=1"
-    monkeypatch.setattr(sys, "argv", [program, *start, "data=shapes", "model.weights=runs/a", seeds])
+    program, *before = job.split() if " " in job else ["train"]
+    seeds = "train.seed=1,2" if before else "train.seed=1"
+    monkeypatch.setattr(sys, "argv", [program, *before, "data=shapes", "model.weights=runs/a", seeds])
     with pytest.raises(SystemExit):
         start(program)
     said = capsys.readouterr().err

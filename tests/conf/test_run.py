@@ -39,7 +39,7 @@ CASES = {  # options and what stderr says; for None stdout has the answer
         "resume=nowhere": "resume=nowhere: ",
         "data.root=nowhere": "there is no",
         "--config-dir nowhere data=cats": "--config-dir: there is no folder ",
-        "data=cats --config-dir": "--config-dir: a folder is missing.\nfix: ",
+        "data=cats --config-dir": "--config-dir: there is no folder ",
         "data=shapes devices=2 model.weights=a.pt": "model.weights: there is no",
         "data=yolo data.root=nowhere": "there is no data.yaml",
     },
@@ -117,12 +117,6 @@ def test_help_completion_and_refused_options_need_no_torch() -> None:
         else:
             assert options == "--version" or "data=coco" in out.split(), case
             assert options != "--version" or re.match(ours, out), case
-
-
-def test_a_script_started_as_a_file_says_how(tmp_path: Path) -> None:
-    command = [sys.executable, str(REPOSITORY / "scripts" / "check_data.py"), "data=a b"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 2 and done.stderr.endswith("fix: python -m scripts.check_data 'data=a b'\n")
 
 
 def test_a_reader_that_leaves_early_is_not_an_error() -> None:
