@@ -31,7 +31,7 @@ lint:
 	$(RUN) mypy --platform darwin --cache-dir .mypy_cache/darwin
 
 docs:
-	$(RUN) python -c "from conf import help, run; print(help.options_page(program.PROGRAMS), end='')" > docs/train/options.md
+	$(RUN) python -c "from conf.cli import help, program; print(help.options_page(program.PROGRAMS), end='')" > docs/train/options.md
 	$(RUN) zensical build --strict --clean
 
 bench:

@@ -16,7 +16,7 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 
 from conf import ConfigError
-from conf.cli.program import options_of
+from conf.cli.program import options_of, start
 from conf.cli.resume import complete_training, continue_run
 from conf.cli.run_files import fetch_weights, weights_folder
 from conf.compose import compose, to_dictionary
