@@ -72,7 +72,7 @@ def train(requested: schema.TrainConfig) -> run.Outcome:  # noqa: PLR0915 - the 
         stop.handle_term()
         is_final, stop_reason = False, state.stop_reason(config.train, world)
         while stop_reason is None and stop.agreed is None:
-            loss.refines = state.epoch >= dataset.first_plain_epoch
+            loss.refines = evaluator.refines = state.epoch >= dataset.first_plain_epoch
             train_sampler.set_epoch(state.epoch, state.steps_of_epoch)
             with report.progress(state) as progress, engine.explain_out_of_memory(batches, world):
                 result = engine.train_one_epoch(
