@@ -33,6 +33,7 @@ def resolve_auto(
     if saved is not None:
         config, of_run = resumed_options(config, saved), saved["network"]  # neither .cfg nor weights are read
         model = models.network_of_checkpoint(of_run, f"resume={config.resume}", saved["model"])
+        model.freeze(config.model.frozen_layers())
     else:
         if config.augment.colour == Colour.auto:
             colour = Colour.device if world.device.type == "cuda" else Colour.cpu
@@ -45,6 +46,8 @@ def resolve_auto(
             config.model, len(train_set.names), world=world, fitted=fits_anchors, names=train_set.names
         )
         notes.append(str(report or "initial weights: random"))
+        model.freeze(config.model.frozen_layers())
+        models.check_frozen(model, report)
         size = models.image_size_of(model.cfg) if "width" in model.cfg.net.options else 0
         if isinstance(size, list) and isinstance(config.train.image_size, int):
             height, width = size
@@ -56,7 +59,7 @@ def resolve_auto(
             notes.append("the heads keep the anchors of the weights")
         config = replace(config, loss=build.suitable_loss(model.heads, config.loss))
         notes.append(f"loss: {config.loss.name}")
-    model.freeze(config.model.frozen_layers())
+    notes += filter(None, [models.warn_of_reach(model.heads, config.train.image_size)])
     build.check_batch_norm(model, config.train, world)
     workers = build.loader_workers(config.data.workers, world)
     return replace(config, data=replace(config.data, workers=workers)), model, notes
