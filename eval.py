@@ -218,6 +218,7 @@ class Evaluator:
         self.postprocess = build.build_postprocess(config, model.heads, classes, in_training=loss is not None)
         # A separate instance: tensors it caches under inference_mode cannot be used in training.
         self.loss = build.build_loss(model.heads, loss) if loss is not None else None
+        self.refines = False  # see HeadLoss
 
     @classmethod
     def of_training(cls, config: TrainConfig, val_set: data.Annotations, model: models.Darknet, world: World) -> Self:
@@ -241,6 +242,8 @@ class Evaluator:
         """
         assert isinstance(model, models.Darknet)
         device = self.world.device
+        if self.loss is not None:
+            self.loss.refines = self.refines
         broadcast_module(model)  # without SyncBatchNorm the statistics of the ranks differ
         losses: list[tuple[int, torch.Tensor]] = []  # images of a batch, and LOSS_NAMES; read at the end
 

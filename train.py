@@ -73,7 +73,7 @@ def train(requested: schema.TrainConfig) -> program.Outcome:  # noqa: PLR0915 - 
         stop.handle_term()
         is_scored, stop_reason = False, state.stop_reason(config.train, world)
         while stop_reason is None and stop.agreed is None:
-            loss.refines = state.epoch >= dataset.first_plain_epoch
+            loss.refines = evaluator.refines = state.epoch >= dataset.first_plain_epoch
             train_sampler.set_epoch(state.epoch, state.steps_of_epoch)
             with report.progress(state) as progress, engine.explain_out_of_memory(batches, world):
                 result = engine.train_one_epoch(

@@ -235,4 +235,6 @@ class AugmentConfig:
 
     def plain_epochs(self, epochs: int) -> int:
         """Return how many final epochs, out of ``epochs``, go without mosaics and mixup."""
+        if not (self.mosaic or self.mixup):
+            return epochs
         return min(self.close_mosaic_epochs, int(0.25 * epochs))

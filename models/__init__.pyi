@@ -21,6 +21,7 @@ from .darknet_loss import DarknetLoss as DarknetLoss
 from .decode import Postprocess as Postprocess
 from .errors import ModelError as ModelError
 from .heads import Head as Head
+from .heads import warn_of_reach as warn_of_reach
 from .heads import with_anchors as with_anchors
 from .heads import with_box_bins as with_box_bins
 from .loss import HeadLoss as HeadLoss
@@ -32,6 +33,7 @@ from .tensor_files import read_tensor_file as read_tensor_file
 from .timm import is_of_timm as is_of_timm
 from .timm import load_timm_backbone as load_timm_backbone
 from .weights import WeightsReport as WeightsReport
+from .weights import check_frozen as check_frozen
 from .weights import class_order as class_order
 from .weights import load_darknet_weights as load_darknet_weights
 from .weights import load_foreign_state_dict as load_foreign_state_dict

@@ -1,5 +1,6 @@
 """The [yolo] sections of a .cfg: their anchors, decoding and options for Darknet's loss."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import NamedTuple
@@ -91,6 +92,24 @@ class HeadAnchors(dict[torch.device, list[Anchors]]):
         # Stored once complete, because several threads may look at the same time.
         self[device] = [Anchors(*(torch.tensor(part, device=device) for part in of_head)) for of_head in parts]
         return self[device]
+
+
+def warn_of_reach(heads: Sequence[Head], image_size: int | Sequence[int]) -> str | None:
+    """A sentence if bins cannot reach the sides of a box as large as an image; None if they can.
+
+    image_size: a side, or height and width, in pixels. The farthest bin is box_bins - 1 cells from
+    the middle of a box.
+    """
+    longest = image_size if isinstance(image_size, int) else max(image_size)
+    head = max(heads, key=lambda each: each.stride)
+    reach = 2 * (head.box_bins - 1) * head.stride
+    if not head.box_bins or longest <= reach:
+        return None
+    needed = math.ceil(longest / (2 * head.stride)) + 1
+    return (
+        f"warning: {head.box_bins} bins reach boxes of {reach} pixels, and images have {longest}: larger boxes are cut."
+        f" fix: model.box_bins={needed}"
+    )
 
 
 def read_raw_parts(layers: Sequence[Section]) -> dict[int, tuple[Section, RawPart]]:

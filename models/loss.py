@@ -44,7 +44,7 @@ class LossParts(NamedTuple):
     objectness: Tensor
     classification: Tensor
     dfl: Tensor  # distribution focal loss, of boxes of bins
-    l1: Tensor  # L1 distance of boxes, in the last epochs
+    l1: Tensor  # L1 distance of boxes, in epochs without mosaics
 
 
 class LossInputs(NamedTuple):
@@ -59,7 +59,7 @@ class LossInputs(NamedTuple):
 class HeadLoss(ABC):
     """A loss of raw maps against targets, which adds up the terms of all heads of a network."""
 
-    refines = False  # True in the last epochs, without mosaics, which fit boxes more closely
+    refines = False  # True in epochs without mosaics, which fit boxes more closely
 
     def __init__(self, heads: Sequence[Head]) -> None:
         self.heads = list(heads)
@@ -182,7 +182,8 @@ class YoloxLoss(HeadLoss):
     The predictions choose and weigh the positives (dynamic_positives). The target of objectness is
     this weight, and 0 in all other cells; that of a class is the IoU of its box. The box term is
     1 - IoU^2, or 1 minus another overlap measure. Boxes of bins add the cross-entropy of their
-    sides (dfl), and the last epochs the L1 distance. All are divided by the sum of the weights.
+    sides (dfl), and epochs without mosaics the L1 distance. All are divided by the sum of the
+    weights.
     """
 
     def __init__(self, heads: Sequence[Head], config: YoloxLossConfig) -> None:

@@ -9,8 +9,7 @@ columns). The file may be cut after any layer.
 Other PyTorch systems name tensors differently (module_list.0.Conv2d.weight, models.0.conv1.weight),
 but those that build modules from a .cfg register them in its order. So the n-th kernels of a state
 dict are those of the network's n-th convolution, and likewise biases, gammas, means and variances,
-if all shapes agree. What their batch norm adds to variances is no tensor; the name of its module
-tells the system, as far as this project knows it.
+if all shapes agree. The eps of their batch norm is not in the file; its name tells the system.
 """
 
 from collections import defaultdict
@@ -46,7 +45,7 @@ class WeightsReport:
     """What a network loaded from a file of weights."""
 
     path: Path
-    layers_loaded: int  # convolutions
+    loaded: frozenset[int]  # layers of convolutions
     layers_total: int
     num_classes: int | None  # of the file; None: unknown
     model_classes: int  # of the network
@@ -58,10 +57,10 @@ class WeightsReport:
     @property
     def is_whole(self) -> bool:
         """Whether every convolution was loaded."""
-        return self.layers_loaded == self.layers_total
+        return len(self.loaded) == self.layers_total
 
     def __str__(self) -> str:
-        text = f"initial weights: {self.layers_loaded} of {self.layers_total} convolutions from {self.path}"
+        text = f"initial weights: {len(self.loaded)} of {self.layers_total} convolutions from {self.path}"
         if self.cut is not None:
             text += f"; the file ends after layer {self.cut}, later layers start fresh"
         if self.heads_left_out:
@@ -96,10 +95,22 @@ def report_of(
     model: Darknet, path: Path, *, num_classes: int | None = None, left_out: bool = False, cut: int | None = None
 ) -> WeightsReport:
     """The report on a file that filled all layers up to `cut`, or all but the heads."""
-    layers = {layer for layer, _, _ in weight_tensors(model)}
+    layers = frozenset(layer for layer, _, _ in weight_tensors(model))
     loaded = layers - set(_class_parts(model)) if left_out else layers
-    count = sum(cut is None or layer <= cut for layer in loaded)
-    return WeightsReport(path, count, len(layers), num_classes, model.num_classes, left_out, cut)
+    if cut is not None:
+        loaded &= set(range(cut + 1))
+    return WeightsReport(path, loaded, len(layers), num_classes, model.num_classes, left_out, cut)
+
+
+def check_frozen(model: Darknet, report: WeightsReport | None) -> None:
+    """Raise ModelError if a frozen convolution keeps random values: ``report`` lacks its layer."""
+    loaded = report.loaded if report is not None else frozenset[int]()
+    fresh = [layer for layer, _, _ in weight_tensors(model) if layer < model.num_frozen and layer not in loaded]
+    if fresh:
+        raise ModelError(
+            f"model.freeze freezes layer {fresh[0]} of {model.cfg.source}, whose weights are random."
+            f" fix: model.freeze={fresh[0]}, or model.weights=<a file that has it for these classes>"
+        )
 
 
 def _seen_type(version: Version) -> np.dtype[np.unsignedinteger]:

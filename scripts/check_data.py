@@ -26,6 +26,7 @@ from pathlib import Path
 import numpy as np
 
 import data
+import models
 from conf import schema
 from conf.cli import run_files
 from data import images, layouts, validate
@@ -71,6 +72,8 @@ def check(config: schema.CheckDataConfig) -> CheckedSet:
     run_files.refuse_existing(out, "out")
     out.mkdir(parents=True, exist_ok=True)  # before anything is read
     checked = check_dataset(config.data, config.image_size, anchors, config.min_iou)
+    if (sentence := models.warn_of_reach(heads, config.image_size)) is not None:
+        checked.notes[BOTH].add("boxes that bins cannot reach", [sentence.removeprefix("warning: ")])
     cells = [
         labelled(checked.splits[split], split, index)
         for split, readable in checked.readable.items()

@@ -7,11 +7,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+import torch
 
 from conf.cli.program import options_of
 from conf.errors import TrainError
 from conf.schema import TrainConfig
 from data import ShapesConfig
+from data.shapes import CLASSES
+from models import Darknet, zoo_cfg
 from train_utils.checkpoint import CheckpointWriter
 
 SHAPES = ShapesConfig(train_images=18, val_images=5, image_size=64)
@@ -29,6 +32,12 @@ def small_run(root: Path, run_dir: Path, *more: str, shapes: ShapesConfig = SHAP
         ],
     )  # fmt: skip
     return config
+
+
+def random_weights(path: Path, name: str = "yolov3-tiny") -> str:
+    """The option that gives such a network random weights that count as loaded."""
+    torch.save(Darknet(zoo_cfg(name), len(CLASSES), 0.125).state_dict(), path)
+    return f"model.weights={path}"
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from conf.compose import compose
 from conf.schema import EvalConfig
 from data import ShapesConfig, ensure_shapes
 from eval import evaluate
-from tests.small_run import SHAPES, rows, small_run
+from tests.small_run import SHAPES, random_weights, rows, small_run
 from tests.train_utils.coco_sets import plain_pycocotools
 from train import train
 from train_utils.coco_eval import ABSENT, METRICS, OPERATING_POINT, PER_CLASS
@@ -88,8 +88,13 @@ def test_training_scores_as_the_evaluation_does_with_stretched_images(tmp_path: 
 
 
 @pytest.mark.release
-@pytest.mark.parametrize("loss", ["yolov3", "darknet"])
-def test_the_validation_loss_is_the_training_loss_of_the_same_images_and_weights(loss: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("loss", "network", "frozen"),
+    [("yolov3", "yolov3-tiny", 22), ("darknet", "yolov3-tiny", 22), ("yolox", "yolov3-tiny-decoupled", 35)],
+)
+def test_the_validation_loss_is_the_training_loss_of_the_same_images_and_weights(
+    loss: str, network: str, frozen: int, tmp_path: Path
+) -> None:
     """Of one step on all images, with frozen statistics and a rate of next to nothing.
 
     The objectness term is a mean over the cells, so batches that divide the images change nothing.
@@ -98,14 +103,16 @@ def test_the_validation_loss_is_the_training_loss_of_the_same_images_and_weights
     (labels,) = (tmp_path / "shapes").rglob("instances_train.json")
     shutil.copy(labels, labels.with_name("instances_val.json"))
     same = [
-        "data.val.images=train", "augment=none", "optim.lr=1e-12", "optim.warmup_epochs=0", "model.freeze=22",
+        "data.val.images=train", "augment=none", "optim.lr=1e-12", "optim.warmup_epochs=0", f"model={network}",
         "train.batch_size=18", "train.epochs=1", "train.precision=float32", "evaluate.every=1", f"loss={loss}",
+        "model.box_bins=0", random_weights(tmp_path / "a.pt", network), f"model.freeze={frozen}",
     ]  # fmt: skip
-    for batch_size, names in ((18, LOSS_NAMES), (5, LOSS_NAMES if loss == "darknet" else ["loss_objectness"])):
+    of_parts = {"yolov3": ["loss_objectness"], "darknet": LOSS_NAMES, "yolox": []}[loss]
+    for batch_size, names in ((18, LOSS_NAMES), (5, of_parts)):
         run = tmp_path / f"run{batch_size}"
         train(small_run(tmp_path / "shapes", run, *same, f"evaluate.batch_size={batch_size}"))
         (row,) = rows(run)
-        assert float(row["loss"]) > 1
+        assert float(row["loss"]) > 1 and (float(row["loss_l1"]) > 0) == (loss == "yolox")
         for name in names:
             assert float(row[f"val_{name}"]) == pytest.approx(float(row[name]), rel=1e-5), (name, batch_size)
 

@@ -20,7 +20,7 @@ from data import DataError, ensure_shapes
 from eval import evaluate
 from models import Darknet, save_darknet_weights, zoo_cfg
 from tests.runs.kill_resume import differences
-from tests.small_run import SHAPES, dying_after, rows, small_run
+from tests.small_run import SHAPES, dying_after, random_weights, rows, small_run
 from train import train
 from train_utils import auto, coco_eval
 from train_utils.checkpoint import CheckpointWriter, load_checkpoint, load_last
@@ -79,12 +79,13 @@ STILL = "optim.lr=1e-9", "optim.ema_decay=0", "model.freeze=22", "train.epochs=9
 def test_patience_ends_a_training_that_does_not_get_better_and_a_resume_knows(shapes, tmp_path, monkeypatch) -> None:
     """Also one that was killed before its closing table. No weights are evaluated twice."""
     run, whole = tmp_path / "run", tmp_path / "whole"
+    still = *STILL, random_weights(tmp_path / "a.pt")
     with monkeypatch.context() as patch:
         evaluated = Mock(wraps=coco_eval.score)
         patch.setattr(coco_eval, "score", evaluated)
-        train(options(shapes, whole, *STILL))
+        train(options(shapes, whole, *still))
     assert evaluated.call_count == len(rows(whole))
-    config = options(shapes, run, *STILL)
+    config = options(shapes, run, *still)
     with monkeypatch.context() as patch, pytest.raises(TrainError, match="power cut"):
         patch.setattr("train_utils.report.run_report.RunReport.finish", power_cut)
         train(config)
@@ -240,6 +241,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again_in_its_f
 def test_the_options_of_such_repositories_do_what_they_say(shapes: Path, tmp_path: Path) -> None:
     config = options(
         shapes, tmp_path / "run", "data.single_class=true", "data.cache=ram", "model.freeze=4", "data.split=0.1",
+        random_weights(tmp_path / "a.pt"),
         "train.epochs=2", "train.multi_scale=[0.5,1.5]", "train.precision=float32", "train.deterministic=true",
         "evaluate.every=0", "evaluate.rect=false", "loss.iou=ciou", "optim.clip_norm=10",
         "optim.decay=linear", "augment.degrees=10", "augment.shear=2", "augment.flip_vertical=0.5", "train.seed=7",
@@ -261,8 +263,7 @@ def test_the_options_of_such_repositories_do_what_they_say(shapes: Path, tmp_pat
     assert re.search(r"data\.split=0\.1 holds out [1-5] of 18 images, by name", log)
     state = load_checkpoint(tmp_path / "run" / "checkpoints" / "best.pt")
     assert state["names"] == ["object"] and state["network"]["num_classes"] == 1
-    torch.manual_seed(7)
-    fresh = Darknet(zoo_cfg("yolov3-tiny"), 1, 0.125).state_dict()
+    fresh = torch.load(tmp_path / "a.pt")
     changed = {name.split(".")[1] for name, value in state["model"].items() if not torch.equal(value, fresh[name])}
     assert not changed & {"0", "1", "2", "3"} and "4" in changed, "frozen layers moved, or all stood still"
     assert not list(Path("/dev/shm").glob("hydra-yolov3-spp-*")), "the cache was left in memory"

@@ -37,6 +37,7 @@ def resolve_auto(
         config, of_run = resumed_options(config, saved), saved["network"]  # neither .cfg nor weights are read
         model = models.network_of_checkpoint(of_run, f"resume={config.resume}", saved["model"])
         check_precision_of_run(config, world)
+        model.freeze(config.model.frozen_layers())
     else:
         if config.augment.colour == Colour.auto:
             colour = Colour.device if world.device.type == "cuda" else Colour.cpu
@@ -49,6 +50,8 @@ def resolve_auto(
             config.model, len(train_set.names), world=world, fitted=fits_anchors, names=train_set.names
         )
         notes.append(str(report or "initial weights: random"))
+        model.freeze(config.model.frozen_layers())
+        models.check_frozen(model, report)
         size = models.image_size_of(model.cfg) if "width" in model.cfg.net.options else 0
         if isinstance(size, list) and isinstance(config.train.image_size, int):
             height, width = size
@@ -62,7 +65,7 @@ def resolve_auto(
         notes.append(f"loss: {config.loss.name}")
     if config.train.precision is Precision.auto:
         config = replace(config, train=replace(config.train, precision=common_precision(world.device)))
-    model.freeze(config.model.frozen_layers())
+    notes += filter(None, [models.warn_of_reach(model.heads, config.train.image_size)])
     build.check_batch_norm(model, config.train, world)
     workers = build.loader_workers(config.data.workers, world)
     return replace(config, data=replace(config.data, workers=workers)), model, notes

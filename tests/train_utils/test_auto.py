@@ -50,6 +50,16 @@ def boxes(count: int) -> Any:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("side", [960, 1280])
+def test_images_that_bins_do_not_reach_across_get_a_line(side: int) -> None:
+    config = composed("model=yolov3-tiny-decoupled", "model.width=0.1", f"train.image_size={side}")
+    notes = "\n".join(auto.resolve_auto(config, boxes(3), CPU, None)[2])
+    line = (
+        "warning: 16 bins reach boxes of 960 pixels, and images have 1280: larger boxes are cut. fix: model.box_bins=21"
+    )
+    assert (line in notes) == ("box_bins" in notes) == (side == 1280)
+
+
 @pytest.mark.parametrize(
     ("world", "given", "colour"),
     [(CPU, "auto", "cpu"), (GPU, "auto", "device"), (GPU, "cpu", "cpu"), (CPU, "device", "device")],

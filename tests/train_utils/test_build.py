@@ -115,9 +115,10 @@ def test_batch_norm_of_one_value_is_refused_before_a_run_folder_is_made(options,
     said = start("train", "model.cfg=a.cfg", "train.batch_size=1", *options)
     assert "fix: train.batch_size=2, a larger train.image_size" in said
     assert not (tmp_path / "runs").exists()
-    assert not start(
-        "train", "model.cfg=a.cfg", "train.batch_size=1", "model.freeze=3", *options
-    )  # its statistics stay
+    frozen = ["train", "model.cfg=a.cfg", "train.batch_size=1", "model.freeze=3", *options]
+    assert "a.cfg, whose weights are random. fix: model.freeze=0, or model.weights=" in start(*frozen)
+    save_darknet_weights(Darknet(tmp_path / "a.cfg"), tmp_path / "a.weights")
+    assert not start(*frozen, "model.weights=a.weights")  # its statistics stay
 
 
 @pytest.mark.parametrize("resize", ["letterbox", "stretch"])
