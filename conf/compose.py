@@ -58,9 +58,13 @@ def defaults(name: str, schema: type, overrides: Sequence[str] = ()) -> dict[str
 
 
 def values_of_choice(group: str, name: str) -> dict[str, Any]:
-    """The values in ``conf/<group>/<name>.yaml`` itself, without those of its defaults list."""
+    """The values of ``conf/<group>/<name>.yaml``, with those of the choices in its defaults list."""
     content = layouts.load_yaml(CONF_DIR / group / f"{name}.yaml")
-    return {key: value for key, value in content.items() if key != "defaults"}
+    values: dict[str, Any] = {}
+    for choice in content.pop("defaults", []):  # schemas have no file
+        if (CONF_DIR / group / f"{choice}.yaml").is_file():
+            values |= values_of_choice(group, choice)
+    return values | content
 
 
 def keys_of(overrides: Sequence[str]) -> list[str]:
