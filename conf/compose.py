@@ -58,7 +58,7 @@ def defaults(name: str, schema: type, overrides: Sequence[str] = ()) -> dict[str
 
 
 def values_of_choice(group: str, name: str) -> dict[str, Any]:
-    """The values of ``conf/<group>/<name>.yaml``, with those of the choices in its defaults list."""
+    """The values of ``conf/<group>/<name>.yaml``, and of the choices in its defaults list."""
     content = layouts.load_yaml(CONF_DIR / group / f"{name}.yaml")
     values: dict[str, Any] = {}
     for choice in content.pop("defaults", []):  # schemas have no file

@@ -12,7 +12,7 @@ WORDS_OF_TYPES = {str: "text", int: "integer", float: "number", bool: "true or f
 # Options, or sections, of the machine: a requeued job with others still finds its run.
 OF_THE_MACHINE = (
     "debug", "devices", "data.root", "data.index_dir", "data.workers", "data.cache", "data.cache_gb", "logger",
-    "train.device", "train.timeout_seconds",
+    "device", "train.timeout_seconds",
 )  # fmt: skip
 # Options, or sections, in which a resumed run may differ from its checkpoint.
 MAY_CHANGE = (

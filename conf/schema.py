@@ -80,6 +80,7 @@ class TrainConfig(PluggedConfig):
     resume: str | None  # run folder, its last.pt, a folder of runs (the newest), last (of all), or a run_mirror;
     # auto: that in run_mirror unless it is here, else run_dir, else this job's (SLURM,
     # torchrun), else the newest of this name
+    device: train_options.Device  # auto: CUDA if there is a GPU
     devices: Any  # number of processes to start, one for each GPU, or auto (all GPUs); null: only this one
     data: DataConfig
     model: ModelConfig

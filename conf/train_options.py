@@ -59,7 +59,6 @@ class TrainSection:
     rect: bool  # group images of similar aspect ratio and fill a rectangle instead of a square
     repeat_threshold: Share  # repeat images of classes that fewer than this share of the images show; 0: none
     seed: Seed  # of the initial weights, the order of the images and their augmentation
-    device: Device  # auto: CUDA if there is a GPU
     precision: Precision  # of the forward pass; auto: bfloat16 if all ranks have it, else float16 on GPUs with tensor
     # cores, else float32; a resumed run keeps its choice. tf32: float32 with factors of 11 bits, on
     # GPUs that have it

@@ -61,7 +61,7 @@ class Conformance:
         self.options = [
             *self.data, "model=yolov3-tiny", "model.width=0.125", "train.image_size=64", "logger.pictures=false",
             f"train.batch_size={4 * ranks}", f"train.timeout_seconds={SECONDS}", "train.epochs=2", "evaluate.every=0",
-            "logger.every_steps=1", "train.compile='off'", f"train.device={world.device.type}",
+            "logger.every_steps=1", "train.compile='off'", f"device={world.device.type}",
         ]  # fmt: skip
         ckpt = f"ckpt={folder}/ranks_auto/checkpoints/last.pt"
         self.scored = [ckpt, *self.data, "evaluate.batch_size=2", f"device={world.device.type}"]

@@ -28,7 +28,7 @@ def small_run(root: Path, run_dir: Path, *more: str, shapes: ShapesConfig = SHAP
         [
             "data=shapes", f"data.root={root}", f"data.index_dir={root.parent / 'index'}", "data.workers=0",
             f"data.shapes={{{drawn}}}", "model=yolov3-tiny", "model.width=0.125", "train.image_size=64",
-            "train.device=cpu", "evaluate.every=0", "logger.pictures=false", f"run_dir={run_dir}", *more,
+            "device=cpu", "evaluate.every=0", "logger.pictures=false", f"run_dir={run_dir}", *more,
         ],
     )  # fmt: skip
     return config

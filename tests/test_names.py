@@ -46,10 +46,10 @@ def test_any_name_goes_through_every_program(tmp_path, monkeypatch, capsys) -> N
         start(program)
 
     network = ["model=yolov3-tiny", "model.width=0.125"]
-    training = ["train.image_size=64", "train.batch_size=4", "train.device=cpu", "data.workers=0"]
+    training = ["train.image_size=64", "train.batch_size=4", "device=cpu", "data.workers=0"]
     start("train", override("data", home), *network, *training, "train.epochs=1")
     (folder,) = (home / "runs" / home.name).iterdir()
-    start("train", override("resume", folder), "train.epochs=2", "train.device=cpu")
+    start("train", override("resume", folder), "train.epochs=2", "device=cpu")
     ckpt, written = override("ckpt", folder), override("out", out)
     scored, checked = home / "scored", home / "checked"
     start("eval", ckpt, override("out", scored), "plots=true", "device=cpu")

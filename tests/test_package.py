@@ -83,7 +83,7 @@ def test_the_installed_package_does_what_a_clone_does(bin_folder: Path, tmp_path
         return done.stdout
 
     command = "hydra-yolov3-spp"
-    trained = run(command, "train", *TINY, "data.workers=0", "devices=2", "train.device=cpu", "name=two")
+    trained = run(command, "train", *TINY, "data.workers=0", "devices=2", "device=cpu", "name=two")
     assert f"\n  {command} eval ckpt=runs/two/" in trained and (tmp_path / "datasets/.index").is_dir()
     assert "AP50" in run(command, "eval", "ckpt=runs/two", "device=cpu")
     export = "python -m hydra_yolov3_spp export ckpt=runs/two format=torch out=two.pt2"

@@ -194,7 +194,7 @@ def test_no_program_overwrites_what_it_has_not_made(folder, tmp_path, monkeypatc
         ("convert", ckpt, "out=new.weights", "cfg=n.cfg"),
         ("anchors", *model, *drawn, "out=labels/model/a.yaml"),
         ("check_data", *model, *drawn, "out=."),
-        ("train", *model, *drawn, "run_dir=.", "train.batch_size=2", "train.micro_batch_size=2", "train.device=cpu"),
+        ("train", *model, *drawn, "run_dir=.", "train.batch_size=2", "train.micro_batch_size=2", "device=cpu"),
     ):
         with pytest.raises(TrainError, match=r" is there already and would be overwritten\. fix: "):
             pkgutil.resolve_name(PROGRAMS[program].function)(options_of(program, options))

@@ -190,7 +190,7 @@ def test_a_run_that_was_moved_goes_on_where_its_data_are_named(shapes, tmp_path,
     given = [
         "data=coco", f"data.root={first}/data", f"data.index_dir={first}/index", "data.workers=0",
         "data.train={annotations: annotations/instances_train.json, images: train}", "name=moved",
-        "data.val={annotations: annotations/instances_val.json, images: val}", "train.device=cpu",
+        "data.val={annotations: annotations/instances_val.json, images: val}", "device=cpu",
         f"model.cfg={cfg}", "model.width=0.125", f"model.weights={weights}", "train.image_size=64", "evaluate.every=0",
         "train.batch_size=8", "train.epochs=2", "train.save_every_steps=1", "logger.pictures=false",
     ]  # fmt: skip

@@ -62,7 +62,7 @@ def init_distributed_mode(device: str, timeout_seconds: float) -> World:
         if place.launcher == "torchrun" and place.local_rank >= torch.cuda.device_count():
             raise errors.DistributedError(
                 f"process {place.local_rank} of this machine finds {torch.cuda.device_count()} GPU(s). "
-                "fix: start one process for each GPU, or train.device=cpu"
+                "fix: start one process for each GPU, or device=cpu"
             )
         torch.cuda.set_device(chosen)
         _grow_memory_segments(chosen)
@@ -73,7 +73,7 @@ def init_distributed_mode(device: str, timeout_seconds: float) -> World:
         num_nodes, on_gpus = sum_over_ranks(counts).tolist()
         if on_gpus not in (0, place.world_size):
             raise errors.DistributedError(
-                f"{on_gpus} of {place.world_size} ranks have a GPU. fix: train.device=cpu, or GPUs on all nodes"
+                f"{on_gpus} of {place.world_size} ranks have a GPU. fix: device=cpu, or GPUs on all nodes"
             )
     of_node = -(-place.world_size // num_nodes)
     return World(place.rank, place.local_rank, place.world_size, of_node, num_nodes, chosen, place.launcher)
@@ -91,14 +91,14 @@ def choose_device(requested: str, local_rank: int | None = None) -> torch.device
             if "driver" in str(error):  # not if CUDA_VISIBLE_DEVICES hides all
                 raise errors.DistributedError(
                     f"torch cannot use the GPU of this machine ({errors.first_line(error)}). fix: a newer driver, or a "
-                    "build of torch for this one; device=cpu (train.py: train.device=cpu) does without"
+                    "build of torch for this one; device=cpu does without"
                 ) from error
     if requested == "cpu" or (requested == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise errors.DistributedError(
             f"a CUDA device was asked for, but torch {torch.__version__} finds none. "
-            "fix: device=auto (train.py: train.device=auto), or look at nvidia-smi and CUDA_VISIBLE_DEVICES"
+            "fix: device=auto, or look at nvidia-smi and CUDA_VISIBLE_DEVICES"
         )
     if local_rank is None:
         return torch.device("cuda", torch.cuda.current_device())

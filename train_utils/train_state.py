@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from conf import errors, train_options
+from conf.cli.from_checkpoint import checked_config
 from conf.options import changed_values
 from conf.schema import TrainConfig
 from models.loss import LossParts
@@ -180,7 +181,7 @@ class TrainState:
         if before is not None and repr(before) != repr(now):  # an older version kept none
             lines.append(f"the validation set is another one ({before} -> {now}): the best epoch is chosen anew")
             self.best, self.best_epoch, self.evaluated_epoch, self.best_metrics = coco_eval.ABSENT, 0, 0, {}
-        changed = changed_values(state["config"], self.description["config"])
+        changed = changed_values(checked_config(state["config"], "the checkpoint"), self.description["config"])
         lines += [f"changed: {key}: {change}" for key, change in changed.items()]
         if "train.epochs" in changed:
             lines.append("learning rate and mosaics follow the schedule of the new train.epochs from here on")

@@ -52,6 +52,9 @@ def prepare_arguments(arguments: Sequence[str], schema: type, command: str, bare
     if "--" in arguments:
         at = arguments.index("--")
         arguments = [*arguments[:at], override("options", arguments[at + 1 :])]
+    if any(word.startswith("train.device=") for word in arguments):
+        print("train.device is called device now, as in the other programs", file=sys.stderr)
+        arguments = [word.removeprefix("train.") if word.startswith("train.device=") else word for word in arguments]
     groups = "|".join(path.name for path in CONF_DIR.iterdir() if path.is_dir())
     arguments = [re.sub(rf"^\+(?=({groups})=)", "", word) for word in arguments]  # each is in the defaults already
     if sentence := suggestions.refusal(arguments, schema, bool(bare)):

@@ -235,6 +235,10 @@ def checked_config(saved: dict[str, Any], source: str) -> dict[str, Any]:
     for key, kind in (kinds | {"plugins": list}).items():
         if key in saved and not isinstance(saved[key], kind):
             raise CheckpointError(f"{source} is damaged: its option {key} is {saved[key]!r}. fix: use another one")
+    train = dict(saved.get("train", {}))
+    if "device" in train:  # its earlier place
+        device = train.pop("device")
+        saved = {**saved, "train": train, "device": device}
     return saved
 
 
@@ -249,7 +253,8 @@ def read_config(folder: Place, key: str = "resume=") -> dict[str, Any]:
         is_missing = isinstance(error, FileNotFoundError)
         problem = f"there is no {path}" if is_missing else str(error).partition(". fix: ")[0]
         raise ConfigError(f"{key}{folder}: {problem}. fix: the folder of a run or its last.pt, last or auto") from error
-    if "train" not in checked_config(saved, str(path)) or "name" not in saved.get("data", {}):
+    saved = checked_config(saved, str(path))
+    if "train" not in saved or "name" not in saved.get("data", {}):
         raise ConfigError(f"{path} is incomplete. fix: a copy of it, or a new run")
     return saved
 

@@ -211,11 +211,10 @@ def ranks_to_start(config: Any) -> int:
     from data.io import usable_cores
     from data.samplers import check_batch_sizes
 
-    device = config.train.device if isinstance(config, schema.TrainConfig) else config.device
-    gpus = torch.cuda.device_count() if device.value != "cpu" else 0
+    gpus = torch.cuda.device_count() if config.device.value != "cpu" else 0
     count = max(1, gpus) if devices == "auto" else int(devices)
     if 0 < gpus < count:
-        fix = "fix: devices=auto for all of them, or train.device=cpu (eval.py: device=cpu)"
+        fix = "fix: devices=auto for all of them, or device=cpu"
         raise ConfigError(f"devices={count} needs {count} GPUs, and torch finds {gpus} here. {fix}")
     if gpus == 0 and count > (most := max(2, len(usable_cores()))):  # two to try it out on any machine
         raise ConfigError(f"devices={count} is more than the cores that compute here. fix: devices={most}")

@@ -149,11 +149,11 @@ def config_of(*options: str) -> Any:
         ("", 1),
         ("devices=3 train.batch_size=12", 3),
         ("devices=auto", 4),
-        ("devices=6 train.device=cpu train.batch_size=12", 6),
-        ("devices=7 train.device=cpu", r"devices=7 is more than the cores .* fix: devices=6$"),
+        ("devices=6 device=cpu train.batch_size=12", 6),
+        ("devices=7 device=cpu", r"devices=7 is more than the cores .* fix: devices=6$"),
         ("devices=3 train.batch_size=8", r"batch_size=8 is not a multiple of 3 ranks\. fix: train\.batch_size=9"),
         ("devices=2 train.batch_size=8 train.micro_batch_size=3", r"fix: train\.micro_batch_size=2$"),
-        ("devices=auto train.device=cpu", 1),
+        ("devices=auto device=cpu", 1),
         ("devices=5", "devices=5 needs 5 GPUs"),
         *((f"devices={word}", "devices must be a number") for word in ("0", "two", "[0,1]")),
     ],
@@ -182,7 +182,7 @@ def test_neither_a_rank_nor_a_job_of_a_multirun_starts_ranks(tmp_path, monkeypat
 TINY = [
     "data=shapes", "data.shapes={train_images: 4, val_images: 2, image_size: 64}", "data.workers=0",
     "data.root=shapes", "data.index_dir=index", "model=yolov3-tiny", "model.width=0.125", "train.image_size=64",
-    "train.batch_size=4", "train.epochs=1", "train.device=cpu", "logger.pictures=false",
+    "train.batch_size=4", "train.epochs=1", "device=cpu", "logger.pictures=false",
 ]  # fmt: skip
 
 

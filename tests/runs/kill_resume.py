@@ -35,7 +35,7 @@ PATIENCE = 120.0  # seconds for a training to begin, or for survivors to give up
 OPTIONS = (
     "data=shapes", "data.shapes={train_images: 60, val_images: 6, image_size: 64}", "data.workers=1",
     "model=yolov3-tiny", "model.width=0.125", "train.image_size=64", "train.multi_scale=[0.5,1.5]",
-    "train.batch_size=12", f"train.epochs={EPOCHS}", "train.device=cpu", "train.save_every_steps=1",
+    "train.batch_size=12", f"train.epochs={EPOCHS}", "device=cpu", "train.save_every_steps=1",
     "train.timeout_seconds=34", "evaluate.every=4", "logger.pictures=false", "resume=auto",
 )  # fmt: skip
 

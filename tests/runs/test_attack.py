@@ -39,7 +39,7 @@ VOC = [
 LIST = ["data=yolo", *DATA, "data.names=names.txt", "data.train.annotations=images.txt", "data.val.annotations=images"]
 CFG, WEIGHTS = ["model.cfg=small.cfg"], ["model.cfg=small.cfg", "model.weights=small.weights"]
 TINY = [
-    *CFG, "train.image_size=32", "train.batch_size=3", "train.epochs=1", "train.device=cpu", "logger.pictures=false",
+    *CFG, "train.image_size=32", "train.batch_size=3", "train.epochs=1", "device=cpu", "logger.pictures=false",
     "augment.mosaic=0.5", "evaluate.batch_size=3",
 ]  # fmt: skip
 TRAIN = ["train", *TINY, "run_dir=out"]

@@ -47,7 +47,7 @@ def run_rank(event: str, *more: str) -> None:
 
     sys.argv[1:] = [*OPTIONS, *MORE, *more]
     if event.startswith("asks for a GPU"):
-        sys.argv.append(f"train.device={'cuda' if str(read_launch().rank) in event else 'cpu'}")
+        sys.argv.append(f"device={'cuda' if str(read_launch().rank) in event else 'cpu'}")
     elif event == "is orphaned":
         sys.argv += ["train.epochs=300", "evaluate.every=0", "run_dir=run"]
     elif read_launch().rank == 1:

@@ -29,7 +29,7 @@ def test_the_programs_run_where_only_macos_has_its_part(tmp_path: Path) -> None:
     ]  # fmt: skip
     training = [
         *data, "data.workers=1", "model=yolov3-tiny", "model.width=0.125", "train.image_size=64", "train.batch_size=4",
-        "train.epochs=1", "train.device=cpu", "run_dir=run", "logger.pictures=false", "data.cache=disk",
+        "train.epochs=1", "device=cpu", "run_dir=run", "logger.pictures=false", "data.cache=disk",
     ]  # fmt: skip
     commands = [
         ["train.py", *training],

@@ -39,7 +39,7 @@ def options(folder: Path, *more: str) -> list[str]:
     return [
         "data=shapes", f"data.root='{folder}/shapes'", f"data.shapes={shapes}", "data.workers=1",
         "data.index_dir=index", "model=yolov3-tiny", "model.width=0.125", "train.image_size=64", "evaluate.every=0",
-        "train.multi_scale=[0.5, 1.5]", "train.batch_size=8", "train.epochs=2", "train.device=cpu",
+        "train.multi_scale=[0.5, 1.5]", "train.batch_size=8", "train.epochs=2", "device=cpu",
         "logger.pictures=false", "logger.every_steps=5", *more,
     ]  # fmt: skip
 

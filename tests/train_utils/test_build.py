@@ -29,7 +29,7 @@ SMALL = cfg(conv(8, 3, 2), conv(8, 3, 2), conv(8, 3, 2), head(0, 1))
 
 
 PROGRAMS = {  # with the other options that each needs
-    "train": [*SHAPES, *"train.epochs=1 train.batch_size=2 train.image_size=64 train.device=cpu".split(), PLAIN],
+    "train": [*SHAPES, *"train.epochs=1 train.batch_size=2 train.image_size=64 device=cpu".split(), PLAIN],
     "eval": [*SHAPES, "device=cpu"],
     "predict": ["source=picture.png", "device=cpu", "out=found", "draw=false"],
     "export": ["format=torch"],
