@@ -40,7 +40,7 @@ def train(requested: schema.TrainConfig) -> program.Outcome:  # noqa: PLR0915 - 
         saved, saved_note = checkpoint.continue_from(make_folder() if requested.resume is not None else None)
         train_set, val_set = build.open_splits(requested.data, world)
 
-        # What `auto` means for data, network, loss and rates is decided here, once.
+        # What `auto` means for data, network, loss and precision is decided here, once.
         config, model, notes = auto.resolve_auto(requested, train_set, world, saved)
         loss = build.build_loss(model.heads, config.loss)
 

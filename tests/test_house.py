@@ -20,17 +20,17 @@ FOLDERS = ("models", "data", "conf", "train_utils", "scripts", "hydra_yolov3_spp
 
 
 def imported_names(path: Path) -> Iterator[str]:
-    """The names that a file imports; of a package's lazy door those that it offers."""
+    """The names that a file imports; of a lazy package those that it offers."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == (path.suffix == ".pyi"), f"{path}: relative import, or a door to another package"
+            assert node.level == (path.suffix == ".pyi"), f"{path}: relative import, or a name of another package"
             package = f"{module_name(path)}." if node.level else ""
             yield from (f"{package}{node.module}.{alias.name}" for alias in node.names)
-    door = path.with_suffix(".pyi")
-    if path.suffix == ".py" and door.exists():
-        yield from imported_names(door)
+    lazy = path.with_suffix(".pyi")
+    if path.suffix == ".py" and lazy.exists():
+        yield from imported_names(lazy)
 
 
 def sources(part: str) -> list[Path]:
@@ -102,7 +102,7 @@ def test_words_of_pytorch_are_where_architecture_says() -> None:
 
 
 @pytest.mark.parametrize("part", ["models", "data"])
-def test_doors_lead_to_what_they_name(part: str) -> None:
+def test_lazy_names_lead_to_what_they_name(part: str) -> None:
     """Each name can be imported, and none is hidden by a module of the same name."""
     package = importlib.import_module(part)
     for name in imported_names(REPOSITORY / part / "__init__.pyi"):

@@ -1,1 +1,1 @@
-"""Training machinery that knows neither models nor data: ranks, loop, checkpoints, scores."""
+"""What runs with torch: ranks, the training loop, checkpoints, scores."""
