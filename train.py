@@ -17,8 +17,8 @@ from contextlib import ExitStack
 import data
 from conf import schema
 from conf.cli import program
-from eval import Evaluator
 from train_utils import auto, build, checkpoint, compile, distributed, engine, numerics, run_folder, sync_batchnorm
+from train_utils.evaluator import Evaluator
 from train_utils.report.run_report import RunReport
 from train_utils.stop import StopRequest, ask_for_requeue
 from train_utils.train_state import TrainState
@@ -73,12 +73,11 @@ def train(requested: schema.TrainConfig) -> program.Outcome:  # noqa: PLR0915 - 
         stop.handle_term()
         is_scored, stop_reason = False, state.stop_reason(config.train, world)
         while stop_reason is None and stop.agreed is None:
-            loss.refines = state.epoch >= dataset.first_plain_epoch
             train_sampler.set_epoch(state.epoch, state.steps_of_epoch)
             with report.progress(state) as progress, engine.explain_out_of_memory(batches, world):
                 result = engine.train_one_epoch(
                     forward, state, loader, accumulate=batches.accumulate, guard=guard, stop=stop, writer=writer,
-                    log_step=report.step, progress=progress,
+                    log_step=report.step, progress=progress, refines=state.epoch >= dataset.first_plain_epoch,
                 )  # fmt: skip
             if state.steps_of_epoch < train_sampler.steps_per_epoch:
                 break  # stopped within the epoch
