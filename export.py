@@ -35,13 +35,14 @@ from conf.cli.run_files import CHECKPOINTS, refuse_existing
 from conf.errors import install_command
 from data.errors import printable
 from data.geometry import PAD_VALUE
+from data.progress import counted, log
 from data.shapes import draw_image
-from eval import Evaluator, class_numbers
-from models import ModelError
+from models import Darknet, ModelError
 from models import export as exporting
 from models.quantise import quantise
 from scripts import compare
 from train_utils import build, coco_eval, distributed
+from train_utils.evaluator import Evaluator, class_numbers
 from train_utils.inference import open_checkpoint
 
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
@@ -51,6 +52,7 @@ MAX_DROP = {"float32": 0.005, "float16": 0.005, "int8": 0.02}  # AP
 RESAMPLES = 500  # of the validation images, for the interval of a loss
 DRAWN_SIDE = 320  # pixels
 MIN_CANDIDATES = 1000  # how many boxes of an image, best first, enter suppression at least
+LIMITS = ("confidence", "nms_iou", "max_detections")  # of suppression in the file
 
 
 @program.callable_from_python("export")
@@ -60,58 +62,68 @@ def export(config: schema.ExportConfig) -> Path:
     Raises ConfigError if packages are missing or options do not fit, and ModelError if the weights
     do not fit or the file differs from the network.
     """
-    packages = PACKAGES[config.format.value]
-    if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
+    missing = [name for name in PACKAGES[config.format.value] if importlib.util.find_spec(name) is None]
+    if missing:
         raise ConfigError(f"format={config.format} needs {', '.join(missing)}. fix: {install_command(*missing)}")
     out = output_path(config, SUFFIXES[config.format.value])
     for file in files_of(out):
         refuse_existing(file, "out")
     detector = open_checkpoint.open_detector(config.ckpt, config.model, config.names, config.image_size)
     height, width = data.both_sides(detector.image_size)
-    print(f"{detector.note}; {height} x {width} pixels (height x width)", flush=True)
-    suppression = None
-    if config.nms:
-        candidates = max(MIN_CANDIDATES, config.max_detections)
-        suppression = exporting.FixedSuppression(config.confidence, config.nms_iou, config.max_detections, candidates)
-    graph = exporting.DetectorGraph(
-        detector.model, suppression, show_candidates=out.suffix == ".onnx", half=config.precision.value == "float16"
-    )
-    dynamic = {0: "batch"} if config.dynamic_batch else {}
-    dynamic |= {2: "height", 3: "width"} if config.dynamic_size else {}
-    details = metadata(config, detector, (height, width), list(dynamic.values()))
-    shape = config.batch_size, height, width
-    more = detector.model.max_stride * config.dynamic_size
-    other = config.batch_size + config.dynamic_batch, height + 2 * more, width + more
+    log.info(f"{detector.note}; {height} x {width} pixels (height x width)")
 
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as workplace:
         partial = Path(workplace) / out.name
-        print(f"writing {out} ...", flush=True)
-        example = torch.zeros(config.batch_size, 3, height, width)
-        if config.format is schema.ExportFormat.torch:
-            exporting.write_torch(graph, example, dynamic, details, partial)
-        else:
-            exporting.write_onnx(graph, example, dynamic, details, onnx := partial.with_suffix(".onnx"))
-            if config.precision is schema.ExportPrecision.int8:
-                quantise(onnx, calibration_batches(config, (height, width)), config.symmetric)
-            if out.suffix == ".xml":
-                exporting.write_openvino(onnx, details, partial)
-        print("comparing it with the network ...", flush=True)
-        batches = trial_batches([shape, other] if dynamic else [shape])
+        log.info(f"writing {out} ...")
+        graph = write(config, detector, (height, width), partial)
+        log.info("comparing it with the network ...")
+        shapes = [(config.batch_size, height, width)]
+        if config.dynamic_batch or config.dynamic_size:
+            more = detector.model.max_stride if config.dynamic_size else 0
+            shapes.append((config.batch_size + config.dynamic_batch, height + 2 * more, width + more))
         tolerance = exporting.TOLERANCE if config.precision is schema.ExportPrecision.float32 else math.inf
-        boxes, scores = exporting.check_file(partial, detector.model, graph, batches, tolerance)
+        boxes, scores = exporting.check_file(partial, detector.model, graph, trial_batches(shapes), tolerance)
         if config.check is schema.ExportCheck.ap:
             exporting.add_metadata(partial, {"scored": json.dumps(score(config, detector, partial))})
         for written, file in zip(files_of(partial), files_of(out), strict=True):
             os.replace(written, file)
+    megabytes = sum(file.stat().st_size for file in files_of(out)) / 1e6
     unknown = "" if config.check is schema.ExportCheck.ap else "; check=ap tells its AP"
-    print(
-        f"wrote {out}: {sum(file.stat().st_size for file in files_of(out)) / 1e6:.1f} MB; on drawn pictures, noise and "
-        f"black its boxes differ from the network's by up to {boxes:.1e} of the image size and its scores by up to "
-        f"{scores:.1e}{unknown}",
-        flush=True,
+    log.info(
+        f"wrote {out}: {megabytes:.1f} MB; on drawn pictures, noise and black its boxes differ from the network's by "
+        f"up to {boxes:.1e} of the image size and its scores by up to {scores:.1e}{unknown}"
     )
     return out
+
+
+def write(
+    config: schema.ExportConfig, detector: open_checkpoint.TrainedNetwork, size: tuple[int, int], path: Path
+) -> exporting.DetectorGraph:
+    """Write the file for images of ``size`` (height, width), and return what it computes."""
+    suppression = None
+    if config.nms:
+        candidates = max(MIN_CANDIDATES, config.max_detections)
+        suppression = exporting.FixedSuppression(config.confidence, config.nms_iou, config.max_detections, candidates)
+    is_half = config.precision is schema.ExportPrecision.float16
+    graph = exporting.DetectorGraph(detector.model, suppression, show_candidates=path.suffix == ".onnx", half=is_half)
+    dynamic: dict[int, str] = {}
+    if config.dynamic_batch:
+        dynamic[0] = "batch"
+    if config.dynamic_size:
+        dynamic |= {2: "height", 3: "width"}
+    details = metadata(config, detector, size, list(dynamic.values()))
+    example = torch.zeros(config.batch_size, 3, *size)
+    if config.format is schema.ExportFormat.torch:
+        exporting.write_torch(graph, example, dynamic, details, path)
+        return graph
+    onnx = path.with_suffix(".onnx")
+    exporting.write_onnx(graph, example, dynamic, details, onnx)
+    if config.precision is schema.ExportPrecision.int8:
+        quantise(onnx, calibration_batches(config, size), config.symmetric)
+    if config.format is schema.ExportFormat.openvino:
+        exporting.write_openvino(onnx, details, path)
+    return graph
 
 
 def files_of(out: Path) -> list[Path]:
@@ -125,11 +137,11 @@ def calibration_batches(config: schema.ExportConfig, size: tuple[int, int]) -> I
     train_set = data.open_annotations(config.data, "train")
     images = data.EvalDataset(train_set, data.ImageSource(train_set, config.data.on_error), config.evaluate.resize)
     count = min(len(train_set), config.calibration)
+    log.info(f"int8: the ranges of values are those on {counted(count, 'image')} of {config.data.name}, train")
     spread = np.linspace(0, len(train_set) - 1, count, dtype=int)
-    whole = np.resize(spread, count + -count % config.batch_size)  # images again, which changes no range, fill a batch
-    requests = [data.Request(index, *size, 0) for index in whole.tolist()]
-    print(f"int8: the ranges of values are those on {count} images of {config.data.name}, train", flush=True)
-    for start in range(0, len(requests), config.batch_size):
+    whole = math.ceil(count / config.batch_size) * config.batch_size
+    requests = [data.Request(index, *size, 0) for index in np.resize(spread, whole).tolist()]  # the first ones again
+    for start in range(0, whole, config.batch_size):
         yield images.__getitems__(requests[start : start + config.batch_size]).network_input()
 
 
@@ -139,30 +151,38 @@ def score(config: schema.ExportConfig, detector: open_checkpoint.TrainedNetwork,
     Returns what the file's metadata say about it. Raises ModelError if the file loses more AP than
     ``max_drop``.
     """
-    assert config.data is not None
+    data_options = config.data
+    assert data_options is not None
     world = distributed.init_distributed_mode("cpu", timeout_seconds=60)
-    val_set = build.open_split(config.data, "val", world)
+    val_set = build.open_split(data_options, "val", world)
+    classes = class_numbers(detector, val_set)
     options = replace(config.evaluate, rect=config.evaluate.rect and config.dynamic_size)
     if config.nms:
-        limits = {key: getattr(config, key) for key in ("confidence", "nms_iou", "max_detections")}
-        options = replace(options, **limits)
+        options = replace(options, **{key: getattr(config, key) for key in LIMITS})
         options.multi_label = False
-    groups, thresholds = [], []
-    for name, model in (("network", detector.model), ("file", open_checkpoint.open_checkpoint(str(path)).model)):
+
+    def scored(name: str, model: Darknet) -> compare.Group:
         evaluator = Evaluator(
-            val_set, options, image_size=detector.image_size, model=model, data_options=config.data, world=world,
-            classes=class_numbers(detector, val_set, world),
-        )  # fmt: skip
-        evaluation = evaluator(model, print)
+            val_set,
+            options,
+            image_size=detector.image_size,
+            model=model,
+            data_options=data_options,
+            world=world,
+            classes=classes,
+        )
+        evaluation = evaluator(model, log.info)
         assert evaluation is not None  # on rank 0
-        groups.append(compare.Group(name, {}, [path], [evaluation]))
-        thresholds.append(evaluation.at_best_f1["threshold"])
+        best, threshold = (coco_eval.format_metric(evaluation.at_best_f1[key]) for key in ("f1", "threshold"))
         row = f"AP {evaluation.metrics['AP']:.4f}, AP50 {evaluation.metrics['AP50']:.4f}"
-        best, threshold = map(coco_eval.format_metric, (evaluation.at_best_f1["f1"], thresholds[-1]))
-        print(f"{name}: {row}, best F1 {best} at threshold {threshold}", flush=True)
-    gain = compare.gain(groups[0], groups[1], RESAMPLES, seed=0)
-    print(f"file against network: {gain.sentence()}", flush=True)
-    before, after = (group.mean() for group in groups)
+        log.info(f"{name}: {row}, best F1 {best} at threshold {threshold}")
+        return compare.Group(name, {}, [path], [evaluation])
+
+    network = scored("network", detector.model)
+    file = scored("file", open_checkpoint.open_checkpoint(str(path)).model)
+    gain = compare.find_gains(network, file, RESAMPLES, seed=0)[0]
+    log.info(f"file against network: {gain.sentence()}")
+    before, after = network.mean(), file.mean()
     limit = MAX_DROP[config.precision.value] if config.max_drop is None else config.max_drop
     if before - after > limit:
         raise ModelError(
@@ -170,10 +190,17 @@ def score(config: schema.ExportConfig, detector: open_checkpoint.TrainedNetwork,
             f"precision=float16, more calibration images, or max_drop={math.ceil((before - after) * 100) / 100:g}"
         )
     return {
-        "data": config.data.name, "images": len(val_set), "AP": after, "AP50": groups[1].mean("AP50"),
-        "threshold": thresholds[1], "AP_of_network": before, "threshold_of_network": thresholds[0],
-        "interval_of_difference": [gain.low, gain.high], "confidence": options.confidence, "nms_iou": options.nms_iou,
-    }  # fmt: skip
+        "data": data_options.name,
+        "images": len(val_set),
+        "AP": after,
+        "AP50": file.mean("AP50"),
+        "threshold": file.best[0].at_best_f1["threshold"],
+        "AP_of_network": before,
+        "threshold_of_network": network.best[0].at_best_f1["threshold"],
+        "interval_of_difference": [gain.low, gain.high],
+        "confidence": options.confidence,
+        "nms_iou": options.nms_iou,
+    }
 
 
 def trial_batches(shapes: Sequence[tuple[int, int, int]]) -> Iterator[torch.Tensor]:
@@ -191,9 +218,10 @@ def output_path(config: schema.ExportConfig, suffix: str) -> Path:
 
     Raises ConfigError without weights, and if ``out`` has another suffix or is a folder.
     """
+    weights = config.ckpt or (config.model and config.model.weights)
     if config.out is not None:
         out = Path(config.out)
-    elif weights := config.ckpt or (config.model and config.model.weights):
+    elif weights:
         source = Path(weights)
         out = (source / CHECKPOINTS / "best" if source.is_dir() else source).with_suffix(suffix)
     else:
@@ -223,6 +251,6 @@ def metadata(
         "licence": config.licence,  # of the weights
     }
     if config.nms:
-        facts["suppression"] = {key: getattr(config, key) for key in ("confidence", "nms_iou", "max_detections")}
+        facts["suppression"] = {key: getattr(config, key) for key in LIMITS}
     texts = {key: json.dumps(value) for key, value in facts.items()}
     return {"made_by": help.own_version(), "origin": printable(detector.origin), **texts}

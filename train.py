@@ -17,8 +17,8 @@ from contextlib import ExitStack
 import data
 from conf import schema
 from conf.cli import program
-from eval import Evaluator
 from train_utils import auto, build, checkpoint, compile, distributed, engine, numerics, run_folder, sync_batchnorm
+from train_utils.evaluator import Evaluator
 from train_utils.report.run_report import RunReport
 from train_utils.stop import StopRequest, ask_for_requeue
 from train_utils.train_state import TrainState
@@ -73,12 +73,11 @@ def train(requested: schema.TrainConfig) -> program.Outcome:  # noqa: PLR0915 - 
         stop.handle_term()
         is_scored, stop_reason = False, state.stop_reason(config.train, world)
         while stop_reason is None and stop.agreed is None:
-            loss.refines = evaluator.refines = state.epoch >= dataset.first_plain_epoch
             train_sampler.set_epoch(state.epoch, state.steps_of_epoch)
             with report.progress(state) as progress, engine.explain_out_of_memory(batches, world):
                 result = engine.train_one_epoch(
                     forward, state, loader, accumulate=batches.accumulate, guard=guard, stop=stop, writer=writer,
-                    log_step=report.step, progress=progress,
+                    log_step=report.step, progress=progress, refines=state.epoch >= dataset.first_plain_epoch,
                 )  # fmt: skip
             if state.steps_of_epoch < train_sampler.steps_per_epoch:
                 break  # stopped within the epoch
@@ -86,7 +85,8 @@ def train(requested: schema.TrainConfig) -> program.Outcome:  # noqa: PLR0915 - 
             report.line(build.describe_left_out(dataset.images, f"epoch {state.epoch}, train"))
             is_scored, evaluation = config.evaluate.is_due(state.epoch, config.train.epochs), None
             if is_scored:  # None off rank 0
-                evaluation = evaluator(state.average.module, report.line)
+                refined = state.epoch > dataset.first_plain_epoch  # the epoch that has ended
+                evaluation = evaluator(state.average.module, report.line, refined)
             is_best = state.record(evaluation.metrics if evaluation is not None else {})
             # The tables first: a run that ends in between repeats the epoch, and its row.
             report.epoch(state, result, evaluation, is_best)
@@ -102,6 +102,6 @@ def train(requested: schema.TrainConfig) -> program.Outcome:  # noqa: PLR0915 - 
         if not is_scored or state.epoch < config.train.epochs:
             report.line(f"the training ends here: {stop_reason}")
         if not is_scored:  # a resume found nothing left to train
-            evaluation = evaluator(state.average.module, report.line)
+            evaluation = evaluator(state.average.module, report.line, state.epoch > dataset.first_plain_epoch)
         report.finish(state, val_set, evaluation)
         return program.Outcome(state.best_metrics, report.folder)

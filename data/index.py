@@ -280,7 +280,7 @@ def check_same_classes(train: Annotations, val: Annotations) -> None:
     if train.names == val.names:
         return
     if len(train.names) != len(val.names):
-        problem = f"the training set has {len(train.names)} classes and the validation set {len(val.names)}"
+        problem = f"the training set has {counted(len(train.names), 'class')} and the validation set {len(val.names)}"
     else:
         number = next(i for i, name in enumerate(train.names) if name != val.names[i])
         problem = (

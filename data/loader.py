@@ -19,6 +19,7 @@ from data.colour import network_input
 from data.errors import DataError
 from data.io import end_with_parent
 from data.plan import Request
+from data.progress import counted
 
 # Forked workers share the pages of the index and start in milliseconds; they never touch CUDA. On
 # macOS system libraries break after a fork.
@@ -146,8 +147,8 @@ class BatchLoader(torch.utils.data.DataLoader[Batch]):
                     worker.join()
                 signal.signal(signal.SIGCHLD, handler)
                 raise DataError(
-                    f"the {self.num_workers} worker process(es) gave no batch for {self.timeout:g} s. fix: look for a "
-                    "disk that does not respond, raise data.workers, or allow a longer time-out"
+                    f"{counted(self.num_workers, 'worker process')} gave no batch for {self.timeout:g} s. fix: look "
+                    "for a disk that does not respond, raise data.workers, or allow a longer time-out"
                 ) from error
             if batch is None:
                 return

@@ -1,5 +1,6 @@
 """What a person sees of a run: lines, and progress on stderr."""
 
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -28,12 +29,19 @@ def is_live() -> bool:
     return sys.stdout.isatty() and sys.stderr.isatty() and SCREEN.is_terminal and not SCREEN.is_dumb_terminal
 
 
-def print_lines(text: str) -> None:
-    """Print lines, on a terminal clear of a live line."""
-    if is_live():
-        SCREEN.print(text, soft_wrap=True)
-    else:
-        print(text, flush=True)
+class _Stdout(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print the lines of a record, on a terminal clear of a live line."""
+        text = record.getMessage()
+        if is_live():
+            SCREEN.print(text, soft_wrap=True)
+        else:
+            print(text, flush=True)
+
+
+log = logging.getLogger("hydra_yolov3_spp")  # what programs report; rank 0 alone does
+log.setLevel(logging.INFO)
+log.addHandler(_Stdout())
 
 
 def warn(text: str) -> None:

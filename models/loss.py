@@ -54,23 +54,27 @@ class LossInputs(NamedTuple):
     targets: Tensor
     positives_per_image: Tensor
     objectness_ratio: float | Tensor
+    refines: bool
 
 
 class HeadLoss(ABC):
     """A loss of raw maps against targets, which adds up the terms of all heads of a network."""
-
-    refines = False  # True in epochs without mosaics, which fit boxes more closely
 
     def __init__(self, heads: Sequence[Head]) -> None:
         self.heads = list(heads)
         self._anchors = HeadAnchors(self.heads)
 
     def __call__(
-        self, raw_maps: Sequence[Tensor], targets: Tensor, objectness_ratio: float | Tensor = 1.0
+        self,
+        raw_maps: Sequence[Tensor],
+        targets: Tensor,
+        objectness_ratio: float | Tensor = 1.0,
+        refines: bool = False,
     ) -> LossParts:
         """The loss of a step that is this batch alone; the arguments are those of ``sums``."""
         images = len(raw_maps[0])
-        sums, divisor = self.sums(raw_maps, targets, self.count_positives(targets) / images, objectness_ratio)
+        per_image = self.count_positives(targets) / images
+        sums, divisor = self.sums(raw_maps, targets, per_image, objectness_ratio, refines)
         return LossParts(*(part / divisor.clamp(min=images) for part in sums))
 
     def count_positives(self, targets: Tensor) -> Tensor:
@@ -83,6 +87,7 @@ class HeadLoss(ABC):
         targets: Tensor,
         positives_per_image: Tensor,
         objectness_ratio: float | Tensor = 1.0,
+        refines: bool = False,
     ) -> tuple[LossParts, Tensor]:
         """The sums of one pass of one rank, and its share of what they are to be divided by.
 
@@ -98,12 +103,12 @@ class HeadLoss(ABC):
             images of the step.
         objectness_ratio: blends the objectness target of a positive from 1 (at 0) to its IoU (at
             1), in losses that have such targets.
+        refines: true in epochs without mosaics, which fit boxes more closely.
         """
         with torch.autocast(device_type=targets.device.type, enabled=False):
             maps = [HeadMap(*parts) for parts in zip(self.heads, self._anchors[targets.device], raw_maps, strict=True)]
-            inputs = LossInputs(
-                maps, targets.to(at_least_float32(raw_maps[0]).dtype), positives_per_image, objectness_ratio
-            )
+            targets = targets.to(at_least_float32(raw_maps[0]).dtype)
+            inputs = LossInputs(maps, targets, positives_per_image, objectness_ratio, refines)
             terms, weights = self.terms(inputs)
             added = {
                 name: torch.stack([of_head[name] for of_head in terms if name in of_head]).sum()
@@ -198,20 +203,21 @@ class YoloxLoss(HeadLoss):
         """Sums over positives and cells, to be divided by the sum of the positives' weights."""
         config = self.config
         targets, classes = merge_labels(inputs.targets, self.heads[0].num_classes)
+        inputs = inputs._replace(targets=targets)
         pairs = dynamic_positives(inputs.maps, targets, config.positives, config.positives_by)
-        terms = [self._head_terms(part, *pair, targets, classes) for part, pair in zip(inputs.maps, pairs, strict=True)]
+        terms = [self._head_terms(part, *pair, inputs, classes) for part, pair in zip(inputs.maps, pairs, strict=True)]
         weights = {"objectness": config.objectness, "classification": config.classification}
         return terms, weights | dict.fromkeys(("box", "dfl", "l1"), config.box)  # dfl and l1 are relative to box
 
-    def _head_terms(self, part: HeadMap, weight: Tensor, cells: Cells, targets: Tensor, classes: Tensor) -> Terms:
+    def _head_terms(self, part: HeadMap, weight: Tensor, cells: Cells, inputs: LossInputs, classes: Tensor) -> Terms:
         """The sums of one head."""
         config = self.config
-        coordinates, class_logits, boxes, wanted_boxes = _predictions(part, cells, targets)
+        coordinates, class_logits, boxes, wanted_boxes = _predictions(part, cells, inputs.targets)
         iou = box_iou_aligned(boxes, wanted_boxes, IouKind.iou)
         is_iou = config.iou is IouKind.iou
         losses = 1 - iou.square() if is_iou else 1 - box_iou_aligned(boxes, wanted_boxes, config.iou)
         terms = {POSITIVES: weight.sum(), "box": (losses * weight).sum()}
-        if self.refines:
+        if inputs.refines:
             terms["l1"] = (config.l1 * _distance(boxes, wanted_boxes, part.head.stride) * weight).sum()
         if part.head.box_bins:
             terms["dfl"] = (config.dfl * _bin_losses(coordinates, wanted_boxes, part.head) * weight).sum()

@@ -33,9 +33,9 @@ from conf.cli.command_line import print_error
 from conf.cli.program import options_of
 from conf.schema import TrainConfig
 from data import Batch
-from eval import evaluate
+from data.progress import counted
+from hydra_yolov3_spp import evaluate, train
 from models import Darknet, zoo_cfg
-from train import train
 from train_utils import build, checkpoint, distributed, engine, run_folder, sync_batchnorm
 
 PRECISIONS = ("float64", "auto")
@@ -109,7 +109,8 @@ class Conformance:
         """Do the same in one process that rank 0 starts. Raises CalledProcessError if it fails."""
         trainings = [[*self.options, f"train.precision={p}", f"run_dir={self.folder}/one_{p}"] for p in PRECISIONS]
         scored = [*self.scored, f"out={self.folder}/one_evaluation"]
-        program = f"import train, eval; [train.train(one) for one in {trainings}]; eval.evaluate({scored})"
+        program = "from hydra_yolov3_spp import evaluate, train\n"
+        program += f"for options in {trainings}: train(options)\nevaluate({scored})"
         with distributed.torch_distributed_zero_first(self.world):
             if self.world.is_main:
                 subprocess.run(
@@ -218,7 +219,8 @@ def main(*arguments: str) -> None:
         for out in outs if world.is_main else ():
             conformance.write(out)
     if world.is_main:
-        print(f"{world.world_size} ranks on {world.num_nodes} node(s), {world.device.type}, torch {torch.__version__}")
+        where = f"{counted(world.world_size, 'rank')} on {counted(world.num_nodes, 'node')}, {world.device.type}"
+        print(f"{where}, torch {torch.__version__}")
         for name, passed, detail, _ in conformance.checks:
             print(f"{'pass' if passed else 'FAIL'}  {name:45s} {detail}", flush=True)
     distributed.barrier()

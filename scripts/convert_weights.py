@@ -23,6 +23,7 @@ from pathlib import Path
 
 from conf import ConfigError, compose, schema
 from conf.cli import run_files
+from data.progress import counted
 from models import fitted_cfg, save_darknet_weights
 from train_utils import build
 from train_utils.checkpoint import save_checkpoint
@@ -64,7 +65,7 @@ def convert(config: schema.ConvertConfig) -> None:
             "seen": detector.model.seen, "ema": detector.model.state_dict(),
         }  # fmt: skip
         save_checkpoint(out, state)
-        print(f"wrote {out}: {len(detector.names)} classes, {detector.image_size} pixels")
+        print(f"wrote {out}: {counted(len(detector.names), 'class')}, {detector.image_size} pixels")
         return
     if config.ckpt is not None:
         detector = open_checkpoint.open_checkpoint(config.ckpt)

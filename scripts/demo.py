@@ -24,9 +24,8 @@ from conf import schema
 from conf.train_options import require
 from data import Medium, OnBadFile
 from data.errors import printable
-from predict import ResultWriter
 from train_utils import distributed
-from train_utils.inference.detector import Prediction, Predictor, format_counts
+from train_utils.inference.detector import Prediction, Predictor, ResultWriter, format_counts
 from train_utils.inference.open_checkpoint import limits_of
 
 SECONDS_BETWEEN_FRAMES = 0.2  # of the camera
@@ -109,7 +108,7 @@ class Session:
         files = [Path(path) for path in paths or []]
         unique = len({path.name for path in files}) == len(files)
         media = [Medium(path, path.name if unique else f"{n} {path.name}") for n, path in enumerate(files, start=1)]
-        writer = ResultWriter(media, self.predictor, out, video_suffix=".webm")
+        writer = ResultWriter(media, self.predictor.network, out, video_suffix=".webm")
         with writer.drawn:
             for prediction in self._predict(media, confidence, overlap):
                 writer.add(prediction)

@@ -15,7 +15,8 @@ from packaging.utils import canonicalize_name
 
 from conf import REPOSITORY
 
-ENTRY_POINTS = ("train", "eval", "predict", "export", "plugins")
+PROGRAMS = ("train", "eval", "predict", "export")
+ENTRY_POINTS = (*PROGRAMS, "plugins")
 FOLDERS = ("models", "data", "conf", "train_utils", "scripts", "hydra_yolov3_spp")
 
 
@@ -72,6 +73,13 @@ def test_packages_import_only_what_lies_below_them(part: str) -> None:
     for path in sources(part):
         opened = OPENED.get(str(path.relative_to(REPOSITORY)), set())
         wrong = [name for name in imported_names(path) if name.split(".")[0] in forbidden and name not in opened]
+        assert not wrong, f"{path.relative_to(REPOSITORY)} imports {wrong}"
+
+
+def test_nobody_imports_a_program() -> None:
+    """What one shares with others lies in a package; a caller has hydra_yolov3_spp."""
+    for path in all_sources():
+        wrong = [name for name in imported_names(path) if name.split(".")[0] in PROGRAMS]
         assert not wrong, f"{path.relative_to(REPOSITORY)} imports {wrong}"
 
 

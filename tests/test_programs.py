@@ -59,7 +59,7 @@ def trained(folder: Path) -> Finished:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "warning" not in (done.stdout + done.stderr).lower(), done.stdout + done.stderr
-    assert "2 process(es) on cpu (torchrun)" in done.stdout or torch.cuda.is_available()
+    assert "2 processes on cpu (torchrun)" in done.stdout or torch.cuda.is_available()
     return done
 
 

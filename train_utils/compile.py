@@ -19,6 +19,7 @@ from conf import errors
 from conf.cli import launch, run_files
 from conf.train_options import AUTO, TrainSection, is_installed
 from data import Batch, both_sides
+from data.progress import log
 from models import Darknet, count_flops
 from models.loss import HeadLoss, LossParts
 from train_utils import distributed
@@ -111,10 +112,18 @@ def can_generate_code() -> bool:
     return is_installed("triton") and launch.compiler() is not None
 
 
+ToInput = Callable[[Batch], torch.Tensor]
+
+
 def compile_step(
-    network: torch.nn.Module, loss: HeadLoss, to_input: Callable[[Batch], torch.Tensor], mode: str, sizes: int,
-    *, log_line: Callable[[str], None] = print,
-) -> tuple["HeadLoss | CompiledLoss", Callable[[Batch], torch.Tensor]]:  # fmt: skip
+    network: torch.nn.Module,
+    loss: HeadLoss,
+    to_input: ToInput,
+    mode: str,
+    sizes: int,
+    *,
+    log_line: Callable[[str], object] = log.info,
+) -> tuple["HeadLoss | CompiledLoss", ToInput]:
     """Compile ``network`` in place; return ``loss`` and ``to_input`` compiled, too.
 
     ``mode`` is as chosen by ``choose_mode``, and ``sizes`` the number of image sizes. Each is
@@ -127,8 +136,9 @@ def compile_step(
         return loss, torch.compile(to_input, mode="default", dynamic=True, fullgraph=True)
     from torch._dynamo import config as limits  # slow
 
-    limits.recompile_limit = max(limits.recompile_limit, sizes * GRAPHS_OF_A_SIZE)
-    limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, sizes * GRAPHS_OF_A_SIZE)
+    graphs = sizes * GRAPHS_OF_A_SIZE
+    limits.recompile_limit = max(limits.recompile_limit, graphs)
+    limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, graphs)
     network.compile(mode=mode, dynamic=False)
     compiled_input = torch.compile(to_input, mode=mode, dynamic=False, fullgraph=True)
     parameters, began = list(network.parameters()), list[float]()  # began: the first two micro-batches
@@ -161,16 +171,20 @@ class CompiledLoss:
         return self._eager.count_positives(targets)
 
     def sums(
-        self, raw_maps: Sequence[torch.Tensor], targets: torch.Tensor, positives_per_image: torch.Tensor,
+        self,
+        raw_maps: Sequence[torch.Tensor],
+        targets: torch.Tensor,
+        positives_per_image: torch.Tensor,
         objectness_ratio: float,
-    ) -> tuple[LossParts, torch.Tensor]:  # fmt: skip
-        """As the loss that is compiled."""
+        refines: bool = False,
+    ) -> tuple[LossParts, torch.Tensor]:
+        """As the loss that is compiled, with a graph for each value of ``refines``."""
         if not self._is_prepared:  # what a loss caches for a device, such as anchors, must not enter its graph
             with torch.no_grad():
                 self._eager.sums(raw_maps, targets, positives_per_image)
             self._is_prepared = True
-        missing = max(len(targets), 1) + -max(len(targets), 1) % TARGET_ROWS - len(targets)
         # A number would be a constant of the graph, and each step of the warm-up has another.
         ratio = torch.full((), objectness_ratio, device=targets.device)
-        filled = torch.nn.functional.pad(targets, (0, 0, 0, missing))
-        return self._sums(list(raw_maps), filled, positives_per_image, ratio)
+        rows = max(1, math.ceil(len(targets) / TARGET_ROWS)) * TARGET_ROWS
+        filled = torch.nn.functional.pad(targets, (0, 0, 0, rows - len(targets)))
+        return self._sums(list(raw_maps), filled, positives_per_image, ratio, refines)

@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from conf import errors
 from conf.cli import launch
+from data.progress import counted, log
 
 NVIDIA_DEVICE = Path("/dev/nvidiactl")  # there if the kernel knows a GPU, whatever torch can do
 PAUSE_SECONDS = 0.1  # between looks at the store
@@ -57,11 +58,12 @@ def init_distributed_mode(device: str, timeout_seconds: float) -> World:
     or if a rank has no device of its own.
     """
     place = launch.read_launch()
+    log.disabled = place.rank > 0
     chosen, num_nodes = choose_device(device, place.local_rank), 1
     if chosen.type == "cuda":
         if place.launcher == "torchrun" and place.local_rank >= torch.cuda.device_count():
             raise errors.DistributedError(
-                f"process {place.local_rank} of this machine finds {torch.cuda.device_count()} GPU(s). "
+                f"process {place.local_rank} of this machine finds {counted(torch.cuda.device_count(), 'GPU')}. "
                 "fix: start one process for each GPU, or device=cpu"
             )
         torch.cuda.set_device(chosen)

@@ -13,7 +13,7 @@ import torch
 from conf import errors
 from conf.train_options import Compile, TrainSection
 from data import Batch, TrainBatchSampler
-from data.progress import Progress
+from data.progress import Progress, counted
 from models import Darknet
 from models.layers import Dropout
 from models.loss import HeadLoss, LossParts
@@ -23,8 +23,12 @@ from train_utils.stop import StopRequest
 # By these the CPU's allocator, CUDA, cuDNN (no room for any algorithm's workspace) and cuBLAS (none
 # for its handle) say that memory is full; torch.OutOfMemoryError is but one of their errors.
 MEMORY_IS_FULL = (
-    *("can't allocate memory", "out of memory", "unable to find an engine", "CUDNN_STATUS_ALLOC_FAILED"),
-    *("CUBLAS_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED"),
+    "can't allocate memory",
+    "out of memory",
+    "unable to find an engine",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUBLAS_STATUS_NOT_INITIALIZED",
 )
 MAX_NONFINITE_STEPS = 3  # in a row; one more ends the training
 HELP = "a lower optim.lr, a longer optim.warmup_epochs, optim.clip_norm=10, or train.precision=float32"
@@ -75,15 +79,20 @@ class ForwardPass:
         return (distributed.sum_over_ranks(positives) if len(positives) else positives) / images
 
     def __call__(
-        self, images: torch.Tensor, targets: torch.Tensor, positives_per_image: torch.Tensor, warmup: float
+        self,
+        images: torch.Tensor,
+        targets: torch.Tensor,
+        positives_per_image: torch.Tensor,
+        warmup: float,
+        refines: bool = False,
     ) -> tuple[LossParts, torch.Tensor]:
         """The loss's sums and divisor of ``images`` (B, 3, H, W), float.
 
-        ``warmup`` is the finished share of the warm-up, 0..1.
+        ``warmup`` is the finished share of the warm-up, 0..1; ``refines`` is that of the loss.
         """
         with torch.autocast(images.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None):
             raw_maps = self.model(images)
-        return self.loss.sums(raw_maps, targets, positives_per_image, warmup)
+        return self.loss.sums(raw_maps, targets, positives_per_image, warmup, refines)
 
 
 class EpochResult(NamedTuple):
@@ -95,7 +104,7 @@ class EpochResult(NamedTuple):
     waiting: float  # share of the time that this rank waited for batches
 
 
-def train_one_epoch(  # noqa: PLR0915 - all that a step does
+def train_one_epoch(
     forward: ForwardPass,
     state: train_state.TrainState,
     loader: Iterable[Batch],
@@ -106,6 +115,7 @@ def train_one_epoch(  # noqa: PLR0915 - all that a step does
     log_step: Callable[[int, Mapping[str, float]], None],
     progress: Progress,
     accumulate: int,
+    refines: bool = False,
 ) -> EpochResult:
     """Train on the batches that ``loader`` has left of an epoch, or until all ranks stop.
 
@@ -113,8 +123,8 @@ def train_one_epoch(  # noqa: PLR0915 - all that a step does
     changes nothing. After every other step ``log_step`` gets its number, the rate and this rank's
     losses. Raises what ``guard.skip`` and, before checkpoints and at the end, ``check_weights`` do.
     """
-    model, world = forward.model, forward.world
-    model.train()
+    world = forward.world
+    forward.model.train()
     seen = 0  # images of the epoch
     waited, started = 0.0, time.perf_counter()
 
@@ -132,28 +142,10 @@ def train_one_epoch(  # noqa: PLR0915 - all that a step does
         guard.begin_step()
         state.schedule.apply(state.optimizer, state.step)
         images = world.world_size * sum(len(batch.images) for batch in micro_batches)
-        per_image = forward.positives_per_image([batch.targets for batch in micro_batches], images)
-        sums, divisor = torch.zeros_like(state.loss_sums), state.loss_sums.new_zeros(1)
-        while micro_batches:
-            batch = micro_batches.pop(0).to(world.device, non_blocking=True)
-            if isinstance(model, torch.nn.parallel.DistributedDataParallel):
-                model.require_backward_grad_sync = not micro_batches  # as its no_sync() does
-            parts, share = forward(forward.to_input(batch), batch.targets, per_image, state.schedule.warmup(state.step))
-            # DDP averages gradients over the ranks.
-            state.scaler.scale(parts.total * (world.world_size / images)).backward()
-            sums += torch.stack([part.detach() for part in parts])
-            divisor += share
-            del batch, parts  # their memory is for the next batch
         seen += images
         state.seen += images
+        means, norm = add_gradients(forward, state, micro_batches, images, refines)
 
-        # The positives of all passes and ranks are known only now.
-        divisor = distributed.sum_over_ranks(divisor).clamp(min=images)
-        state.scaler.unscale_(state.optimizer)
-        gradients = [p.grad for p in state.parameters if p.grad is not None]
-        torch._foreach_mul_(gradients, (images / divisor[0]).to(gradients[0].dtype))
-        norm = torch.nn.utils.get_total_norm(gradients)
-        means = sums * (world.world_size / divisor)  # the mean of this over the ranks is the loss
         numbers = torch.cat([means, norm.to(means).view(1)])
         votes = stop.votes(skip=~numbers.isfinite().all(), save=writer.is_due(state.step + 1))
         *losses, _, skip, save, signal = torch.cat([numbers, votes]).tolist()  # the step's only host read
@@ -177,6 +169,39 @@ def train_one_epoch(  # noqa: PLR0915 - all that a step does
     check_weights(state)
     seconds = time.perf_counter() - started
     return EpochResult(state.lr, state.mean_losses(world), seen / seconds, waited / seconds)
+
+
+def add_gradients(
+    forward: ForwardPass, state: train_state.TrainState, micro_batches: list[Batch], images: int, refines: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Put the gradients of a step, of ``images`` over all ranks, into the parameters.
+
+    Empties the list of this rank's ``micro_batches``: their memory is for the next ones. Returns
+    this rank's losses, float64, whose mean over the ranks is that of the step, and the norm of the
+    gradients.
+    """
+    model, world = forward.model, forward.world
+    warmup = state.schedule.warmup(state.step)
+    per_image = forward.positives_per_image([batch.targets for batch in micro_batches], images)
+    sums = torch.zeros_like(state.loss_sums)
+    divisor = state.loss_sums.new_zeros(1)
+    while micro_batches:
+        batch = micro_batches.pop(0).to(world.device, non_blocking=True)
+        if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+            model.require_backward_grad_sync = not micro_batches  # as its no_sync() does
+        parts, share = forward(forward.to_input(batch), batch.targets, per_image, warmup, refines)
+        # DDP averages gradients over the ranks.
+        state.scaler.scale(parts.total * (world.world_size / images)).backward()
+        sums += torch.stack([part.detach() for part in parts])
+        divisor += share
+        del batch, parts
+
+    # The positives of all passes and ranks are known only now.
+    divisor = distributed.sum_over_ranks(divisor).clamp(min=images)
+    state.scaler.unscale_(state.optimizer)
+    gradients = [p.grad for p in state.parameters if p.grad is not None]
+    torch._foreach_mul_(gradients, (images / divisor[0]).to(gradients[0].dtype))
+    return sums * (world.world_size / divisor), torch.nn.utils.get_total_norm(gradients)
 
 
 def rehearse(forward: ForwardPass, state: train_state.TrainState, side: int) -> None:
@@ -203,8 +228,8 @@ def check_weights(state: train_state.TrainState) -> None:
     largest = torch.nn.utils.get_total_norm([value for value in values if value.is_floating_point()], math.inf)
     if distributed.any_rank(not math.isfinite(largest)):
         raise errors.TrainError(
-            f"a weight or batch-norm statistic is not finite after {state.step} step(s), and training cannot recover; "
-            f"the last checkpoint predates it. fix: {HELP}"
+            f"a weight or batch-norm statistic is not finite after {counted(state.step, 'step')}, and training cannot "
+            f"recover; the last checkpoint predates it. fix: {HELP}"
         )
 
 
@@ -250,8 +275,8 @@ class NonFiniteGuard:
         self._log_line(f"step {state.step}: loss or gradient is not finite ({named}): update skipped")
         if self.in_a_row > self._limit:
             raise errors.TrainError(
-                f"loss or gradient is no longer finite at step {state.step} ({named}), {self.in_a_row} step(s) in a "
-                f"row. fix: {HELP}"
+                f"loss or gradient is no longer finite at step {state.step} ({named}), "
+                f"{counted(self.in_a_row, 'step')} in a row. fix: {HELP}"
             )
 
 

@@ -1,17 +1,21 @@
 """Ground truth and detections as plain arrays, and the files of detections."""
 
 import json
+import math
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NotRequired, Self, TypedDict
 
+import msgspec
 import numpy as np
 
 from conf.errors import TrainError
+from data import Annotations
 from data.annotations_read import ids_by_name
 from data.errors import shown
+from data.progress import log
 from data.validate import TINY, looks_like
 
 # A row per detection. "class" counts from 0; "box_xywh" is left, top, width and height in pixels of
@@ -35,6 +39,11 @@ class GroundTruth:
     areas: np.ndarray  # float64 (M,) as in the file: of the mask, not of the box
     names: Sequence[str]  # of the classes, in the order of their category ids
     file_names: Sequence[str] = ()  # of the images, relative to their folder; none in older files
+
+    @classmethod
+    def of(cls, annotations: Annotations) -> Self:
+        """What the detections of a data set are scored against."""
+        return cls(**{column.name: getattr(annotations, column.name) for column in fields(cls)})
 
     @property
     def image_of_box(self) -> np.ndarray:
@@ -71,11 +80,49 @@ def canonical_order(detections: Detections) -> Detections:
 def to_coco_json(detections: Detections, category_ids: Sequence[int] | np.ndarray) -> list[dict[str, Any]]:
     """COCO's results format in canonical order; ``category_ids`` has the id of each class."""
     ordered = canonical_order(detections)
-    columns = (ordered["image_id"], np.asarray(category_ids)[ordered["class"]], ordered["box_xywh"], ordered["score"])
+    images, boxes, scores = (ordered[name].tolist() for name in ("image_id", "box_xywh", "score"))
+    categories = np.asarray(category_ids)[ordered["class"]].tolist()
     return [
-        {"image_id": image_id, "category_id": category_id, "bbox": box_xywh, "score": confidence}
-        for image_id, category_id, box_xywh, confidence in zip(*(c.tolist() for c in columns), strict=True)
+        {"image_id": image, "category_id": category, "bbox": box, "score": score}
+        for image, category, box, score in zip(images, categories, boxes, scores, strict=True)
     ]
+
+
+class ImageRow(TypedDict):
+    """An image of a COCO file; one of a video has its number as ``frame``, too."""
+
+    id: int
+    file_name: str
+    height: int
+    width: int
+
+
+class CategoryRow(TypedDict):
+    """A category of a COCO file."""
+
+    id: int
+    name: str
+
+
+class ImagesJson(TypedDict):
+    """What ``images.json`` holds, and a COCO file beside its annotations."""
+
+    images: list[ImageRow]
+    categories: NotRequired[list[CategoryRow]]
+
+
+def images_json(annotations: Annotations) -> ImagesJson:
+    """The images and categories of a data set."""
+    images: list[ImageRow] = []
+    for index, number in enumerate(annotations.image_ids.tolist()):
+        height, width = annotations.sizes[index].tolist()
+        images.append({"id": number, "file_name": annotations.file_name(index), "height": height, "width": width})
+    return {"images": images, "categories": categories_json(annotations.names, annotations.category_ids.tolist())}
+
+
+def categories_json(names: Sequence[str], category_ids: Sequence[int]) -> list[CategoryRow]:
+    """The categories as COCO writes them."""
+    return [{"id": number, "name": name} for number, name in zip(category_ids, names, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -97,125 +144,130 @@ def coco_files(
     Pictures have the ids of ``ids_by_name``; where there are video frames, all count 1, 2, ...
     """
     ordered = sorted(results, key=lambda result: (result.name, result.frame or 0))
+    ids = list(range(1, len(ordered) + 1))
+    if all(result.frame is None for result in ordered):
+        ids = ids_by_name([result.name for result in ordered])
     images, detections = [], []
-    pictures = [result.name for result in ordered if result.frame is None]
-    ids = ids_by_name(pictures) if len(pictures) == len(ordered) else range(1, len(ordered) + 1)
     for number, result in zip(ids, ordered, strict=True):
         height, width = result.size
-        frame = {} if result.frame is None else {"frame": result.frame}
-        images.append({"id": number, "file_name": result.name, "height": height, "width": width} | frame)
+        image = {"id": number, "file_name": result.name, "height": height, "width": width}
+        if result.frame is not None:
+            image["frame"] = result.frame
+        images.append(image)
         rows = result.detections.copy()
         rows["image_id"] = number
         detections += to_coco_json(rows, category_ids)
-    categories = [{"id": number, "name": name} for number, name in zip(category_ids, names, strict=True)]
-    return {"images": images, "categories": categories}, detections
+    return {"images": images, "categories": categories_json(names, category_ids)}, detections
+
+
+class ResultRow(msgspec.Struct):
+    """A row of a COCO results file."""
+
+    image_id: int
+    category_id: int
+    bbox: tuple[float, float, float, float]
+    score: float
 
 
 def read_results(
-    path: Path,
-    image_ids: np.ndarray,
-    category_ids: Sequence[int] | np.ndarray,
-    *,
-    single_class: bool = False,
-    warn: Callable[[str], object] = print,
+    path: Path, image_ids: np.ndarray, category_ids: Sequence[int] | np.ndarray, *, single_class: bool = False
 ) -> Detections:
-    """Read a COCO results file: rows of dtype DETECTION_AS_READ.
+    """Read a COCO results file, whose numbers may be texts: rows of dtype DETECTION_AS_READ.
 
     ``image_ids`` and ``category_ids`` (in the order of the classes) are those of the data; with
     ``single_class`` all of these are class 0. Like pycocotools, this leaves out rows of other
-    categories and keeps rows that repeat another one; ``warn`` gets their numbers. Raises
-    TrainError if the file is not such a file, or an image or all categories are not in the data.
+    categories and keeps rows that repeat another one; the log says how many. Raises TrainError if
+    the file is not such a file, or an image or all categories are not in the data.
     """
-    images = set(image_ids.tolist())
-    classes = {category: 0 if single_class else n for n, category in enumerate(np.asarray(category_ids).tolist())}
-    rows, distinct, foreign, seen, where = [], set[tuple[float, ...]](), Counter[int](), set[int](), ""
-    try:
-        content = json.loads(path.read_bytes())
-        if not isinstance(content, list):
-            raise ValueError("it is not a list of detections")
-        for number, row in enumerate(content, start=1):
-            where = f"row {number}: "
-            image, category = _id(row, "image_id"), _id(row, "category_id")
-            score, left, top, width, height = map(float, (row["score"], *row["bbox"]))
-            if not np.isfinite((score, left, top, width, height)).all():
-                raise ValueError(f"score {row['score']} or bbox {row['bbox']} is not finite")
-            if image not in images:
-                raise ValueError(f"its image {image} is not in the data")
-            seen.add(category)
-            if category in classes:
-                rows.append((image, classes[category], score, (left, top, width, height)))
-                distinct.add((image, category, score, left, top, width, height))
-            else:
-                foreign[category] += 1
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        reason = f"{where}{type(error).__name__}: {shown(str(error))}"
-        fix = "fix: a COCO results file, and the annotations that it was made for"
-        raise TrainError(f"detections={path} cannot be read ({reason}). {fix}") from error
+    rows = _read_rows(path, set(image_ids.tolist()))
+    classes = {category: index for index, category in enumerate(np.asarray(category_ids).tolist())}
+    kept = [row for row in rows if row.category_id in classes]
+    seen = {row.category_id for row in rows}
+    foreign = sorted(seen - classes.keys())
     if foreign:
-        listed = ", ".join(map(str, sorted(foreign)[:5])) + ", ..." * (len(foreign) > 5)
-        sentence = f"{foreign.total()} of its {foreign.total() + len(rows)} rows are of categories {listed}"
+        listed = ", ".join(map(str, foreign[:5])) + (", ..." if len(foreign) > 5 else "")
+        sentence = f"{len(rows) - len(kept)} of its {len(rows)} rows are of categories {listed}"
         # Counted from 0 or 1, and not as the data does, all rows are of other classes.
-        if not rows or 0 in foreign or max(seen) <= len(classes):
+        if not kept or 0 in foreign or max(seen) <= len(classes):
             raise TrainError(f"detections={path}: {sentence}, not of the data. fix: the ids of the annotation file")
-        warn(f"{path}: {sentence}, which the data does not have, and are left out")
-    if repeated := len(rows) - len(distinct):
-        warn(f"{path}: {repeated} of its {len(rows)} rows repeat another one and count as wrong")
-    return np.array(rows, dtype=DETECTION_AS_READ)
+        log.warning(f"{path}: {sentence}, which the data does not have, and are left out")
+    repeated = len(kept) - len({msgspec.structs.astuple(row) for row in kept})
+    if repeated > 0:
+        log.warning(f"{path}: {repeated} of its {len(kept)} rows repeat another one and count as wrong")
+    table = np.array([(row.image_id, 0, row.score, row.bbox) for row in kept], DETECTION_AS_READ)
+    if not single_class:
+        table["class"] = [classes[row.category_id] for row in kept]
+    return table
+
+
+def _read_rows(path: Path, image_ids: set[int]) -> list[ResultRow]:
+    try:
+        rows = msgspec.convert(json.loads(path.read_bytes()), list[ResultRow], strict=False)
+        for index, row in enumerate(rows):
+            if not all(map(math.isfinite, (row.score, *row.bbox))):
+                raise ValueError(f"score or bbox is not finite - at `$[{index}]`")
+            if row.image_id not in image_ids:
+                raise ValueError(f"image {row.image_id} is not in the data - at `$[{index}]`")
+    except (OSError, ValueError, RecursionError, msgspec.ValidationError) as error:
+        fix = "fix: a COCO results file, and the annotations that it was made for"
+        raise TrainError(f"detections={path} cannot be read ({shown(str(error))}). {fix}") from error
+    return rows
 
 
 def warn_of_units(path: Path, detections: Detections, image_ids: np.ndarray, sizes: np.ndarray) -> None:
-    """Print a warning if boxes cannot be [left, top, width, height] in pixels.
+    """Warn if boxes cannot be [left, top, width, height] in pixels.
 
     ``sizes`` (N, 2) are heights and widths of the images of ``image_ids`` (N,).
     """
+    if len(detections) == 0:
+        return
     order = np.argsort(image_ids)
-    height, width = sizes[order[np.searchsorted(image_ids, detections["image_id"], sorter=order)]].T
-    left, top, wide, high = detections["box_xywh"].T
-    beyond = (left + wide > width + 1) | (top + high > height + 1)
-    if len(detections) and max(wide.max(), high.max()) < TINY:
-        print(f"warning: all boxes of {path} are below {TINY:g} pixels, as if they were fractions of the image")
-    elif other := looks_like(detections["box_xywh"], np.column_stack([height, width]), wide * high):
-        print(f"warning: the boxes of {path} look like {other}, and are read as [left, top, width, height]")
-    elif len(detections) and beyond.mean() > 0.5:
-        about = f"{beyond.sum():,} of {len(beyond):,} boxes of {path} reach out of their image"
-        print(f"warning: {about}, as if they were not [left, top, width, height] in pixels")
+    sizes = sizes[order[np.searchsorted(image_ids, detections["image_id"], sorter=order)]]
+    boxes = detections["box_xywh"]
+    beyond = (boxes[:, :2] + boxes[:, 2:] > sizes[:, ::-1] + 1).any(axis=1)
+    other = looks_like(boxes, sizes, boxes[:, 2:].prod(axis=1))
+    if boxes[:, 2:].max() < TINY:
+        log.warning(f"warning: all boxes of {path} are below {TINY:g} pixels, as if they were fractions of the image")
+    elif other is not None:
+        log.warning(f"warning: the boxes of {path} look like {other}, and are read as [left, top, width, height]")
+    elif beyond.mean() > 0.5:
+        log.warning(
+            f"warning: {beyond.sum():,} of {len(boxes):,} boxes of {path} reach out of their image, as if they were "
+            "not [left, top, width, height] in pixels"
+        )
 
 
-def _id(row: Any, key: str) -> int:
-    """An id of a results file; a number may be written as text. Raises ValueError for any other."""
-    value = int(row[key]) if isinstance(row[key], str) and row[key].isdecimal() else row[key]
-    if type(value) not in (int, float) or value % 1 or str(value) != str(row[key]):
-        raise ValueError(f"its {key} is {'a text' if isinstance(value, str) else 'not a number'}: {shown(row[key])}")
-    return int(value)
+def check_images(path: Path, of_data: ImagesJson) -> None:
+    """Compare an ``images.json`` beside the results ``path`` with ``images_json`` of the data.
 
-
-def check_images(
-    path: Path, known: Mapping[int, tuple[str, tuple[int, int]]], categories: Collection[tuple[str, int]]
-) -> None:
-    """Compare an ``images.json`` beside the results ``path`` with the data.
-
-    ``known`` are file name, and height and width, by image id, ``categories`` names and ids. Raises
-    TrainError if they differ: then the ids of the results stand for other images or classes.
+    Raises TrainError if they differ: then the ids of the results stand for other images or classes.
     """
     beside = path.with_name("images.json")
+    if not beside.is_file():
+        return
     try:
-        content = json.loads(beside.read_text(encoding="utf-8")) if beside.is_file() else {"images": []}
-        images, theirs = content["images"], [(row["name"], int(row["id"])) for row in content.get("categories", ())]
-        rows = [(int(row["id"]), PurePosixPath(row["file_name"]).name, (row["height"], row["width"])) for row in images]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        theirs = msgspec.convert(json.loads(beside.read_bytes()), ImagesJson, strict=False)
+    except (OSError, ValueError, RecursionError, msgspec.ValidationError) as error:
         raise TrainError(f"{beside} cannot be read ({error!r}). fix: move detections={path} elsewhere") from error
-    for number, name, size in rows:
-        own, own_size = known.get(number, (name, size))
-        if (name, size) != (PurePosixPath(own).name, own_size):
+    described = {row["id"]: _describe(row) for row in of_data["images"]}
+    for row in theirs["images"]:
+        here, there = described.get(row["id"], _describe(row)), _describe(row)
+        if here != there:
             raise TrainError(
-                f"image {number} of {beside} is {name} of {size[1]} x {size[0]} pixels, and {own} of {own_size[1]} x "
-                f"{own_size[0]} in the data. fix: the data that detections={path} was made for"
+                f"image {row['id']} of {beside} is {there}, and {here} in the data. "
+                f"fix: the data that detections={path} was made for"
             )
-    ids = dict(categories)
-    for name, number in theirs:
-        if (name, number) not in categories and name in ids:  # a class that the data calls otherwise may be the same
+    ids = {row["name"]: row["id"] for row in of_data["categories"]}
+    for category in theirs.get("categories", []):
+        name, number = category["name"], category["id"]
+        # A class that the data calls otherwise may be the same.
+        if category not in of_data["categories"] and name in ids:
             said = f"{shown(name)} is category {number} in {beside} and {ids[name]} in the data"
             raise TrainError(f"{said}. fix: the data that it was made for, or weights with names=<its .json>")
+
+
+def _describe(row: ImageRow) -> str:
+    return f"{PurePosixPath(row['file_name']).name} of {row['width']} x {row['height']} pixels"
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -233,10 +285,9 @@ def write_yolo(path: Path, result: ImageResult) -> None:
     boxes = result.detections["box_xywh"].astype(np.float64)
     boxes[:, :2] += boxes[:, 2:] / 2
     boxes /= [width, height, width, height]
-    columns = zip(result.detections["class"].tolist(), boxes.tolist(), result.detections["score"].tolist(), strict=True)
-    lines = [" ".join([str(cls), *(f"{value:.6f}" for value in (*box, score))]) + "\n" for cls, box, score in columns]
+    table = np.column_stack([result.detections["class"], boxes, result.detections["score"]])
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(lines), encoding="utf-8")
+    np.savetxt(path, table, "%d %.6f %.6f %.6f %.6f %.6f")
 
 
 def file_names(names: Sequence[str], suffix: str) -> dict[str, str]:

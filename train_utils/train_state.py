@@ -12,6 +12,7 @@ from conf import errors, train_options
 from conf.cli.from_checkpoint import checked_config
 from conf.options import changed_values
 from conf.schema import TrainConfig
+from data.progress import counted
 from models.loss import LossParts
 from train_utils import coco_eval, distributed, numerics, optim
 
@@ -68,11 +69,11 @@ class TrainState:
     def stop_reason(self, options: train_options.TrainSection, world: distributed.World) -> str | None:
         """Why training ends here; None if it goes on. All ranks ask together and get one answer."""
         if self.epoch >= options.epochs:
-            return f"all {options.epochs} epochs are done"
+            return f"{counted(options.epochs, 'epoch')} done (train.epochs)"
         waited = self.epoch - self.best_epoch if self.evaluated_epoch == self.epoch else 0
         # Only rank 0 has metrics.
         if distributed.any_rank(world.is_main and 0 < options.patience <= waited):
-            return f"no better AP in {options.patience} epochs (train.patience)"
+            return f"no better AP in {counted(options.patience, 'epoch')} (train.patience)"
         return None
 
     def record(self, metrics: dict[str, float]) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from data.progress import Progress, duration
+from data.progress import Progress, duration, log
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SESSION = """
@@ -18,7 +18,7 @@ from data import progress as screen
 screen.SECONDS_BETWEEN_UPDATES = -1.0
 with screen.Progress(40, "epoch 1/3", enabled=True) as progress:
     progress.at(20, lambda: {"loss": "12.35"})
-    screen.print_lines("a note in the middle of an epoch")
+    screen.log.info("a note in the middle of an epoch")
     progress.at(40)
 """
 
@@ -39,6 +39,14 @@ def test_lines_are_ten_seconds_apart(total, seconds, monkeypatch, capsys) -> Non
     assert len(asked) >= (units * seconds) // (10 + seconds)
     of_total, left = (rf"/{total}", r"  \d:\d\d:\d\d left") if total else ("", "")
     assert re.fullmatch(rf"(evaluate  \d+{of_total}  loss 1\.235  \S+ img/s{left}\n)*", said.err)
+
+
+def test_lines_of_programs_go_to_stdout_unless_a_caller_raises_the_level(capsys) -> None:
+    log.info("100 % done")
+    log.setLevel("WARNING")
+    log.info("nobody reads this")
+    log.setLevel("INFO")
+    assert capsys.readouterr() == ("100 % done\n", "")
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(3723.4, "1:02:03"), (90_000, "25:00:00"), (12 * 86_400, "288:00:00")])

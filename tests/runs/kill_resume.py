@@ -86,7 +86,7 @@ def train_well(run: Path, world_size: int, *more: str, seconds: float = PATIENCE
 def begun(run: Path) -> int:
     """How often a training has begun in the folder."""
     log = run / "train.log"
-    return log.read_text().count("process(es) on") if log.exists() else 0
+    return log.read_text().count(" on cpu (") if log.exists() else 0
 
 
 def start_and_wait(run: Path, world_size: int, *more: str) -> list[Any]:
@@ -210,7 +210,7 @@ def main(arguments: list[str]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for world_size in map(int, values["processes"].split(",")):
             events, wrong = compare(folder, world_size, int(values["kills"]), int(values["seed"]), 0.3)
-            print(f"{world_size} process(es), {len(events)} kills:", *events, sep="\n  ")
+            print(f"{world_size} ranks, {len(events)} kills:", *events, sep="\n  ")
             print("  no difference" if not wrong else f"  different: {', '.join(wrong)}", flush=True)
 
 

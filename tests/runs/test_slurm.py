@@ -53,7 +53,7 @@ def whole(folder: Path) -> Path:
     """The run of an undisturbed job: one torchrun per node, with two processes each."""
     job = submit("train.sbatch", folder, TWO_BY_TWO, options(folder))
     assert job.end() == "COMPLETED", job.output
-    assert job.output.count("4 ranks x 2 images x 1 passes") == 1, "the processes did not form one run"
+    assert job.output.count("4 ranks x 2 images x 1 pass)") == 1, "the processes did not form one run"
     assert job.fact("Restarts") == "0" and re.search(r"^ *2/2 ", job.output, re.M)
     return run_of(job)
 

@@ -14,7 +14,6 @@ from pycocotools.cocoeval import COCOeval
 from conf.compose import compose
 from conf.schema import TrainConfig
 from data.index import read_annotations
-from eval import ground_truth_of
 from train_utils.results import Detections, GroundTruth, make_detections, read_results
 
 CATEGORY_IDS = [3, 7, 8, 90]  # with gaps, as in COCO
@@ -75,7 +74,7 @@ def coco128(shared_dir: Path) -> tuple[GroundTruth, Detections, list[int]]:
     annotations, *_ = read_annotations(config.data, "val")
     results = shared_dir / "darknet" / "yolo-fastest-1.1" / "opencv_coco128_val_results.json"
     ids = annotations.category_ids.tolist()
-    return ground_truth_of(annotations), read_results(results, annotations.image_ids, ids), ids
+    return GroundTruth.of(annotations), read_results(results, annotations.image_ids, ids), ids
 
 
 def write_coco(truth: GroundTruth, path: Path) -> None:

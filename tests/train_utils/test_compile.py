@@ -321,17 +321,17 @@ def test_a_compiled_loss_is_one_graph_for_all_numbers_of_boxes(options: tuple[st
     plain = loss_of(model.heads[:count], *options)
     compiled, _ = compile_step(model, plain, Batch.network_input, "default", 1)
     maps = [raw.detach() for raw in model(torch.rand(2, 3, 64, 64))[:count]]
-    for ratio, boxes, plain.refines in ((0.3, 3, False), (0.7, 0, False), (1.0, 3, True)):
+    for ratio, boxes, refines in ((0.3, 3, False), (0.7, 0, False), (1.0, 3, True)):
         found = []
         for loss in (plain, compiled):
             raw = [each.clone().requires_grad_() for each in maps]
-            parts, divisor = loss.sums(raw, TARGETS[:boxes], loss.count_positives(TARGETS), ratio)
+            parts, divisor = loss.sums(raw, TARGETS[:boxes], loss.count_positives(TARGETS), ratio, refines)
             parts.total.backward()
             found.append([*parts, divisor, *(each.grad for each in raw)])
         for one, other in zip(*found, strict=True):
             torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-6)
         with torch.compiler.set_stance("fail_on_recompile"):
-            compiled.sums(raw, TARGETS[:1], loss.count_positives(TARGETS), 0.5)
+            compiled.sums(raw, TARGETS[:1], loss.count_positives(TARGETS), 0.5, refines)
 
 
 @pytest.mark.release

@@ -14,11 +14,11 @@ import pytest
 from conf import ConfigError
 from conf.compose import compose
 from conf.schema import CompareConfig
-from eval import Evaluator
 from scripts.compare import compare
 from tests.small_run import small_run
 from train import train
 from train_utils.coco_eval import Evaluation, score
+from train_utils.evaluator import Evaluator
 from train_utils.report import plots, run_report
 from train_utils.report.report_page import read_best, write_report
 

@@ -23,6 +23,7 @@ from train_utils.results import (
     DETECTION_AS_READ,
     GroundTruth,
     ImageResult,
+    categories_json,
     check_images,
     coco_files,
     file_names,
@@ -192,17 +193,17 @@ def test_what_is_no_results_file_of_the_data_is_one_sentence(content: str | None
         read_results(tmp_path / "results.json", np.array([7]), CATEGORY_IDS)
 
 
-def test_ids_may_be_texts_and_rows_of_other_categories_are_counted(tmp_path: Path) -> None:
+def test_ids_may_be_texts_and_rows_of_other_categories_are_counted(tmp_path: Path, capsys) -> None:
     rows = [ROW | {"image_id": "7"}, ROW | {"category_id": "1"}, ROW | {"category_id": 99}]
     (tmp_path / "results.json").write_text(json.dumps(rows), encoding="utf-16")
-    said: list[str] = []
-    found = read_results(tmp_path / "results.json", np.array([7]), [1, 3], warn=said.append)
-    assert found["class"].tolist() == [1, 0] and len(said) == 1 and "1 of its 3 rows" in said[0] and "99" in said[0]
-    merged = read_results(tmp_path / "results.json", np.array([7]), [1, 3, 99], single_class=True, warn=said.append)
-    assert merged["class"].tolist() == [0, 0, 0] and len(said) == 1
+    found = read_results(tmp_path / "results.json", np.array([7]), [1, 3])
+    said = capsys.readouterr().out
+    assert found["class"].tolist() == [1, 0] and said.count("\n") == 1 and "1 of its 3 rows" in said and "99" in said
+    merged = read_results(tmp_path / "results.json", np.array([7]), [1, 3, 99], single_class=True)
+    assert merged["class"].tolist() == [0, 0, 0] and capsys.readouterr().out == ""
     (tmp_path / "results.json").write_text(json.dumps([*rows[:2], ROW, ROW | {"score": 0.1}, ROW | {"score": 0.1}]))
-    assert len(read_results(tmp_path / "results.json", np.array([7]), [1, 3], warn=said.append)) == 5
-    assert "2 of its 5 rows repeat" in said[1]
+    assert len(read_results(tmp_path / "results.json", np.array([7]), [1, 3])) == 5
+    assert "2 of its 5 rows repeat" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -219,11 +220,14 @@ def test_boxes_in_other_units_are_a_warning(scale, is_xyxy, said, capsys) -> Non
 
 @pytest.mark.parametrize("wrong", [{"file_name": "b.jpg"}, {"height": 9}, {"categories": IDS[::-1]}])
 def test_results_beside_other_images_or_categories_are_refused(wrong: dict[str, Any], tmp_path: Path) -> None:
-    known = {7: ("val/a.jpg", (10, 20))}, [*zip(NAMES, IDS, strict=True), ("cat", 3)]
     image = {"id": 7, "file_name": "a.jpg", "height": 10, "width": 20}
+    known = {
+        "images": [image | {"file_name": "val/a.jpg"}],
+        "categories": categories_json([*NAMES, "cat"], [*IDS, 3]),
+    }
     for change in ({}, wrong):
         ids = change.get("categories", [*IDS[:2], 5])
         categories = [{"id": number, "name": name} for number, name in zip(ids, [*NAMES[:2], "other"], strict=True)]
         write_json(tmp_path / "images.json", {"images": [image | change], "categories": categories})
         with pytest.raises(TrainError, match=r"in the data\. fix: ") if change else contextlib.nullcontext():
-            check_images(tmp_path / "results.json", *known)
+            check_images(tmp_path / "results.json", known)

@@ -1,4 +1,4 @@
-"""The Python API: ``Detector``, a trained network, and the ``Prediction`` it returns."""
+"""The Python API: ``Detector``, a trained network, and the ``Prediction`` it returns; its files."""
 
 import os
 import sys
@@ -22,6 +22,7 @@ from conf.train_options import EvalPrecision, require
 from data import DataError, Exif, OnBadFile, cut_at_edges
 from data.layouts import class_numbers
 from data.media import Frame, FrameBatch, FrameBatches, InputFit, Medium, find_media, pixels_of, read_picture
+from data.progress import counted
 from models import Postprocess, for_detection
 from models.darknet import fuse_batch_norm
 from train_utils import build, distributed, numerics, results
@@ -32,10 +33,18 @@ FILE_OPTIONS = {"source", "out", "draw", "save_json", "save_txt"}  # of predict.
 GPU_BATCH_SIZE = 8  # on a CPU it is 1: threads process several batches at a time
 # Attributes of Ultralytics' results and models: what to write here.
 WORDS = {
-    "boxes": ".boxes_xyxy, .scores and .classes", "xyxy": ".boxes_xyxy", "conf": ".scores", "cls": ".classes",
-    "names": ".all_class_names", "orig_img": ".image", "orig_shape": ".image.shape[:2]", "train": "train([...])",
-    "val": "evaluate([...])", "export": "export([...])", "track": "see docs/use/python.md",
-}  # fmt: skip
+    "boxes": ".boxes_xyxy, .scores and .classes",
+    "xyxy": ".boxes_xyxy",
+    "conf": ".scores",
+    "cls": ".classes",
+    "names": ".all_class_names",
+    "orig_img": ".image",
+    "orig_shape": ".image.shape[:2]",
+    "train": "train([...])",
+    "val": "evaluate([...])",
+    "export": "export([...])",
+    "track": "see docs/use/python.md",
+}
 
 
 class _Answers:
@@ -142,16 +151,13 @@ class Predictor:
     """A network with its preprocessing and NMS, as configured; threads may share it."""
 
     def __init__(self, config: DetectConfig, device: torch.device) -> None:
-        self.config, self.device = config, device
+        self.config = config
+        self.device = device
         self.network = open_checkpoint.open_detector(config.ckpt, config.model, config.names, config.image_size)
         self.dtype = numerics.evaluation_dtype(config.precision, device, "precision")
         self.model = self.for_one = for_detection(self.network.model.to(device), device)
-        self.fit = InputFit(
-            self.network.image_size,
-            self.network.model.max_stride,
-            config.resize,
-            config.rect and self.model.takes_any_size,
-        )
+        rect = config.rect and self.model.takes_any_size
+        self.fit = InputFit(self.network.image_size, self.network.model.max_stride, config.resize, rect)
         self.postprocess = self._suppression()
         # Load torchvision and the device's kernels now, not with the first picture.
         import torchvision  # noqa: F401 - NMS imports it lazily, but not for the few boxes of a blank image
@@ -173,8 +179,9 @@ class Predictor:
 
     def _suppression(self) -> Postprocess:
         open_checkpoint.check_limits(self.network.model, self.config)
-        names, chosen = self.network.names, self.config.classes
-        classes = class_numbers(chosen, names, "classes") if chosen is not None else None
+        classes = None
+        if self.config.classes is not None:
+            classes = class_numbers(self.config.classes, self.network.names, "classes")
         return build.build_postprocess(self.config, self.model.heads, classes)
 
     def frames(self, media: Sequence[Medium], on_error: OnBadFile, batch_size: int | None = None) -> FrameBatches:
@@ -185,18 +192,87 @@ class Predictor:
 
     def predict(self, batches: Iterable[FrameBatch], in_turn: bool = False) -> Iterator[Prediction]:
         """The objects on each frame, in order; ``in_turn`` is that of detect_batches."""
-        names, category_ids = self.network.names, self.network.category_ids
-        model, tf32 = self.for_one if in_turn else self.model, self.config.precision is EvalPrecision.tf32
         found = detect.detect_batches(
-            model, batches, self.postprocess, self.device, dtype=self.dtype, tf32=tf32, in_turn=in_turn
+            self.for_one if in_turn else self.model,
+            batches,
+            self.postprocess,
+            self.device,
+            dtype=self.dtype,
+            tf32=self.config.precision is EvalPrecision.tf32,
+            in_turn=in_turn,
         )
         for batch, tables in found:
             for frame, letterbox, rows in zip(batch.frames, batch.letterboxes, tables, strict=True):
                 table = rows.double().numpy()
                 boxes = cut_at_edges(letterbox.to_original(table[:, :4]), frame.size)
                 inside = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)  # others lie in the padding
-                boxes, scores, classes = boxes[inside], table[inside, 4], table[inside, 5].astype(int)
-                yield Prediction(boxes, scores, classes, names, category_ids, frame)
+                yield Prediction(
+                    boxes[inside],
+                    scores=table[inside, 4],
+                    classes=table[inside, 5].astype(int),
+                    all_class_names=self.network.names,
+                    all_category_ids=self.network.category_ids,
+                    frame=frame,
+                )
+
+
+class ResultWriter:
+    """Writes the files of one prediction below ``out``, and counts what it found."""
+
+    def __init__(
+        self,
+        media: Sequence[Medium],
+        network: open_checkpoint.TrainedNetwork,
+        out: Path,
+        *,
+        draws: bool = True,
+        save_json: bool = True,
+        save_txt: bool = False,
+        video_suffix: str = ".mp4",
+    ) -> None:
+        self.network = network
+        self.out = out
+        self.draws = draws
+        self.save_json = save_json
+        self.save_txt = save_txt
+        names = [medium.name for medium in media]
+        videos = [medium.name for medium in media if medium.is_video]
+        kept = {name: name for name in names if name.lower().endswith(draw.PICTURE_SUFFIXES)}
+        self.drawn_names = results.file_names(names, ".png") | kept | results.file_names(videos, video_suffix)
+        self.label_names = results.file_names([name for name in names if name not in videos], ".txt")
+        self.drawn = draw.DrawnFiles(network.names)
+        self.results: list[results.ImageResult] = []
+        self.num_images = 0
+        self.counts = Counter[str]()  # detections of each class
+
+    def add(self, prediction: Prediction) -> None:
+        """Draw a frame, write its labels, count it."""
+        frame, medium = prediction.frame, prediction.frame.medium
+        columns = prediction.boxes_xyxy, prediction.classes, prediction.scores
+        rows = results.make_detections(0, prediction.classes, prediction.scores, prediction.boxes_xyxy)
+        result = results.ImageResult(medium.name, frame.number if medium.is_video else None, frame.size, rows)
+        if self.save_json:  # otherwise a camera may run for days without filling memory
+            self.results.append(result)
+        self.num_images += 1
+        self.counts.update(prediction.class_names)
+        if self.save_txt and not medium.is_video:
+            results.write_yolo(self.out / "labels" / self.label_names[medium.name], result)
+        path = self.out / self.drawn_names[medium.name]
+        if self.draws and medium.is_video:
+            self.drawn.frame(path, frame.frames_per_second, frame.image, *columns)
+        elif self.draws:
+            self.drawn.picture(path, frame.image, *columns)
+
+    def summary(self) -> str:
+        """The numbers of images and detections."""
+        return f"{counted(self.num_images, 'image')}, {counted(self.counts.total(), 'detection')}"
+
+    def close(self) -> None:
+        """Write the files that hold all results."""
+        if self.save_json:
+            images, found = results.coco_files(self.results, self.network.names, self.network.category_ids)
+            results.write_json(self.out / "images.json", images)
+            results.write_json(self.out / "detections.json", found)
 
 
 class Detector(_Answers):

@@ -17,6 +17,7 @@ from conf.cli.from_checkpoint import trained_size
 from conf.cli.run_files import EXPORTED
 from conf.schema import DetectionSection
 from data.errors import printable
+from data.progress import counted
 from models import ModelError
 from models.export import RUNS, read_metadata
 from models.published import COCO_NAMES
@@ -93,7 +94,7 @@ def open_checkpoint(ckpt: str) -> TrainedNetwork:
     if Path(ckpt).suffix in EXPORTED:
         file = ExportedNetwork(Path(ckpt))
         size = file.image_size[0] if file.image_size[0] == file.image_size[1] else file.image_size
-        note = f"{ckpt}: an exported file, {len(file.names)} classes"
+        note = f"{ckpt}: an exported file, {counted(len(file.names), 'class')}"
         note += "" if file.takes_any_size else ", all images at one size (rect=false)"
         note += "".join(f", {key}={limit}" for key, limit in file.limits.items())
         return TrainedNetwork(file, file.names, file.category_ids, size, note, Path(ckpt).name)
@@ -102,7 +103,9 @@ def open_checkpoint(ckpt: str) -> TrainedNetwork:
     major, minor, revision = state["weights_version"]
     model.seen, model.weights_version = state["seen"], (major, minor, revision)
     names, size = list(map(printable, state["names"])), trained_size(state["config"], ckpt)
-    origin = (f"epoch {state['epoch']}" if state["epoch"] else "converted weights") + f", {len(names)} classes"
+    origin = (
+        f"epoch {state['epoch']}" if state["epoch"] else "converted weights"
+    ) + f", {counted(len(names), 'class')}"
     return TrainedNetwork(model.eval(), names, state["category_ids"], size, f"{ckpt}: {origin}", origin)
 
 

@@ -20,6 +20,7 @@ from conf.options import flat, option
 from conf.schema import TrainConfig
 from data import progress
 from data.errors import as_started, from_here, printable
+from data.progress import counted
 from train_utils import auto, coco_eval, distributed, engine, run_folder
 from train_utils.report import draw, plots, report_page
 from train_utils.report.log import EPOCH_COLUMNS, GrowingFile, MetricsCsv, epoch_row, of_busy_cores
@@ -63,7 +64,7 @@ class RunReport:
         for text in filter(None, texts if self._world.is_main else ()):
             lines = list(map(printable, text.split("\n")))
             if on_terminal:
-                progress.print_lines("\n".join(lines))
+                progress.log.info("\n".join(lines))
             stamp = time.strftime("%Y-%m-%d %H:%M:%S")
             for line in lines:
                 self._log.add(f"{stamp} {line}".rstrip() + "\n")
@@ -86,7 +87,9 @@ class RunReport:
             self.line(*(f"{split}: {note}" for note in (*annotations.skipped, *annotations.notes)))
         if config.data.split is not None:
             total = len(train_set) + len(val_set)
-            self.line(f"data.split={config.data.split:g} holds out {len(val_set)} of {total} images, by name")
+            self.line(
+                f"data.split={config.data.split:g} holds out {len(val_set)} of {counted(total, 'image')}, by name"
+            )
         parameters, flops = models.count_parameters(model), models.count_flops(model, size)
         self.line(
             f"{from_here(model.cfg.source)}:\n  {parameters:,} parameters, {flops / 1e9:.2f} GFLOPs for "
@@ -99,13 +102,14 @@ class RunReport:
         if config.plugins:
             self.line(f"plugins: {', '.join(config.plugins)}")
         self.line(
-            f"{world.world_size} process(es) on {world.device.type} ({world.launcher}), "
+            f"{counted(world.world_size, 'process')} on {world.device.type} ({world.launcher}), "
             f"forward pass in {config.train.precision.value}"
         )
         self.line(of_busy_cores(torch.get_num_threads()) if world.device.type == "cpu" else None)
         self.line(
-            f"{config.train.epochs} epochs x {batches.steps_per_epoch} steps x {config.train.batch_size} images "
-            f"({world.world_size} ranks x {batches.images_per_rank} images x {batches.accumulate} passes)"
+            f"{counted(config.train.epochs, 'epoch')} x {counted(batches.steps_per_epoch, 'step')} x "
+            f"{counted(config.train.batch_size, 'image')} ({counted(world.world_size, 'rank')} x "
+            f"{counted(batches.images_per_rank, 'image')} x {counted(batches.accumulate, 'pass')})"
         )
         self.line(f"run folder {from_here(self.folder)}")
         self.line(f"data.workers={config.data.workers}, augment.colour={config.augment.colour}")
