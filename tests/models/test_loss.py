@@ -39,7 +39,7 @@ YOLOX = YoloxLossConfig(
 
 class LastEpochs(YoloxLoss):
     def sums(self, *inputs: Any) -> tuple[LossParts, Tensor]:
-        return super().sums(*inputs, refines=True)
+        return super().sums(*inputs[:4], refines=True)
 
 
 REFINING = LastEpochs(WIDE_HEADS, YOLOX)
