@@ -367,7 +367,7 @@ def locate(config: DataConfig, split: str) -> LocatedSplit:
             raise DataError(
                 f"data.{split}.images: format=voc reads folders on a disk. fix: make a COCO json of the set"
             )
-        return voc.locate_voc(places, Path(image_root), config.names)
+        return voc.locate_voc(places, Path(image_root), config.names or ())
     if config.format == DataFormat.yolo:
         return yolo.locate_yolo(pairs, root, split, names, config.exif)
     path, read = pairs[0][0], FORMATS.get(config.format)
