@@ -113,12 +113,21 @@ class Annotations:
 
     def training_boxes(self, index: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """Classes (n,) and clipped boxes_xyxy (n, 4) of an image in pixels, without crowds."""
-        rows = np.arange(self.offsets[index], self.offsets[index + 1])
-        rows = rows[~self.crowd[rows]]
+        _, classes, boxes = self.boxes_on(np.array([index]))
+        return classes, boxes
+
+    def boxes_on(self, images: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]:
+        """``training_boxes`` of images (k,), after the number (n,) in 0..k-1 of each box's image."""
+        counts = self.offsets[images + 1] - self.offsets[images]
+        owners = np.repeat(np.arange(len(images)), counts)
+        starts = self.offsets[images] - np.cumsum(counts) + counts
+        rows = np.arange(len(owners)) + starts[owners]
+        objects = ~self.crowd[rows]
+        rows, owners = rows[objects], owners[objects]
         boxes = self.boxes_xywh[rows]
         boxes[:, 2:] += boxes[:, :2]
-        height, width = self.sizes[index]
-        return self.classes[rows], boxes.clip(0, [width, height, width, height]).astype(np.float32)
+        limits = self.sizes[images[owners]][:, [1, 0, 1, 0]]
+        return owners, self.classes[rows], boxes.clip(0, limits).astype(np.float32)
 
 
 def open_annotations(config: DataConfig, split: str) -> Annotations:
