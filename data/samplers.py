@@ -8,6 +8,7 @@ if its total size is the same.
 import logging
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -102,7 +103,7 @@ def permuted(positions: Numbers, count: int, key: Sequence[int]) -> Numbers:
     return values.astype(np.int64)
 
 
-def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _mixed(values: NDArray[Any]) -> NDArray[Any]:
     """Each number hashed to 64 bits: the finaliser of SplitMix64 (Steele, Lea & Flood 2014)."""
     values = (values ^ (values >> 30)) * 0xBF58476D1CE4E5B9
     values = (values ^ (values >> 27)) * 0x94D049BB133111EB
@@ -242,7 +243,7 @@ class TrainSampler(torch.utils.data.DistributedSampler[int]):
         # but those left out.
         between = self.batch_size - 2 + left_out if self.batch_size > 1 else -1
         stops = np.searchsorted(ends, ends + between, side="right") + 1
-        rectangles = [of_aspect[first:stop].max(axis=0) for first, stop in enumerate(stops)]
+        rectangles: list[Shares] = [of_aspect[first:stop].max(axis=0) for first, stop in enumerate(stops)]
         largest = self.sizes.largest_size
         areas = [math.prod(self.sizes.rectangle(largest, *shares)) for shares in rectangles]
         return rectangles[int(np.argmax(areas))]
