@@ -5,8 +5,10 @@ samples. data/plan.py draws its plan; this file draws its pixels and moves its b
 """
 
 import zlib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import NamedTuple
 
 import cv2
@@ -17,7 +19,7 @@ from numpy.typing import NDArray
 from data.colour import change_colour
 from data.config import AugmentConfig, Colour, Resize
 from data.errors import DataError
-from data.geometry import PAD_VALUE, Boxes, Image, Matrix, Size, move_boxes, resize_into, visible_boxes
+from data.geometry import PAD_VALUE, Boxes, Image, Letterbox, Matrix, Size, move_boxes, resize_into, visible_boxes
 from data.images import ImageSource
 from data.index import Annotations
 from data.loader import Batch, empty_images
@@ -25,6 +27,8 @@ from data.plan import Plan, Request, draw_plan
 from data.tiles import UprightTile, WarpedTile, tile_of
 
 Targets = NDArray[np.float32]  # (T, 6) sample, class, cx, cy, w, h
+Samples = NDArray[np.int64]  # (T,) numbers in the batch
+Classes = NDArray[np.int32]  # (T,)
 
 
 class Sample(NamedTuple):
@@ -32,7 +36,7 @@ class Sample(NamedTuple):
 
     image: Image  # uint8 (H, W, 3) RGB; may be changed in place
     boxes_xyxy: Boxes  # (n, 4) in pixels of the image
-    classes: NDArray[np.int32]  # (n,)
+    classes: Classes
 
 
 Change = Callable[[Sample, np.random.Generator], Sample]
@@ -42,6 +46,8 @@ AUGMENTATIONS: dict[str, Change] = {}  # of plugins, by name
 class Tile(NamedTuple):
     """An image that is visible in a sample."""
 
+    sample: int  # its number in the batch
+    picture: int  # 1: of the second picture of a blend
     position: int  # of the image in the data set
     matrix: Matrix  # maps the image to the sample
     drawing: UprightTile | WarpedTile
@@ -82,120 +88,104 @@ class TrainDataset(torch.utils.data.Dataset[Batch]):
         """
         buffer = empty_images(requests)
         plans = [self.plan(request) for request in requests]
-        pictures = [_visible_tiles(plan) for plan in plans]
-        visible = [tile for sample in pictures for tiles in sample for tile in tiles]
+        tiles = [_visible_tiles(number, plan) for number, plan in enumerate(plans)]
+        visible = list(chain.from_iterable(tiles))
         if self.images.is_remote:
-            ahead = [_visible_tiles(self.plan(request)) for request in getattr(requests, "ahead", ())]
-            later = [tile for sample in ahead for tiles in sample for tile in tiles]
-            self.images.begin(tile.position for tile in (*visible, *later))
+            later = [_visible_tiles(0, self.plan(request)) for request in getattr(requests, "ahead", ())]
+            self.images.begin(tile.position for tile in chain(visible, *later))
         images = _BatchImages(self.images, visible)
-        drawn = [
-            self._draw(canvas, plan, sample, images)
-            for canvas, plan, sample in zip(buffer.numpy(), plans, pictures, strict=True)
-        ]
-        self.images.check_batch([tile.position for tile in visible], sum(map(len, drawn)))
-        targets = self._targets(drawn, plans[0].size)
-        if self.changes:
-            targets = self._changed(buffer.numpy(), targets, requests)
-        left_to_device = [plan.gains for plan in plans if self.augment.colour == Colour.device]
-        return Batch(
+        drawn = list[Tile]()
+        for canvas, plan, of_sample in zip(buffer.numpy(), plans, tiles, strict=True):
+            drawn += self._draw(canvas, plan, of_sample, images)
+        self.images.check_batch([tile.position for tile in visible], len(drawn))
+        objects = self._objects(drawn, plans[0].size)
+        targets = self._changed(buffer.numpy(), requests, *objects) if self.changes else target_rows(*objects)
+        batch = Batch(
             images=buffer.permute(0, 3, 1, 2),
             targets=torch.from_numpy(targets),
             indices=torch.tensor([request.index for request in requests]),
-            gains=torch.from_numpy(np.array(left_to_device, dtype=np.float32).reshape(-1, 3)),
         )
+        if self.augment.colour == Colour.device:
+            batch.gains = torch.from_numpy(np.array([plan.gains for plan in plans], dtype=np.float32))
+        return batch
 
     def plan(self, request: Request) -> Plan:
         """The plan of one sample."""
         augment = self.augment if request.epoch < self.first_plain_epoch else self.plain
         return draw_plan(request, self.annotations.sizes, augment, self.seed)
 
-    def _draw(self, canvas: Image, plan: Plan, pictures: list[list[Tile]], images: "_BatchImages") -> list[Tile]:
+    def _draw(self, canvas: Image, plan: Plan, tiles: list[Tile], images: "_BatchImages") -> list[Tile]:
         """Draw one sample onto the canvas (H, W, 3); return the tiles whose images are readable."""
-        tiles = _draw_picture(canvas, pictures[0], images)
-        if len(plan.pictures) == 2:
-            other = np.empty_like(canvas)
-            tiles += _draw_picture(other, pictures[1], images)
-            cv2.addWeighted(canvas, plan.share, other, 1 - plan.share, 0, dst=canvas)
+        pictures = [canvas, *(np.empty_like(canvas) for _ in plan.pictures[1:])]
+        for picture in pictures:
+            picture.fill(PAD_VALUE)
+        drawn = []
+        for tile in tiles:
+            image = images.take(tile.position)
+            if image is not None:  # a skipped image leaves a grey area without boxes
+                tile.drawing.draw(pictures[tile.picture], image)
+                drawn.append(tile)
+        if len(pictures) == 2:
+            cv2.addWeighted(canvas, plan.share, pictures[1], 1 - plan.share, 0, dst=canvas)
         if self.augment.colour != Colour.device:
             change_colour(canvas, plan.gains)
-        return tiles
+        return drawn
 
-    def _targets(self, drawn: list[list[Tile]], size: Size) -> Targets:
-        """Return the targets of all samples.
+    def _objects(self, tiles: list[Tile], size: Size) -> tuple[Samples, Classes, Boxes]:
+        """Sample, class and box of all that is visible in a batch, without crowds.
 
         Boxes are clipped to their images, then mapped, for all tiles of the batch at once: that
-        takes hardly longer than for one. Crowds are left out: they are regions, not objects.
+        takes hardly longer than for one.
         """
-        tiles = [tile for sample in drawn for tile in sample]
         matrices = np.array([tile.matrix for tile in tiles], dtype=np.float64).reshape(-1, 3, 3)
-        images = np.array([tile.position for tile in tiles], dtype=np.int64)
-        listed = self.annotations
-        starts, counts = listed.offsets[images], listed.offsets[images + 1] - listed.offsets[images]
-        of_tile = np.repeat(np.arange(len(tiles)), counts)
-        rows = np.arange(len(of_tile)) + np.repeat(starts - np.cumsum(counts) + counts, counts)
-        objects = ~listed.crowd[rows]
-        of_tile, rows = of_tile[objects], rows[objects]
-        boxes = listed.boxes_xywh[rows]
-        boxes[:, 2:] += boxes[:, :2]
-        limits = listed.sizes[images][:, [1, 0, 1, 0]][of_tile]
-        moved = move_boxes(np.clip(boxes, 0, limits).astype(np.float32), matrices[of_tile])
-        clipped, usable = visible_boxes(moved, size)
-        samples = np.repeat(np.arange(len(drawn)), [len(sample) for sample in drawn])[of_tile]
-        return target_rows(samples[usable], listed.classes[rows][usable], clipped[usable])
+        numbers = np.array([(tile.sample, tile.position) for tile in tiles], dtype=np.int64)
+        samples, positions = numbers.reshape(-1, 2).T
+        of_tile, classes, boxes = self.annotations.boxes_on(positions)
+        clipped, usable = visible_boxes(move_boxes(boxes, matrices[of_tile]), size)
+        return samples[of_tile[usable]], classes[usable], clipped[usable]
 
-    def _changed(self, images: np.ndarray, targets: Targets, requests: Sequence[Request]) -> Targets:
+    def _changed(
+        self, images: Image, requests: Sequence[Request], samples: Samples, classes: Classes, boxes: Boxes
+    ) -> Targets:
         """Change the images (B, H, W, 3) in place, and return the changed targets.
 
         The generator of a change depends only on its name, the run's seed and the request.
         """
         changed = []
         for number, (image, request) in enumerate(zip(images, requests, strict=True)):
-            rows = targets[targets[:, 0] == number]
-            centres, halves = rows[:, 2:4], rows[:, 4:6] / 2
-            boxes = np.concatenate((centres - halves, centres + halves), axis=1)
-            sample = Sample(image, boxes, rows[:, 1].astype(np.int32))
+            own = samples == number
+            sample = Sample(image, boxes[own], classes[own])
             for name, change in self.changes.items():
                 seeds = [self.seed, request.epoch, request.index, request.repeat, zlib.crc32(name.encode())]
-                sample = change(sample, np.random.default_rng(seeds))
-                if sample.image.shape != image.shape or sample.image.dtype != np.uint8:
-                    raise DataError(
-                        f"augmentation {name} made an image of {sample.image.dtype} {sample.image.shape} from one of "
-                        f"uint8 {image.shape}. fix: keep size and type"
-                    )
-                height, width = image.shape[:2]
-                boxes = np.asarray(sample.boxes_xyxy, dtype=np.float32).reshape(-1, 4)
-                boxes = boxes.clip(0, [width, height, width, height]).astype(np.float32)
-                usable = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)
-                sample = Sample(sample.image, boxes[usable], np.asarray(sample.classes, dtype=np.int32)[usable])
+                sample = _checked(name, change(sample, np.random.default_rng(seeds)), image)
             image[:] = sample.image
-            changed.append(target_rows(np.full(len(sample.classes), number), sample.classes, sample.boxes_xyxy))
+            numbers = np.full(len(sample.classes), number)
+            changed.append(target_rows(numbers, sample.classes, sample.boxes_xyxy))
         return np.concatenate(changed)
 
 
-def _visible_tiles(plan: Plan) -> list[list[Tile]]:
-    """The tiles of each picture."""
-    pictures = []
-    for picture in plan.pictures:
-        tiles = []
+def _checked(name: str, sample: Sample, before: Image) -> Sample:
+    """What an augmentation made, with its usable boxes. Raises ``DataError`` for another size."""
+    image = sample.image
+    if image.shape != before.shape or image.dtype != np.uint8:
+        raise DataError(
+            f"augmentation {name} made an image of {image.dtype} {image.shape} from one of uint8 {before.shape}. "
+            "fix: keep size and type"
+        )
+    boxes = np.asarray(sample.boxes_xyxy, dtype=np.float32).reshape(-1, 4)
+    clipped, usable = visible_boxes(boxes, before.shape[:2])
+    return Sample(image, clipped[usable], np.asarray(sample.classes, dtype=np.int32)[usable])
+
+
+def _visible_tiles(sample: int, plan: Plan) -> list[Tile]:
+    tiles = []
+    for number, picture in enumerate(plan.pictures):
         for index, placed in zip(picture.indices, picture.placed, strict=True):
             matrix = picture.canvas_to_sample @ placed.matrix()
             drawing = tile_of(matrix, placed.size, plan.size)
             if drawing is not None:
-                tiles.append(Tile(index, matrix, drawing))
-        pictures.append(tiles)
-    return pictures
-
-
-def _draw_picture(canvas: Image, tiles: list[Tile], images: "_BatchImages") -> list[Tile]:
-    canvas.fill(PAD_VALUE)
-    drawn = []
-    for tile in tiles:
-        image = images.take(tile.position)
-        if image is not None:  # a skipped image leaves a grey area without boxes
-            tile.drawing.draw(canvas, image)
-            drawn.append(tile)
-    return drawn
+                tiles.append(Tile(sample, number, index, matrix, drawing))
+    return tiles
 
 
 class _BatchImages:
@@ -203,11 +193,10 @@ class _BatchImages:
 
     def __init__(self, source: ImageSource, tiles: Sequence[Tile]) -> None:
         self._source = source
-        self._uses: dict[int, int] = {}
-        self._rows: dict[int, int] = {}
+        self._uses, self._rows = Counter[int](), Counter[int]()
         for tile in tiles:
-            self._uses[tile.position] = self._uses.get(tile.position, 0) + 1
-            self._rows[tile.position] = max(self._rows.get(tile.position, 0), tile.drawing.last_row)
+            self._uses[tile.position] += 1
+            self._rows[tile.position] = max(self._rows[tile.position], tile.drawing.last_row)
         self._decoded: dict[int, Image | None] = {}
 
     def take(self, index: int) -> Image | None:
@@ -218,7 +207,7 @@ class _BatchImages:
         return self._decoded[index] if self._uses[index] else self._decoded.pop(index)
 
 
-def target_rows(samples: np.ndarray, classes: np.ndarray, boxes_xyxy: Boxes) -> Targets:
+def target_rows(samples: Samples, classes: Classes, boxes_xyxy: Boxes) -> Targets:
     """Targets of boxes (T, 4) with the sample and class (T,) of each."""
     low, high = boxes_xyxy[:, :2], boxes_xyxy[:, 2:]
     columns = (samples[:, None], classes[:, None], (low + high) / 2, high - low)
@@ -241,18 +230,19 @@ class EvalDataset(torch.utils.data.Dataset[Batch]):
         """Return the batch of requests of one size; torch's loader calls this once per batch."""
         buffer = empty_images(requests)
         self.images.begin(request.index for request in (*requests, *getattr(requests, "ahead", ())))
-        targets, letterboxes, num_readable = [], [], 0
+        targets, letterboxes, num_readable = list[Targets](), list[Letterbox](), 0
         for number, (canvas, request) in enumerate(zip(buffer.numpy(), requests, strict=True)):
-            index = request.index
-            image = self.images.read(index)
-            num_readable += image is not None
+            image = self.images.read(request.index)
             if image is None:  # skipped: a grey image, so its objects count as missed
-                image = np.full((*self.annotations.sizes[index], 3), PAD_VALUE, dtype=np.uint8)
-            box = resize_into(canvas, image, self.resize)
-            classes, boxes = self.annotations.training_boxes(index)
-            boxes, usable = visible_boxes(box.to_network(boxes), (request.height, request.width))
-            targets.append(target_rows(np.full(usable.sum(), number), classes[usable], boxes[usable]))
-            letterboxes.append(box)
+                image = np.full((*self.annotations.sizes[request.index], 3), PAD_VALUE, dtype=np.uint8)
+            else:
+                num_readable += 1
+            letterbox = resize_into(canvas, image, self.resize)
+            classes, boxes = self.annotations.training_boxes(request.index)
+            clipped, usable = visible_boxes(letterbox.to_network(boxes), canvas.shape[:2])
+            numbers = np.full(usable.sum(), number)
+            targets.append(target_rows(numbers, classes[usable], clipped[usable]))
+            letterboxes.append(letterbox)
         self.images.check_batch([request.index for request in requests], num_readable)
         return Batch(
             images=buffer.permute(0, 3, 1, 2),

@@ -18,6 +18,7 @@ Image = NDArray[np.uint8]  # (h, w, 3) RGB
 Boxes = NDArray[np.float32]  # (n, 4) left, top, right, bottom in pixels
 Matrix = NDArray[np.float64]  # (3, 3) maps (x, y, 1) of one picture to another; the last row is 0, 0, 1
 Size = tuple[int, int]  # height, width in pixels
+ImageSize = int | Sequence[int]  # as options say it: the side of a square, or height and width
 Point = tuple[int, int]  # x, y in pixels
 
 MIN_SIDE = 2.0  # pixels; smaller boxes are not usable as targets
@@ -82,7 +83,7 @@ def project(points: NDArray[np.floating[Any]], matrix: NDArray[np.floating[Any]]
     return np.asarray(points @ matrix[:2, :2].T + matrix[:2, 2])
 
 
-def both_sides(image_size: int | Sequence[int]) -> Size:
+def both_sides(image_size: ImageSize) -> Size:
     """Height and width of an option ``image_size``: the side of a square, or both."""
     height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
     return height, width

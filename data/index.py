@@ -14,9 +14,8 @@ import os
 import shutil
 import time
 import zlib
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -25,14 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data import coco, headers, layouts, recognise, remote, shapes, validate, voc, yolo
-from data.annotations_read import (
-    Findings,
-    LocatedSplit,
-    Source,
-    numbered_by_name,
-    select_classes,
-    select_split,
-)
+from data.annotations_read import Findings, LocatedSplit, Source, numbered_by_name, select_classes, select_split
 from data.config import FORMATS, DataConfig, DataFormat, Exif, OnError
 from data.errors import DataError, printable
 from data.io import new_folder, stamp_files
@@ -40,6 +32,10 @@ from data.progress import counted
 
 logger = logging.getLogger(__name__)
 
+Int64 = NDArray[np.int64]
+Int32 = NDArray[np.int32]
+Float64 = NDArray[np.float64]
+Columns = dict[str, NDArray[Any]]
 FORMAT_VERSION = 15  # raise it when the columns or the checks change
 # A lost file, something else in its place, a bad sector. Other errors say nothing about the files.
 DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO)
@@ -61,31 +57,35 @@ class Annotations:
     """
 
     name_bytes: NDArray[np.uint8]  # file names relative to image_root, in the file system's bytes, joined
-    name_offsets: NDArray[np.int64]  # (N + 1,)
-    image_ids: NDArray[np.int64]  # (N,)
-    sizes: NDArray[np.int32]  # (N, 2) height, width in pixels
-    offsets: NDArray[np.int64]  # (N + 1,)
-    boxes_xywh: NDArray[np.float64]  # (M, 4) left, top, width, height in pixels, as in the source
-    classes: NDArray[np.int32]  # (M,) in 0..C-1
+    name_offsets: Int64  # (N + 1,)
+    image_ids: Int64  # (N,)
+    sizes: Int32  # (N, 2) height, width in pixels
+    offsets: Int64  # (N + 1,)
+    boxes_xywh: Float64  # (M, 4) left, top, width, height in pixels, as in the source
+    classes: Int32  # (M,) in 0..C-1
     crowd: NDArray[np.bool_]  # (M,)
-    areas: NDArray[np.float64]  # (M,) square pixels of the object, if the source has them, else of its box
-    category_ids: NDArray[np.int64]  # (C,) class ids of the source
+    areas: Float64  # (M,) square pixels of the object, if the source has them, else of its box
+    category_ids: Int64  # (C,) class ids of the source
     names: list[str]  # (C,)
     image_root: remote.Place
     turn: headers.TurnRule  # which images are turned upright; sizes and boxes are those after turning
     skipped: list[str]  # sentences about entries that were left out
     notes: list[str]  # sentences about entries that were changed
+    missing_files: list[str]  # images that were not there, and may be later
     num_bytes: int = 0  # of all images at an address or in tar files
     folder: Path | None = None  # of the index; None: it is only in memory
 
     def __getstate__(self) -> dict[str, Any]:
-        columns = () if self.folder is None else (name for name, v in vars(self).items() if isinstance(v, np.ndarray))
-        return vars(self) | dict.fromkeys(columns)  # a worker maps them itself
+        if self.folder is None:
+            return vars(self)
+        # A worker maps the arrays itself.
+        return {name: value for name, value in vars(self).items() if not isinstance(value, np.ndarray)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        for name in [name for name, value in state.items() if value is None and name != "folder"]:
-            state[name] = _column(state["folder"], name)
         vars(self).update(state)
+        for field in fields(self):
+            if field.name not in state:
+                vars(self)[field.name] = _column(state["folder"], field.name)
 
     def __len__(self) -> int:
         return len(self.image_ids)
@@ -111,14 +111,23 @@ class Annotations:
             sha.update(np.ascontiguousarray(column).data)
         return sha.hexdigest()[:16]
 
-    def training_boxes(self, index: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    def training_boxes(self, index: int) -> tuple[Int32, NDArray[np.float32]]:
         """Classes (n,) and clipped boxes_xyxy (n, 4) of an image in pixels, without crowds."""
-        rows = np.arange(self.offsets[index], self.offsets[index + 1])
-        rows = rows[~self.crowd[rows]]
+        _, classes, boxes = self.boxes_on(np.array([index]))
+        return classes, boxes
+
+    def boxes_on(self, images: Int64) -> tuple[Int64, Int32, NDArray[np.float32]]:
+        """``training_boxes`` of images (k,) at once, after the number in 0..k-1 of each box."""
+        counts = self.offsets[images + 1] - self.offsets[images]
+        owners = np.repeat(np.arange(len(images)), counts)
+        starts = self.offsets[images] - np.cumsum(counts) + counts
+        rows = np.arange(len(owners)) + starts[owners]
+        objects = ~self.crowd[rows]
+        rows, owners = rows[objects], owners[objects]
         boxes = self.boxes_xywh[rows]
         boxes[:, 2:] += boxes[:, :2]
-        height, width = self.sizes[index]
-        return self.classes[rows], boxes.clip(0, [width, height, width, height]).astype(np.float32)
+        limits = self.sizes[images[owners]][:, [1, 0, 1, 0]]
+        return owners, self.classes[rows], boxes.clip(0, limits).astype(np.float32)
 
 
 def open_annotations(config: DataConfig, split: str) -> Annotations:
@@ -129,34 +138,35 @@ def open_annotations(config: DataConfig, split: str) -> Annotations:
     """
     located = locate(config, split)
     # The key has the split since only a training set must have boxes.
-    fields = "format", "single_class", "names", "classes", "exif", "on_error", "split"
-    options = [getattr(config, field) for field in fields]
-    key = json.dumps([FORMAT_VERSION, *located.stamps, str(located.image_root), split, *options])
+    options = ("format", "single_class", "names", "classes", "exif", "on_error", "split")
+    values = [getattr(config, option) for option in options]
+    key = json.dumps([FORMAT_VERSION, *located.stamps, str(located.image_root), split, *values])
     folder = Path(config.index_dir).absolute() / hashlib.sha256(key.encode()).hexdigest()[:32]
     for _ in range(ATTEMPTS):
         if not folder.exists():
             build_index(folder, *_read(config, split, located)[:2])
-        if (loaded := load_index(folder)) is not None:
-            missing = loaded[1].pop("missing_files")
-            if remote.is_remote(located.image_root):
-                arrived = sum(size >= 0 for size in remote.sizes_of(missing[: remote.FEW]))
-            else:
-                arrived = sum(map(os.path.isfile, missing))
+        annotations = load_index(folder, located.image_root)
+        reason = "is damaged"
+        if annotations is not None:
+            arrived = _count_arrived(annotations)
             if not arrived:
-                break
-        reason = "is damaged" if loaded is None else f"lacks {counted(arrived, 'image')} that arrived since"
+                return annotations
+            reason = f"lacks {counted(arrived, 'image')} that arrived since"
         logger.warning("the index %s %s and will be rebuilt", folder, reason)
         with suppress(FileNotFoundError), TemporaryDirectory(dir=folder.parent) as trash:  # another process moved it
             folder.rename(Path(trash) / folder.name)
-    else:
-        raise DataError(f"the index {folder} is damaged each time it is built. fix: set data.index_dir to another disk")
-    arrays, about = loaded
-    exif, unclear = about.pop("turn")
-    turn = headers.TurnRule(Exif(exif), unclear)
-    return Annotations(**arrays, **about, turn=turn, image_root=located.image_root, folder=folder)
+    raise DataError(f"the index {folder} is damaged each time it is built. fix: set data.index_dir to another disk")
 
 
-def build_index(folder: Path, columns: Mapping[str, NDArray[np.generic]], about: Mapping[str, Any]) -> None:
+def _count_arrived(annotations: Annotations) -> int:
+    """The number of missing images that are there now; at an address, of the first ones."""
+    missing = annotations.missing_files
+    if remote.is_remote(annotations.image_root):
+        return sum(size >= 0 for size in remote.sizes_of(missing[: remote.FEW]))
+    return sum(map(os.path.isfile, missing))
+
+
+def build_index(folder: Path, columns: Columns, about: dict[str, Any]) -> None:
     """Write an index, unless another process finishes it first. Raises ``DataError``."""
     try:
         with new_folder(folder) as temporary:
@@ -177,25 +187,27 @@ def build_index(folder: Path, columns: Mapping[str, NDArray[np.generic]], about:
         ) from error
 
 
-def load_index(folder: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """Map the arrays of an index, read-only, and read ``about``; ``None`` if it is damaged."""
+def load_index(folder: Path, image_root: remote.Place) -> Annotations | None:
+    """Map the arrays of an index, read-only; ``None`` if it is damaged. Raises ``DataError``."""
     try:
         if layouts.read_file(folder / "crc32") != _checksum(folder):
             return None
         about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
-        return {name: _column(folder, name) for name in about.pop("columns")}, about
+        columns = {name: _column(folder, name) for name in about.pop("columns")}
     except OSError as error:
         if error.errno in DAMAGE:
             return None
         raise DataError(
             f"the index {folder} cannot be read ({error.strerror}). fix: {UNREADABLE_FIX}, or set data.index_dir"
         ) from error
+    exif, unclear = about.pop("turn")
+    turn = headers.TurnRule(Exif(exif), unclear)
+    return Annotations(**columns, **about, turn=turn, image_root=image_root, folder=folder)
 
 
 def _column(folder: Path, name: str) -> NDArray[Any]:
     # A plain ndarray over the mapped pages: slicing np.memmap calls Python code each time.
-    column: NDArray[Any] = np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False).view(np.ndarray)
-    return column
+    return np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False))
 
 
 def _checksum(folder: Path) -> bytes:
@@ -217,32 +229,19 @@ def read_annotations(config: DataConfig, split: str) -> tuple[Annotations, Findi
     """
     located = locate(config, split)
     columns, about, source = _read(replace(config, on_error=OnError.skip), split, located)
-    del about["missing_files"]
     return Annotations(**columns, **about, image_root=located.image_root), source.findings, source.notes
 
 
-def _read(config: DataConfig, split: str, located: LocatedSplit) -> tuple[dict[str, Any], dict[str, Any], Source]:
+def _read(config: DataConfig, split: str, located: LocatedSplit) -> tuple[Columns, dict[str, Any], Source]:
     """The columns of the index, its other values as plain data, and the checked source."""
     source = located.read()
-    pairs = [pair for each in ("train", "val") for pair in _places(config, each)]
-    places, folders = [place for place, _ in pairs], [Path(folder) for _, folder in pairs]
-    if config.format in (DataFormat.coco, DataFormat.voc) and isinstance(source.image_root, Path):
-        for kind, files in recognise.files_beside(source.image_root, source.file_names, places).items():
-            source.notes.add(kind, files)
-    if config.format == DataFormat.coco and split == "train":
-        source.notes.add("COCO jsons that no split reads", recognise.jsons_beside(places))
-    if split == "train" and config.format not in FORMATS:
-        source.notes.add("images of tests that are trained on", _images_of_tests(config, source))
+    _note_what_is_beside(config, split, source)
     if config.format in (DataFormat.yolo, DataFormat.voc):
-        read = [*places, *(folders if config.format == DataFormat.voc else ())]
-        unread = recognise.folders_beside(Path(config.root).absolute(), read) if split == "train" else []
-        source.notes.add("folders of images that no split reads", unread)
         source = numbered_by_name(source)
-    # These formats state image sizes, which may show how images were turned.
-    annotated = config.format in (DataFormat.coco, DataFormat.voc, *FORMATS)
-    if annotated:
+    turn = headers.TurnRule(config.exif, unclear=True)
+    if config.format not in (DataFormat.yolo, DataFormat.shapes):  # which states no sizes, or turns no image
         headers.add_sizes(source)
-    turn = headers.rule_of(source, config.exif) if annotated else headers.TurnRule(config.exif, unclear=True)
+        turn = headers.rule_of(source, config.exif)
     if config.split is not None and split != "test":
         source = select_split(source, split, config.split)
     if config.classes is not None:
@@ -259,20 +258,44 @@ def _read(config: DataConfig, split: str, located: LocatedSplit) -> tuple[dict[s
     if split != "train":
         source.notes.add(CROWDED, _crowded_images(source, columns))
     left_out, notes = source.findings, source.notes
-    skipped = [f"left out: {left_out.summary()}", *left_out.first()] if left_out.counts else []
-    changed = [f"{kind} ({count}), first: {notes.examples[kind][0]}" for kind, count in notes.counts.items()]
-    about = {"names": names, "turn": turn, "skipped": skipped, "notes": changed, "num_bytes": source.num_bytes}
-    return columns, {**about, "missing_files": source.missing_files}, source
+    about = {
+        "names": names,
+        "turn": turn,
+        "skipped": [f"left out: {left_out.summary()}", *left_out.first()] if left_out.counts else [],
+        "notes": [f"{kind} ({count}), first: {notes.examples[kind][0]}" for kind, count in notes.counts.items()],
+        "num_bytes": source.num_bytes,
+        "missing_files": source.missing_files,
+    }
+    return columns, about, source
 
 
-def _crowded_images(source: Source, columns: Mapping[str, NDArray[Any]]) -> list[str]:
+def _note_what_is_beside(config: DataConfig, split: str, source: Source) -> None:
+    """Note the files beside a set that no split reads, and images of tests that are trained on."""
+    pairs = [*_places(config, "train"), *_places(config, "val")]
+    places = [place for place, _ in pairs]
+    if config.format in (DataFormat.coco, DataFormat.voc) and isinstance(source.image_root, Path):
+        for kind, files in recognise.files_beside(source.image_root, source.file_names, places).items():
+            source.notes.add(kind, files)
+    if split != "train" or config.format in FORMATS:
+        return
+    if config.format == DataFormat.coco:
+        source.notes.add("COCO jsons that no split reads", recognise.jsons_beside(places))
+    source.notes.add("images of tests that are trained on", _images_of_tests(config, source))
+    if config.format == DataFormat.voc:
+        places += [Path(folder) for _, folder in pairs]
+    if config.format in (DataFormat.yolo, DataFormat.voc):
+        unread = recognise.folders_beside(Path(config.root).absolute(), places)
+        source.notes.add("folders of images that no split reads", unread)
+
+
+def _crowded_images(source: Source, columns: Columns) -> list[str]:
     """The images with more objects of a class than COCO's metrics count detections."""
     images = np.repeat(np.arange(len(columns["image_ids"])), np.diff(columns["offsets"]))
     pairs = images * MOST_CLASSES + columns["classes"]
     found, counts = np.unique(pairs[~columns["crowd"]], return_counts=True)
-    ids = columns["image_ids"][np.unique(found[counts > MOST_SCORED] // MOST_CLASSES)]
-    names = dict(zip(source.image_ids.tolist(), source.file_names, strict=True))
-    return [names[number] for number in ids.tolist()]
+    ids = columns["image_ids"][found[counts > MOST_SCORED] // MOST_CLASSES]
+    rows = np.flatnonzero(np.isin(source.image_ids, ids))
+    return [source.file_names[row] for row in rows.tolist()]
 
 
 def check_same_classes(train: Annotations, val: Annotations) -> None:
@@ -294,23 +317,22 @@ def warn_of_shared_images(train: Annotations, val: Annotations) -> str | None:
 
     Files of other paths are compared for a sample of ``val``, if their first boxes are equal.
     """
-    keys, val_keys = _name_keys(train), np.sort(_name_keys(val))
-    likely = np.flatnonzero(np.searchsorted(val_keys, keys, "left") < np.searchsorted(val_keys, keys, "right"))
+    likely = np.flatnonzero(np.isin(_name_keys(train), _name_keys(val)))
     trained = set(map(train.path, likely.tolist()))
-    named = map(val.path, range(len(val) if trained else 0))
-    pairs, among = [(path, path) for path in named if path in trained], len(val)
+    pairs = [(path, path) for path in map(val.path, range(len(val))) if path in trained]
+    among = len(val)
     if not pairs:
-        annotated, boxed = (np.flatnonzero(np.diff(split.offsets)) for split in (train, val))
+        annotated = np.flatnonzero(np.diff(train.offsets))
+        boxed = np.flatnonzero(np.diff(val.offsets))
         first_boxes = train.boxes_xywh[train.offsets[annotated]]
         sample = boxed[:: len(boxed) // COMPARED_IMAGES + 1].tolist()
         for index in sample:
-            box = val.boxes_xywh[val.offsets[index]]
-            wide = np.flatnonzero(first_boxes[:, 2] == box[2])
-            equal = annotated[wide[(first_boxes[wide] == box).all(axis=1)]]
-            pair = val.path(index), train.path(equal[-1]) if len(equal) else ""
-            with suppress(OSError):
-                if all(pair) and layouts.read_file(pair[0]) == layouts.read_file(pair[1]):
-                    pairs.append(pair)
+            equal = annotated[(first_boxes == val.boxes_xywh[val.offsets[index]]).all(axis=1)]
+            for other in equal[-1:].tolist():
+                pair = (val.path(index), train.path(other))
+                with suppress(OSError):
+                    if layouts.read_file(pair[0]) == layouts.read_file(pair[1]):
+                        pairs.append(pair)
         among = len(sample)
     if not pairs:
         return None
@@ -359,22 +381,22 @@ def locate(config: DataConfig, split: str) -> LocatedSplit:
     if names is None and config.format == DataFormat.yolo and root.is_file():  # of another split of a data.yaml
         names = layouts.read_set_file(root).get("names")
     root = root.parent if root.is_file() else root
-    _, folders = zip(*pairs, strict=True)
-    image_root = folders[0] if len(set(folders)) == 1 else root
+    folders = {folder for _, folder in pairs}
+    image_root = folders.pop() if len(folders) == 1 else root
     if config.format == DataFormat.voc:
         places = [(path, folder) for path, folder in pairs if isinstance(folder, Path)]
         if len(places) < len(pairs):
             raise DataError(
                 f"data.{split}.images: format=voc reads folders on a disk. fix: make a COCO json of the set"
             )
-        return voc.locate_voc(places, Path(image_root), config.names)
+        return voc.locate_voc(places, Path(image_root), config.names or ())
     if config.format == DataFormat.yolo:
         return yolo.locate_yolo(pairs, root, split, names, config.exif)
     path, read = pairs[0][0], FORMATS.get(config.format)
     stamped = [str(path)]
     if read is not None:  # a plugin's, which reads the file or everything in the folder
-        below = sorted(str(file) for file in path.rglob("*") if file.is_file()) if path.is_dir() else []
-        stamped = [inspect.getfile(read), *stamped, *below]
+        below = [str(file) for file in path.rglob("*") if file.is_file()]
+        stamped = [inspect.getfile(read), *stamped, *sorted(below)]
     folder = remote.folder_of(image_root)
     shards = [str(image_root), *remote.shards(str(image_root)).items()] if folder != image_root else []
     return LocatedSplit(
