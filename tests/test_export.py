@@ -160,9 +160,7 @@ def data_options(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 @pytest.mark.parametrize(
     "form", ["onnx", *(pytest.param(form, marks=pytest.mark.release) for form in ("torch", "openvino"))]
 )
-def test_a_file_finds_what_its_network_finds(
-    checkpoint: Path, data_options: list[str], form: str, tmp_path: Path
-) -> None:
+def test_a_file_finds_what_its_network_finds(checkpoint, data_options, form, tmp_path) -> None:
     """In an evaluation, whose last batch is not full, and as a Detector."""
     if form == "openvino":
         pytest.importorskip("openvino")
@@ -205,9 +203,7 @@ def own_labels(checkpoint: Path, data_options: list[str], tmp_path_factory: pyte
 
 
 @pytest.mark.release
-def test_int8_says_its_ap_and_is_refused_if_it_loses_too_much(
-    checkpoint: Path, own_labels: list[str], tmp_path: Path
-) -> None:
+def test_int8_says_its_ap_and_is_refused_if_it_loses_too_much(checkpoint, own_labels, tmp_path) -> None:
     options = [f"ckpt={checkpoint}", "precision=int8", "check=ap", "licence=CC0", "calibration=3", *own_labels]
     known = read_metadata(export([*options, "max_drop=1", f"out={tmp_path}/a.onnx"]))
     assert json.loads(known["precision"]) == "int8" and json.loads(known["licence"]) == "CC0"

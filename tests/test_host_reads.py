@@ -167,9 +167,7 @@ def counted(given: list[Batch], counts: list[HostReads]) -> Iterator[Batch]:
     ("loss", "optim", "precision"),
     [*((loss, "sgd", "bfloat16") for loss in LOSSES), *((COST, "adamw", name) for name in ("float64", "float16"))],
 )
-def test_a_step_is_queued_without_a_wait_but_for_its_decision(
-    world: World, loss: tuple[str, ...], optim: str, precision: str
-) -> None:
+def test_a_step_is_queued_without_a_wait_but_for_its_decision(world, loss, optim, precision) -> None:
     steps: list[HostReads] = []
     epoch = epoch_on_cuda(world, small(2), loss, precision, accumulate=2, optim=optim)
     epoch(counted([batch(), batch(TARGETS[:0]), batch(), batch(TARGETS[:0])], steps))

@@ -50,10 +50,7 @@ SHAPES = [
         ("+train.foo=1", "train.foo=1 is not an option here"),
         ("data=/x/my.yaml", "data=/x/my.yaml: there is no /x/my.yaml. fix: a name, or the path of a data.yaml"),
         ("data=coko", "no choice data=coko; did you mean data=coco?"),
-        (
-            "logger=[csv,tensorbord]",
-            "no choice logger=tensorbord; did you mean logger=tensorboard? there are: csv, ",
-        ),
+        ("logger=[csv,tensorbord]", "no choice logger=tensorbord; did you mean logger=tensorboard? there are: csv, "),
         ("train.epochs=null", "train.epochs: "),
         ("train.epochs='99999999999999999'", "train.epochs: 99999999999999999 is not finite, or too large. fix"),
         ("train.epochs=0", "train.epochs must be >= 1, got 0"),

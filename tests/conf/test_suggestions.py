@@ -42,9 +42,7 @@ def answer(program: str, typed: str) -> str:
 
 
 @pytest.mark.parametrize("program", BASES)
-def test_every_row_of_the_table_can_be_pasted_and_means_its_key(
-    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_row_of_the_table_can_be_pasted_and_means_its_key(program, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("folder").mkdir()
     kinds = kinds_of(PROGRAMS[program].schema)

@@ -132,9 +132,7 @@ def write(folder: Path, kind: str, graph: export.DetectorGraph, example: Tensor,
         ("pt2", ANY_SHAPE, "as many as there is room for"),
     ],
 )  # fmt: skip
-def test_a_file_finds_what_the_network_finds(
-    kind: str, dynamic: dict[int, str], found: str, small: Darknet, tmp_path: Path
-) -> None:
+def test_a_file_finds_what_the_network_finds(kind, dynamic, found, small, tmp_path) -> None:
     """One image at a time; with dynamic shapes many at once, and down to one stride."""
     images = torch.rand(4, 3, 16, 24)
     best, second = decode(small(images), small.heads)[1].flatten().topk(2).values.tolist()

@@ -56,8 +56,7 @@ def start(run: Path, world_size: int, *more: str) -> list[Any]:
     port, output = free_port(), f"{run}.txt"
     processes = [
         context.Process(
-            target=train_rank,
-            args=((rank, world_size, port), output, {**os.environ}, [*OPTIONS, *places, *more]),
+            target=train_rank, args=((rank, world_size, port), output, {**os.environ}, [*OPTIONS, *places, *more])
         )
         for rank in range(world_size)
     ]

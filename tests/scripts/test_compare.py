@@ -75,9 +75,7 @@ def test_the_text(runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys
     assert all(name in said for name in names)
 
 
-def test_short_names(
-    runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_short_names(runs, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(runs["c"], "runs/y/1")
     (tmp_path / "runs/y/1/checkpoints").mkdir()

@@ -67,9 +67,7 @@ def lengths() -> list[int]:
     return [len(tune.scores_of(folder)) for folder in sorted(Path("runs/x").glob("trial-*"))]
 
 
-def test_a_study_finds_the_best_options_prunes_the_hopeless_and_goes_on(
-    configured: Callable[..., TuneConfig], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_study_finds_the_best_options_prunes_the_hopeless_and_goes_on(configured, capsys) -> None:
     config = configured("trials=11", "--", "data=shapes", "train.epochs=6", "name=a b", RATE, "train.seed=0,1")
     tune.tune(config)
     output, epochs = capsys.readouterr().out, lengths()
@@ -92,9 +90,7 @@ def test_a_study_finds_the_best_options_prunes_the_hopeless_and_goes_on(
             tune.tune(configured("trials=12", "--", "data=shapes", "name=a b", "train.seed=0,1", *other))
 
 
-def test_a_search_that_is_stopped_leaves_no_training_behind(
-    configured: Callable[..., TuneConfig], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_search_that_is_stopped_leaves_no_training_behind(configured, monkeypatch) -> None:
     config = configured("trials=2", "--", "data=shapes", "train.epochs=8", RATE)
 
     def interrupt(folder: Path, scores_of=tune.scores_of) -> dict[int, float]:
@@ -111,9 +107,7 @@ def test_a_search_that_is_stopped_leaves_no_training_behind(
     assert lengths()[1:] == [8, 8], "the stopped trial is none of the two"
 
 
-def test_processes_that_start_together_draw_different_points(
-    configured: Callable[..., TuneConfig], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_that_start_together_draw_different_points(configured, monkeypatch) -> None:
     config, drawn = configured("trials=2", "--", "data=shapes", RATE), []
     optimize = optuna.study.Study.optimize
 

@@ -192,9 +192,7 @@ def test_what_cannot_be_compiled_is_refused(mode: str, place: dict[str, Any], re
         (GPU, "default", True, "kernels that train.compile=default makes. fix: leave one of them out"),
     ],
 )
-def test_a_fused_norm_that_cannot_run_is_refused(
-    world: World, mode: str, triton: bool, sentence: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fused_norm_that_cannot_run_is_refused(world, mode, triton, sentence, monkeypatch) -> None:
     monkeypatch.setattr(train_utils.compile, "is_installed", lambda module: triton)
     monkeypatch.setattr(launch, "compiler", lambda: "/usr/bin/g++")
     with pytest.raises(TrainError, match=sentence):
@@ -216,9 +214,7 @@ def test_a_fused_norm_that_cannot_run_is_refused(
         (WORLD, {}, True, "off"),
     ],
 )
-def test_auto_compiles_where_it_pays(
-    world: World, options: dict[str, Any], triton: bool, chosen: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_auto_compiles_where_it_pays(world, options, triton, chosen, monkeypatch) -> None:
     monkeypatch.setattr(train_utils.compile, "is_installed", lambda module: triton)
     monkeypatch.setattr(launch, "compiler", lambda: "/usr/bin/g++")
     assert choose_mode(training_options(**options), world) == chosen

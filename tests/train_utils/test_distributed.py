@@ -149,9 +149,7 @@ def test_two_groups_that_one_shell_starts_each_say_their_error(tmp_path: Path, m
         assert claim_error() == is_first
 
 
-def test_a_gpu_that_torch_cannot_use_is_no_silent_run_on_the_cpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_that_torch_cannot_use_is_no_silent_run_on_the_cpu(tmp_path, monkeypatch) -> None:
     def fails(reason: str) -> Any:
         def init() -> None:
             raise RuntimeError(reason)

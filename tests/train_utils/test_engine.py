@@ -224,10 +224,7 @@ def start(
         ("float16", 1.0, "sgd"), ("float32", None, "adamw"), ("float64", None, "adamw"), ("float16", 8.0, "adamw"),
     ],
 )  # fmt: skip
-def test_a_step_is_made_or_changes_no_bit(
-    precision: str, loss_scale: float | None, optimizer: str, frozen: bool, accumulate: int,
-    clip_norm: float | None,
-) -> None:  # fmt: skip
+def test_a_step_is_made_or_changes_no_bit(precision, loss_scale, optimizer, frozen, accumulate, clip_norm) -> None:
     """The last factor leaves each gradient finite, but not their norm. Training continues."""
     model = network_with_norm().to(weights_dtype(precision))
     model[0].requires_grad_(not frozen)

@@ -48,9 +48,7 @@ def forward(name: str, precision: torch.dtype = torch.float32) -> tuple[Darknet,
 
 
 @pytest.mark.parametrize(("name", "precision"), [("yolov3-tiny", torch.float16), ("yolov4-csp", torch.bfloat16)])
-def test_input_network_losses_and_decoding_stay_on_their_device(
-    fake: FakeTensorMode, name: str, precision: torch.dtype
-) -> None:
+def test_input_network_losses_and_decoding_stay_on_their_device(fake, name, precision) -> None:
     model, raw_maps = forward(name, precision)
     assert all(raw.device == CUDA and raw.dtype == precision for raw in raw_maps)
     targets = batch().to(CUDA).targets

@@ -78,9 +78,7 @@ def test_written_again_without_what_may_be_absent(run_folder: Path, tmp_path: Pa
         compare(compose("compare", CompareConfig, [f"runs=[{tmp_path.parent}/nowhere]"]))
 
 
-def test_plots_and_table_are_of_the_best_epoch_also_after_a_resume(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plots_and_table_are_of_the_best_epoch_also_after_a_resume(tmp_path, monkeypatch) -> None:
     drawn: list[Evaluation] = []
     monkeypatch.setattr(plots, "draw_evaluation", lambda folder, evaluation, *more: drawn.append(evaluation))
     evaluate, scores = Evaluator.__call__, iter((0.5, 0.1, 0.1))
@@ -100,9 +98,7 @@ def test_plots_and_table_are_of_the_best_epoch_also_after_a_resume(
     assert re.findall(r"<figcaption>([^<]*epoch 1[^<]*)<", text) == [f"{plots.PLOTS['confusion.png']} (epoch 1)"]
 
 
-def test_a_report_that_fails_is_a_line_and_the_training_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_report_that_fails_is_a_line_and_the_training_goes_on(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(run_report, "report_run", lambda folder: 1 / 0)
     monkeypatch.setattr("train_utils.report.report_page.keep_best", lambda *given: 1 / 0)
     train(small_run(tmp_path / "shapes", tmp_path / "run", "train.epochs=1", "train.batch_size=8"))

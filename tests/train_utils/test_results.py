@@ -221,10 +221,7 @@ def test_boxes_in_other_units_are_a_warning(scale, is_xyxy, said, capsys) -> Non
 @pytest.mark.parametrize("wrong", [{"file_name": "b.jpg"}, {"height": 9}, {"categories": IDS[::-1]}])
 def test_results_beside_other_images_or_categories_are_refused(wrong: dict[str, Any], tmp_path: Path) -> None:
     image = {"id": 7, "file_name": "a.jpg", "height": 10, "width": 20}
-    known = {
-        "images": [image | {"file_name": "val/a.jpg"}],
-        "categories": categories_json([*NAMES, "cat"], [*IDS, 3]),
-    }
+    known = {"images": [image | {"file_name": "val/a.jpg"}], "categories": categories_json([*NAMES, "cat"], [*IDS, 3])}
     for change in ({}, wrong):
         ids = change.get("categories", [*IDS[:2], 5])
         categories = [{"id": number, "name": name} for number, name in zip(ids, [*NAMES[:2], "other"], strict=True)]
