@@ -86,7 +86,6 @@ def test_what_does_not_fit_is_named_before_a_run_folder_is_made(error_of, argume
 @pytest.mark.release
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_no_option_takes_nan_or_infinity(name: str) -> None:
-    """Every float, list of floats and option of any type; other types refuse them by themselves."""
     schema = PROGRAMS[name].schema
     kinds = kinds_of(schema)
     values = defaults(name, schema, ["data=shapes"] if "data.root" in kinds else [])

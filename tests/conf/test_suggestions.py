@@ -23,7 +23,6 @@ VALUES = {"train.image_size": "320", "data.split": "0.5"}  # of keys that do not
 
 
 def value_for(key: str, kind: Any) -> str:
-    """A value of an option, which is seldom its default."""
     kinds = [part for part in get_args(kind) or [kind] if part is not type(None)]
     if key in VALUES or choices_of(key):
         return VALUES.get(key) or choices_of(key)[-1]

@@ -61,7 +61,6 @@ def opened(picture_set: CocoSet, images: str, **changes: object) -> Annotations:
 
 
 def batches(annotations: Annotations, workers: int = 0) -> list[tuple[Tensor, Tensor]]:
-    """Two epochs of mosaics."""
     source = ImageSource(annotations, OnError.stop)
     dataset = TrainDataset(annotations, source, EVERY_AUGMENT, seed=1, epochs=2)
     loader = data.make_loader(dataset, sampler_of(COUNT, 4), workers)

@@ -135,7 +135,6 @@ def test_more_mistakes_than_are_shown_are_counted(drawn: DrawnSet) -> None:
 
 
 def test_what_may_be_meant_so_is_a_note(drawn: DrawnSet) -> None:
-    """An empty image, an absent class, tiny boxes that no anchor fits."""
     content = drawn.json["val"]
     content["annotations"] = [box for box in content["annotations"] if box["image_id"] != 1 and box["category_id"] == 1]
     content["annotations"].append({"id": 5, "image_id": 2, "category_id": 1, "bbox": [9, 9, 2, 3]})

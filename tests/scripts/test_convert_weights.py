@@ -120,7 +120,6 @@ def test_a_state_dict_of_another_system_becomes_a_checkpoint(command: Command, t
 
 
 def test_the_cfg_that_fits_is_written(command: Command, tmp_path: Path) -> None:
-    """Another class count, width and decoding: Darknet needs a .cfg with all of them."""
     write_random(small(5, width=2.0), tmp_path / "wide.weights")
     (tmp_path / "five.names").write_text("a\nb\nc\nd\ne\n")
     network = ("model.cfg=small.cfg", "model.width=2")
@@ -162,7 +161,6 @@ def test_nonsense_is_refused_in_one_sentence(arguments, message, command, tmp_pa
 
 @pytest.mark.release
 def test_training_and_evaluation_with_converted_weights(command: Command, tmp_path: Path) -> None:
-    """Scores survive both conversions. Training starts from them, but cannot resume."""
     data = [
         "data=shapes", "data.root=shapes", "data.index_dir=index", "data.workers=0",
         "data.shapes={train_images: 18, val_images: 5, image_size: 64}",

@@ -3,11 +3,8 @@
 import math
 import shlex
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import optuna
 import pytest
 
 from conf import ConfigError
@@ -63,7 +60,6 @@ def configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
 
 
 def lengths() -> list[int]:
-    """The number of epochs of each trial."""
     return [len(tune.scores_of(folder)) for folder in sorted(Path("runs/x").glob("trial-*"))]
 
 
@@ -105,26 +101,6 @@ def test_a_search_that_is_stopped_leaves_no_training_behind(configured, monkeypa
     assert Path("runs/x/trial-0000/stopped").exists()
     tune.tune(config)
     assert lengths()[1:] == [8, 8], "the stopped trial is none of the two"
-
-
-def test_processes_that_start_together_draw_different_points(configured, monkeypatch) -> None:
-    config, drawn = configured("trials=2", "--", "data=shapes", RATE), []
-    optimize = optuna.study.Study.optimize
-
-    def after_another(study: Any, objective: Any, n_trials: int) -> None:
-        """The other process starts and finishes a trial before this one writes its first."""
-        monkeypatch.setattr(optuna.study.Study, "optimize", optimize)
-        tune.tune(replace(config, trials=1))
-        study.optimize(objective, n_trials)
-
-    def draw(trial: Any, fixed: list[str], space: tune.Space, folder: Path) -> float:
-        drawn.append(tune.draw(trial, "optim.lr", space["optim.lr"]))
-        return 0.5
-
-    monkeypatch.setattr(tune, "run_trial", draw)
-    monkeypatch.setattr(optuna.study.Study, "optimize", after_another)
-    tune.tune(config)
-    assert len(drawn) == len({*drawn}) == 2
 
 
 def test_failed_trials_are_named(configured: Callable[..., TuneConfig], capsys: pytest.CaptureFixture[str]) -> None:

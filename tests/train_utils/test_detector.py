@@ -180,7 +180,6 @@ def test_a_prediction_is_read_as_arrays_one_by_one_and_drawn(folder, pictures, t
 
 
 def test_a_prediction_is_shown_where_its_user_looks(folder, pictures, monkeypatch) -> None:
-    """In the viewer of a system that has one, and below the cell of a notebook."""
     found = Detector(folder / "random.pt", **LOW)(pictures[2])
     seen: list[Any] = []
     monkeypatch.setattr(ImageShow, "_viewers", [])

@@ -25,7 +25,6 @@ from train_utils.report.report_page import read_best, write_report
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two epochs, both evaluated, with pictures."""
     root = tmp_path_factory.mktemp("run")
     more = ("train.epochs=2", "train.batch_size=8", "evaluate.every=1", "logger.pictures=true", "name='<b>&'")
     train(small_run(root / "shapes", root / "first run", *more))
@@ -69,7 +68,6 @@ def test_the_report_in_a_browser(run_folder: Path, page, tmp_path: Path) -> None
 
 
 def test_written_again_without_what_may_be_absent(run_folder: Path, tmp_path: Path) -> None:
-    """A run that was just started."""
     (tmp_path / "config.yaml").write_text((run_folder / "config.yaml").read_text())
     assert compare(compose("compare", CompareConfig, [f"runs=[{tmp_path}]"])) == []
     text = (tmp_path / "report.html").read_text()

@@ -97,7 +97,6 @@ NESTED = [folder + ".".join(parts) for n in (2, 3, 4) for parts in product("ab",
 
 @given(st.sets(st.sampled_from(NESTED), max_size=12))
 def test_no_two_files_get_one_name(names: set[str]) -> None:
-    """Of files such as a.b, a.b.a and b.a, where one's stem is another's name."""
     given_names = file_names(sorted(names), ".txt")
     assert set(given_names) == names and len(set(given_names.values())) == len(names)
 
