@@ -141,7 +141,6 @@ def test_what_out_holds_and_pycocotools_makes_the_same_metrics_of_it(trained, tm
     truth = next((trained / "shapes").rglob("*val*.json"))
     evaluation = plain_pycocotools(truth, tmp_path / "detections.json")
     assert evaluation.stats.tolist() == list(metrics.values())  # no tolerance
-
     per_class = json.loads((tmp_path / "per_class.json").read_text())
     for index, name in enumerate(per_class):
         of_class = evaluation.eval["precision"][:, :, index, 0, 2]

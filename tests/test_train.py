@@ -204,7 +204,6 @@ def test_a_run_that_was_moved_goes_on_where_its_data_are_named(shapes, tmp_path,
     expected, found = load_last(tmp_path / "whole")[0], load_last(second / "run")[0]
     for part in ("model", "ema", "optimizer", "step", "seen"):
         assert differences(found[part], expected[part], part) == []
-
     annotations = second / "data" / "annotations"
     (annotations / "instances_train.json").rename(annotations / "elsewhere.json")
     elsewhere = "data.train={annotations: annotations/elsewhere.json, images: train}"

@@ -163,7 +163,6 @@ def test_files_hold_their_metadata_and_one_that_differs_is_found_out(small: Dark
     assert json.loads(extra[export.METADATA_FILE]) == METADATA
     with zipfile.ZipFile(archive_file) as archive:
         assert not [name for name in archive.namelist() if PLACE in archive.read(name) or "detector" in name]
-
     images = [torch.rand(1, 3, 16, 24)]
     other = copy.deepcopy(small)
     bias = other.head_convolutions(other.heads[0])[0].conv.bias

@@ -120,7 +120,6 @@ def test_a_box_with_two_labels_is_one_object_that_learns_both(loss: HeadLoss) ->
     twice = torch.cat((targets, targets[:7]))
     for one, other in zip(loss(maps, targets), loss(maps, twice), strict=True):
         torch.testing.assert_close(one, other)
-
     other = torch.tensor([[0, 1, 70, 45, 38, 29], [0, 2, 70, 45, 38, 29]])
     both, single = loss(maps, other), loss(maps, other[:1])
     assert both.box.equal(single.box) and both.objectness.equal(single.objectness)

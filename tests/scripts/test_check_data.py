@@ -39,7 +39,6 @@ def test_the_report_and_a_set_that_stays_as_it_is(tmp_path: Path, capsys: pytest
     checked = check(config)
     assert snapshot() == before, "the data set was changed"
     assert not (tmp_path / "index").exists()
-
     printed = capsys.readouterr().out.splitlines()
     assert printed[-1] == f"3 problems in 9 images, report: {out / 'report.txt'}"
     assert (out / "report.txt").read_text().splitlines()[:-1] == printed[:-1]

@@ -123,7 +123,6 @@ def test_samples_and_the_interval_are_those_of_a_plain_bootstrap_over_images(run
     assert (draws[0] == 1).all() and (draws.sum(1) == 30).all() and draws.max() > 2
     plain = resampled_by_pycocotools(truth, reported, draws)
     assert resampled_ap(find_matches(truth, reported), draws) == pytest.approx(plain, rel=1e-12)
-
     first, second = read_groups([runs["a0"], runs["c"]])
     draws = draw_images(IMAGES, 40, 0)[1:]
     before, after = (resampled_by_pycocotools(x.truth, x.detections, draws) for x in (*first.best, *second.best))

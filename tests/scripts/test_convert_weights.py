@@ -86,7 +86,6 @@ def test_a_converted_checkpoint_is_a_detector_and_initial_weights(command: Comma
     expected = Darknet(load_cfg(tmp_path / "small.cfg")).eval()
     load_darknet_weights(expected, tmp_path / "a.weights")
     images = torch.rand(1, 3, 64, 64)
-
     detector = open_detector("a.pt", None, None, None)
     assert (detector.names, detector.image_size) == (["0", "1"], 64)
     config = compose("train", TrainConfig, ["model.cfg=small.cfg", "model.weights=a.pt"])
@@ -185,7 +184,6 @@ def test_training_and_evaluation_with_converted_weights(command: Command, tmp_pa
     (tmp_path / "count.cfg").write_text(fitted_cfg(Darknet(zoo_cfg("yolov3-tiny"), len(classes), 0.125)))
     command("weights=a.weights", "model.cfg=count.cfg", "image_size=64", "out=numbered.pt")
     assert evaluate([*data, "ckpt=numbered.pt"]) == metrics, "classes with numbers for names are those of the data"
-
     trained("next", "model.weights=numbered.pt")
     state = load_checkpoint(tmp_path / "next")
     assert (state["seen"], state["weights_version"]) == (32, [0, 2, 5])

@@ -76,7 +76,6 @@ def test_a_study_finds_the_best_options_prunes_the_hopeless_and_goes_on(configur
     assert (trained.train.epochs, trained.name, trained.data.name) == (6, "a b", "shapes")
     assert (1 - abs(math.log10(trained.optim.lr) + 2) / 4) * 6 / 100 == pytest.approx(best)
     assert best > 0.05, "rates are drawn by their logarithm, and half of them are below 0.01"
-
     config.trials = 12
     config.options.reverse()
     tune.tune(config)
