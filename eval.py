@@ -27,8 +27,10 @@ import models
 from conf import compose
 from conf.cli import program
 from conf.schema import EvalConfig
+from data import Annotations
 from data.progress import counted, log
 from train_utils import build, coco_eval, distributed, results, run_folder
+from train_utils.distributed import World
 from train_utils.evaluator import Evaluator, class_numbers
 from train_utils.inference.open_checkpoint import TrainedNetwork, open_checkpoint
 from train_utils.report import plots, report_page
@@ -70,9 +72,7 @@ def evaluate(config: EvalConfig) -> program.Outcome:
     return program.Outcome(evaluation.metrics, out)
 
 
-def score_detections(
-    config: EvalConfig, val_set: data.Annotations, world: distributed.World
-) -> coco_eval.Evaluation | None:
+def score_detections(config: EvalConfig, val_set: Annotations, world: World) -> coco_eval.Evaluation | None:
     """Score the file ``config.detections``; None on all ranks but 0. Raises TrainError."""
     category_ids, single_class = val_set.category_ids, config.data.single_class
     if single_class:  # the index has the first one only
@@ -89,9 +89,7 @@ def score_detections(
     return coco_eval.score(truth, found, coco_eval.choose_scorer(config.evaluate.scorer))
 
 
-def score_network(
-    config: EvalConfig, val_set: data.Annotations, world: distributed.World
-) -> coco_eval.Evaluation | None:
+def score_network(config: EvalConfig, val_set: Annotations, world: World) -> coco_eval.Evaluation | None:
     """Score the network that ``config`` names; None on all ranks but 0."""
     network = load_network(config, val_set, world)
     log.info(network.note)
@@ -110,7 +108,7 @@ def score_network(
     return evaluator(model, log.info)
 
 
-def load_network(config: EvalConfig, val_set: data.Annotations, world: distributed.World) -> TrainedNetwork:
+def load_network(config: EvalConfig, val_set: Annotations, world: World) -> TrainedNetwork:
     """The network of ``ckpt`` or ``model_file``, else of Darknet weights for the data."""
     file = config.model_file or config.ckpt
     if file is not None:
@@ -122,7 +120,7 @@ def load_network(config: EvalConfig, val_set: data.Annotations, world: distribut
     return TrainedNetwork(model, names, ids, models.image_size_of(model.cfg), str(report), "")
 
 
-def write_results(out: Path, config: EvalConfig, val_set: data.Annotations, evaluation: coco_eval.Evaluation) -> None:
+def write_results(out: Path, config: EvalConfig, val_set: Annotations, evaluation: coco_eval.Evaluation) -> None:
     """Write the files of an evaluation into the folder ``out``; the scores if there are boxes."""
     if len(val_set.classes) > 0:
         results.write_json(out / "metrics.json", {**evaluation.metrics, "about": dict(evaluation.about)})

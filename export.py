@@ -27,6 +27,7 @@ from typing import Any
 import cv2
 import numpy as np
 import torch
+from torch import Tensor
 
 import data
 from conf import ConfigError, schema
@@ -131,7 +132,7 @@ def files_of(out: Path) -> list[Path]:
     return [out.with_suffix(".bin"), out] if out.suffix == ".xml" else [out]
 
 
-def calibration_batches(config: schema.ExportConfig, size: tuple[int, int]) -> Iterator[torch.Tensor]:
+def calibration_batches(config: schema.ExportConfig, size: tuple[int, int]) -> Iterator[Tensor]:
     """Batches of ``config.calibration`` training images, spread over the set: float32 in 0..1."""
     assert config.data is not None  # of the checkpoint, or conf has refused it
     train_set = data.open_annotations(config.data, "train")
@@ -203,7 +204,7 @@ def score(config: schema.ExportConfig, detector: open_checkpoint.TrainedNetwork,
     }
 
 
-def trial_batches(shapes: Sequence[tuple[int, int, int]]) -> Iterator[torch.Tensor]:
+def trial_batches(shapes: Sequence[tuple[int, int, int]]) -> Iterator[Tensor]:
     """For each shape (count, height, width) a batch each of drawn pictures, noise and black."""
     generator = np.random.default_rng(0)
     for count, height, width in shapes:

@@ -22,7 +22,7 @@ from torch.distributed.run import get_args_parser
 
 from conf import REPOSITORY
 from conf.cli.command_line import override
-from conf.cli.program import PROGRAMS, prepare_arguments
+from conf.cli.program import PROGRAMS
 from conf.compose import compose, defaults, keys_of
 from conf.schema import kinds_of
 from data.errors import word_of
@@ -101,7 +101,7 @@ def check_options(program: str, options: list[str], own_files: Path) -> None:
     assert program in NAMES, f"no program {program}"
     entry = PROGRAMS[NAMES[program]]
     at = [number for number, word in enumerate(options) if word == "--config-dir"]
-    options = prepare_arguments([str(own_files) if i - 1 in at else word for i, word in enumerate(options)], entry)
+    options = entry.prepared([str(own_files) if i - 1 in at else word for i, word in enumerate(options)])
     swept = {"-m", "--multirun"} & set(options)
     options = [word for word in options if word not in ("-m", "--multirun", "--help", "--version", "--cfg", "job")]
     for group, choice in (("data", "yolo"), ("experiment", "finetune")):  # in place of paths, which are on no machine

@@ -17,6 +17,7 @@ from conf.train_options import Precision
 from data import Annotations, Colour
 from data.anchors import Sizes, choose_anchors
 from data.samplers import TABLE_IMAGES
+from models import Darknet
 from models.config import AUTO
 from train_utils import build, numerics
 from train_utils.distributed import World, broadcast_text, max_over_ranks
@@ -24,7 +25,7 @@ from train_utils.distributed import World, broadcast_text, max_over_ranks
 
 def resolve_auto(
     config: TrainConfig, train_set: Annotations, world: World, saved: dict[str, Any] | None
-) -> tuple[TrainConfig, models.Darknet, list[str]]:
+) -> tuple[TrainConfig, Darknet, list[str]]:
     """The options without ``auto``, the network with its initial weights, and lines for the log.
 
     A resumed run has options and network from its checkpoint ``saved``; the caller loads the
@@ -130,7 +131,7 @@ def min_iou_of(config: TrainConfig) -> float | None:
 
 
 def describe_run(
-    config: TrainConfig, requested: TrainConfig, model: models.Darknet, train_set: Annotations, val_set: Annotations
+    config: TrainConfig, requested: TrainConfig, model: Darknet, train_set: Annotations, val_set: Annotations
 ) -> dict[str, Any]:
     """Everything besides its tensors that makes a checkpoint self-contained.
 

@@ -27,6 +27,7 @@ from data.dataset import AUGMENTATIONS
 from data.io import usable_cores
 from data.loader import BatchLoader
 from data.remote import Fetcher
+from models import Darknet
 from models.config import MIN_DECOUPLED_SCALE, AutoLossConfig
 from models.layers import Convolution, SharedConvolution
 from models.published import COCO, COCO_NAMES
@@ -47,16 +48,16 @@ def load_network(config: models.ModelConfig) -> models.Cfg:
     return cfg if config.anchors is None else models.with_anchors(cfg, config.anchors)
 
 
-def build_meta_model(config: models.ModelConfig, num_classes: int | None = None) -> models.Darknet:
+def build_meta_model(config: models.ModelConfig, num_classes: int | None = None) -> Darknet:
     """The network without values, which takes neither memory nor random numbers."""
     with torch.device("meta"):
-        return models.Darknet(load_network(config), num_classes, config.width)
+        return Darknet(load_network(config), num_classes, config.width)
 
 
 def build_model(
     config: models.ModelConfig, num_classes: int | None, whole: bool = False, world: World | None = None,
     fitted: bool = False, *, names: Sequence[str] = (),
-) -> tuple[models.Darknet, models.WeightsReport | None]:  # fmt: skip
+) -> tuple[Darknet, models.WeightsReport | None]:  # fmt: skip
     """Build a network with its initial weights, and report on those; None if they are random.
 
     ``num_classes`` None keeps the count of the .cfg. The heads get fresh biases before the weights
@@ -71,7 +72,7 @@ def build_model(
     if state is not None and config.anchors is None:
         ours = build_meta_model(config, num_classes)
         cfg = models.cfg_with_anchors_of(ours, models.network_of_checkpoint(state["network"], path))
-    model = models.Darknet(cfg, num_classes, config.width)
+    model = Darknet(cfg, num_classes, config.width)
     model.init_head_biases()
     if path is None:
         if whole:
@@ -129,7 +130,7 @@ def own_checkpoint(path: Path) -> dict[str, Any] | None:
     return checkpoint.check_entries(checkpoint.load_checkpoint(path), path)  # which also verifies its digest
 
 
-def describe_network(model: models.Darknet, config: models.ModelConfig) -> dict[str, Any]:
+def describe_network(model: Darknet, config: models.ModelConfig) -> dict[str, Any]:
     """The network as a checkpoint stores it, for open_checkpoint."""
     cfg = {"cfg": model.cfg.text, "source": model.cfg.source}
     return cfg | {"num_classes": model.num_classes, "width": config.width}
@@ -153,7 +154,7 @@ def suitable_loss(heads: Sequence[models.Head], config: models.LossConfig) -> mo
     return chosen
 
 
-def check_batch_norm(model: models.Darknet, options: TrainSection, world: World) -> None:
+def check_batch_norm(model: Darknet, options: TrainSection, world: World) -> None:
     """Raise ConfigError if a training has maps of one value a channel, whose variance is 0.
 
     That depends on the smallest image size and on the images that a batch norm sees at once.
@@ -279,7 +280,7 @@ def describe_left_out(images: ImageSource, what: str) -> str | None:
     return f"{what}: {images.check_left_out(len(positions), last)}"
 
 
-def to_device(model: models.Darknet, options: TrainSection, world: World) -> models.Darknet:
+def to_device(model: Darknet, options: TrainSection, world: World) -> Darknet:
     """Move a network to its device for a training; all ranks get the values of rank 0."""
     dtype = numerics.weights_dtype(options.precision.value)
     model = model.to(world.device, dtype).to(memory_format=torch.channels_last)

@@ -17,9 +17,11 @@ from typing import Annotated, Any
 import msgspec
 import torch
 from msgspec import Meta
+from torch import Tensor
 
 from conf import errors
 from conf.cli import run_files
+from conf.errors import CheckpointError
 from conf.train_options import TrainSection
 from data.errors import printable
 from data.index import UNREADABLE_FIX
@@ -31,7 +33,7 @@ VERSION = 1
 OF_THE_SYSTEM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM)  # not of the file
 PREVIOUS = "last.previous"  # stem of the file that the newest last.pt replaced
 
-WHOLE, NAMED, TENSORS = Annotated[int, Meta(ge=0, le=2**63 - 1)], dict[str, Any], dict[str, torch.Tensor]
+WHOLE, NAMED, TENSORS = Annotated[int, Meta(ge=0, le=2**63 - 1)], dict[str, Any], dict[str, Tensor]
 LINE, WIDTH = Annotated[str, Meta(pattern=r"^[^\n\r]*\Z")], Annotated[float, Meta(gt=0, le=8)]
 SHAPE = [("cfg", str), ("source", LINE), ("num_classes", Annotated[int, Meta(ge=1, lt=2**31)]), ("width", WIDTH)]
 # What a state needs to serve as a network. A right digest does not vouch for right content.
@@ -66,7 +68,7 @@ def save_checkpoint(path: Path, state: dict[str, Any], keep_previous: bool = Fal
         with run_files.whole_file(path, "wb", path.with_stem(PREVIOUS) if keep_previous else None) as file:
             torch.save(content, file)
     except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError about positions
-        raise errors.CheckpointError(
+        raise CheckpointError(
             f"cannot write {path}: {errors.first_line(error)}. fix: free some space, or choose another run_dir"
         ) from error
 
@@ -82,7 +84,7 @@ def load_checkpoint(path: Path, which: str = "best") -> dict[str, Any]:
     with suppress(RuntimeError, TypeError, ValueError):  # lists without end, tensors without values, endless numbers
         if digest_of(state) == content.get("digest"):
             return state
-    raise errors.CheckpointError(f"{file} is damaged: its content does not match its digest. fix: use another one")
+    raise CheckpointError(f"{file} is damaged: its content does not match its digest. fix: use another one")
 
 
 def check_entries(state: dict[str, Any], source: object, kinds: dict[str, Any] = NETWORK) -> dict[str, Any]:
@@ -95,7 +97,7 @@ def check_entries(state: dict[str, Any], source: object, kinds: dict[str, Any] =
         ):
             raise msgspec.ValidationError("names, category_ids and num_classes differ in number")
     except msgspec.ValidationError as error:
-        raise errors.CheckpointError(f"{source} is damaged ({error}). fix: use another one") from error
+        raise CheckpointError(f"{source} is damaged ({error}). fix: use another one") from error
     return state
 
 
@@ -115,17 +117,17 @@ def load_last(run_dir: Path) -> tuple[dict[str, Any], str | None]:
     last = run_dir / run_files.CHECKPOINTS / "last.pt"
     present = [file for file in (last, last.with_stem(PREVIOUS), last.with_stem("best")) if file.exists()]
     if not present:
-        raise errors.CheckpointError(f"there is no checkpoint in {last.parent.absolute()}. fix: give a run's folder")
+        raise CheckpointError(f"there is no checkpoint in {last.parent.absolute()}. fix: give a run's folder")
     damaged: list[str] = []
     for file in present:
         try:
             state = load_checkpoint(file)
-        except errors.CheckpointError as error:
+        except CheckpointError as error:
             damaged.append(str(error).partition(". fix:")[0])
             continue
         why = "; ".join(damaged) or f"there is no {last}"
         return state, None if file == last else f"resuming from {file}, because {why}"
-    raise errors.CheckpointError(f"no checkpoint of {run_dir} can be read: {'; '.join(damaged)}. fix: start a new run")
+    raise CheckpointError(f"no checkpoint of {run_dir} can be read: {'; '.join(damaged)}. fix: start a new run")
 
 
 def continue_from(folder: Path | None) -> tuple[dict[str, Any] | None, str | None]:
@@ -140,7 +142,7 @@ def continue_from(folder: Path | None) -> tuple[dict[str, Any] | None, str | Non
         return None, f"{folder} holds no checkpoint yet: its run starts over"
     state, message = load_last(folder)
     if "optimizer" not in state:
-        raise errors.CheckpointError(
+        raise CheckpointError(
             f"resume={folder}: its checkpoint holds converted weights, not a training."
             " fix: start a new run with model.weights=<the .pt file>"
         )
@@ -163,10 +165,10 @@ def _content(file: Path, mapped: bool = False) -> dict[str, Any]:
         damaged = (
             f"{file} is damaged, or not a checkpoint of this project ({type(error).__name__}). fix: use another one"
         )
-        raise errors.CheckpointError(of_pickle(file, error) or damaged) from error
+        raise CheckpointError(of_pickle(file, error) or damaged) from error
     about = [content.get(key) for key in ("format", "version", "state")] if isinstance(content, dict) else []
     if about[:2] != [FORMAT, VERSION] or not isinstance(about[2], dict):
-        raise errors.CheckpointError(
+        raise CheckpointError(
             f"{file} is not a checkpoint of this project and version. fix: give one that train.py wrote; Darknet "
             ".weights go to model.weights"
         )
@@ -180,7 +182,7 @@ def to_plain(value: Any, key: str = "state", copied: bool = False) -> Any:
     With ``copied`` the result shares no memory with ``value``, which training keeps changing.
     Raises CheckpointError that names the entry, below ``key``, that is not plain data.
     """
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         tensor = value.detach().cpu().contiguous()
         # torch would save a view's whole storage.
         whole = tensor.untyped_storage().nbytes() == tensor.nbytes
@@ -193,7 +195,7 @@ def to_plain(value: Any, key: str = "state", copied: bool = False) -> Any:
     # Exact types: reading a subclass, such as a string enum, would need its class.
     if value is None or type(value) in (bool, int, float, str):
         return value
-    raise errors.CheckpointError(
+    raise CheckpointError(
         f"{key} of a checkpoint is a {type(value).__name__}. fix: save tensors, numbers, strings, lists and dicts only"
     )
 
@@ -203,7 +205,7 @@ def digest_of(state: Any) -> str:
     sha = hashlib.sha256()
 
     def walk(value: Any, key: str) -> None:
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, Tensor):
             sha.update(f"{key}:{value.dtype}{list(value.shape)}\n".encode())
             sha.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
         elif isinstance(value, dict):
@@ -266,10 +268,10 @@ class CheckpointWriter:
         if self._mirror is not None:
             self._mirror.follow(self._pending)
 
-    def wait(self) -> errors.CheckpointError | None:
+    def wait(self) -> CheckpointError | None:
         """Wait for the write under way; return its error if it failed."""
         error = self._pending.exception() if self._pending is not None else None
-        if error is not None and not isinstance(error, errors.CheckpointError):
+        if error is not None and not isinstance(error, CheckpointError):
             raise error
         return error
 

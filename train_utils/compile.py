@@ -14,15 +14,17 @@ import time
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
-from conf import errors
 from conf.cli import launch, run_files
+from conf.errors import TrainError
 from conf.train_options import AUTO, TrainSection, is_installed
 from data import Batch, both_sides
 from data.progress import log
 from models import Darknet, count_flops
 from models.loss import HeadLoss, LossParts
 from train_utils import distributed
+from train_utils.distributed import World
 from train_utils.numerics import autocast_dtype
 
 CUDA_GRAPHS = "reduce-overhead"  # torch's name of the mode
@@ -38,7 +40,7 @@ SAVED_SECONDS = 0.75e-3 / 156.7e9  # for each image and FLOP
 FUSED_VALUES = 6e7
 
 
-def choose_mode(options: TrainSection, world: distributed.World) -> str:
+def choose_mode(options: TrainSection, world: World) -> str:
     """A mode of torch.compile, "off", or INPUT_ONLY, for ``train.compile``.
 
     All ranks call this together. For ``auto`` it is the one to take if that ``pays_back``. A
@@ -51,17 +53,17 @@ def choose_mode(options: TrainSection, world: distributed.World) -> str:
             return "off"
         return INPUT_ONLY if fused or rect or options.multi_scale[0] < options.multi_scale[1] else "default"
     if mode != "off" and fused:
-        raise errors.TrainError(
+        raise TrainError(
             f"train.fused_norm={options.fused_norm} takes the place of kernels that train.compile={mode} makes. "
             "fix: leave one of them out"
         )
     if mode != "off" and rect:
-        raise errors.TrainError(
+        raise TrainError(
             "train.rect=true gives hundreds of image sizes, and train.compile needs minutes for each. "
             "fix: train.compile=off or train.rect=false"
         )
     if mode == CUDA_GRAPHS and (world.device.type == "cpu" or world.world_size > 1):
-        raise errors.TrainError(
+        raise TrainError(
             f"train.compile={mode} is for one GPU and a process without a launcher such as torchrun. "
             "fix: train.compile=default"
         )
@@ -81,9 +83,7 @@ def pays_back(network: Darknet, image_size: int | Sequence[int], images: int) ->
     return saved >= 2 * COMPILE_SECONDS * convolutions
 
 
-def fuses_norm(
-    options: TrainSection, world: distributed.World, network: Darknet | None = None, images: int = 0
-) -> bool:
+def fuses_norm(options: TrainSection, world: World, network: Darknet | None = None, images: int = 0) -> bool:
     """Whether ``train.fused_norm`` takes models/fused_norm.py in place of torch's kernels.
 
     ``auto`` does where one GPU has shown them faster: in half precision, without train.compile, for
@@ -101,9 +101,7 @@ def fuses_norm(
     if options.fused_norm is not True:
         return False
     if world.device.type == "cpu" or not can_generate_code():
-        raise errors.TrainError(
-            "train.fused_norm=true needs a GPU, Triton and a C++ compiler. fix: train.fused_norm=false"
-        )
+        raise TrainError("train.fused_norm=true needs a GPU, Triton and a C++ compiler. fix: train.fused_norm=false")
     return True
 
 
@@ -112,7 +110,7 @@ def can_generate_code() -> bool:
     return is_installed("triton") and launch.compiler() is not None
 
 
-ToInput = Callable[[Batch], torch.Tensor]
+ToInput = Callable[[Batch], Tensor]
 
 
 def compile_step(
@@ -143,7 +141,7 @@ def compile_step(
     compiled_input = torch.compile(to_input, mode=mode, dynamic=False, fullgraph=True)
     parameters, began = list(network.parameters()), list[float]()  # began: the first two micro-batches
 
-    def begin_micro_batch(batch: Batch) -> torch.Tensor:
+    def begin_micro_batch(batch: Batch) -> Tensor:
         if len(began) < 2:
             began.append(time.perf_counter())
             waited = f"compiled: the first step took {began[-1] - began[0]:.0f} s"
@@ -166,18 +164,18 @@ class CompiledLoss:
         self._eager, self._is_prepared = loss, False
         self._sums = torch.compile(loss.sums, mode=mode, dynamic=False, fullgraph=True)
 
-    def count_positives(self, targets: torch.Tensor) -> torch.Tensor:
+    def count_positives(self, targets: Tensor) -> Tensor:
         """As the loss that is compiled."""
         return self._eager.count_positives(targets)
 
     def sums(
         self,
-        raw_maps: Sequence[torch.Tensor],
-        targets: torch.Tensor,
-        positives_per_image: torch.Tensor,
+        raw_maps: Sequence[Tensor],
+        targets: Tensor,
+        positives_per_image: Tensor,
         objectness_ratio: float,
         refines: bool = False,
-    ) -> tuple[LossParts, torch.Tensor]:
+    ) -> tuple[LossParts, Tensor]:
         """As the loss that is compiled, with a graph for each value of ``refines``."""
         if not self._is_prepared:  # what a loss caches for a device, such as anchors, must not enter its graph
             with torch.no_grad():

@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.distributed as dist
+from numpy import ndarray
+from torch import Tensor
 
 from conf import errors
 from conf.cli import launch
+from conf.errors import DistributedError
 from data.progress import counted, log
 
 NVIDIA_DEVICE = Path("/dev/nvidiactl")  # there if the kernel knows a GPU, whatever torch can do
@@ -62,7 +64,7 @@ def init_distributed_mode(device: str, timeout_seconds: float) -> World:
     chosen, num_nodes = choose_device(device, place.local_rank), 1
     if chosen.type == "cuda":
         if place.launcher == "torchrun" and place.local_rank >= torch.cuda.device_count():
-            raise errors.DistributedError(
+            raise DistributedError(
                 f"process {place.local_rank} of this machine finds {counted(torch.cuda.device_count(), 'GPU')}. "
                 "fix: start one process for each GPU, or device=cpu"
             )
@@ -74,7 +76,7 @@ def init_distributed_mode(device: str, timeout_seconds: float) -> World:
         counts = torch.tensor([place.local_rank == 0, chosen.type == "cuda"]).long()
         num_nodes, on_gpus = sum_over_ranks(counts).tolist()
         if on_gpus not in (0, place.world_size):
-            raise errors.DistributedError(
+            raise DistributedError(
                 f"{on_gpus} of {place.world_size} ranks have a GPU. fix: device=cpu, or GPUs on all nodes"
             )
     of_node = -(-place.world_size // num_nodes)
@@ -91,14 +93,14 @@ def choose_device(requested: str, local_rank: int | None = None) -> torch.device
             torch.cuda.init()
         except RuntimeError as error:
             if "driver" in str(error):  # not if CUDA_VISIBLE_DEVICES hides all
-                raise errors.DistributedError(
+                raise DistributedError(
                     f"torch cannot use the GPU of this machine ({errors.first_line(error)}). fix: a newer driver, or a "
                     "build of torch for this one; device=cpu does without"
                 ) from error
     if requested == "cpu" or (requested == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise errors.DistributedError(
+        raise DistributedError(
             f"a CUDA device was asked for, but torch {torch.__version__} finds none. "
             "fix: device=auto, or look at nvidia-smi and CUDA_VISIBLE_DEVICES"
         )
@@ -141,7 +143,7 @@ def _open_group(place: launch.Launch, device: torch.device, timeout_seconds: flo
             backend, store=store, rank=rank, world_size=world_size, timeout=timeout, device_id=bound
         )
     except (OSError, RuntimeError, ValueError) as error:
-        raise errors.DistributedError(
+        raise DistributedError(
             f"rank {place.rank} did not meet its peers ({errors.first_line(error)}). fix: look for the first error in "
             "the output of all ranks; MASTER_ADDR and MASTER_PORT say where to meet, "
             "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME=<the interface between the hosts> how"
@@ -177,7 +179,7 @@ def torch_distributed_zero_first(world: World) -> Iterator[None]:
     def wait_for(builders: int) -> None:
         while store.add(f"{section}/done", 0) < builders:
             if store.check([f"{section}/failure"]):
-                raise errors.DistributedError(store.get(f"{section}/failure").decode())
+                raise DistributedError(store.get(f"{section}/failure").decode())
             time.sleep(PAUSE_SECONDS)
 
     wait_for(0 if world.is_main else 1 if world.is_local_main else world.num_nodes)
@@ -197,7 +199,7 @@ def barrier() -> None:
     any_rank(False)
 
 
-def sum_over_ranks(tensor: torch.Tensor) -> torch.Tensor:
+def sum_over_ranks(tensor: Tensor) -> Tensor:
     """Sum ``tensor`` (same shape and dtype everywhere) over all ranks, without autograd."""
     if not dist.is_initialized():
         return tensor
@@ -206,7 +208,7 @@ def sum_over_ranks(tensor: torch.Tensor) -> torch.Tensor:
     return total
 
 
-def max_over_ranks(values: torch.Tensor) -> torch.Tensor:
+def max_over_ranks(values: Tensor) -> Tensor:
     """The maximum of each value over all ranks, exchanged on the device of ``values``."""
     if not dist.is_initialized():
         return values
@@ -248,7 +250,7 @@ def wrap_ddp(model: torch.nn.Module, world: World) -> torch.nn.Module:
     return wrapped
 
 
-def gather_arrays(array: np.ndarray) -> list[np.ndarray] | None:
+def gather_arrays(array: ndarray) -> list[ndarray] | None:
     """The arrays of all ranks in rank order, on rank 0; None elsewhere. Shapes may differ."""
     if not dist.is_initialized():
         return [array]

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 import torch
+from torch import Tensor
 
-from conf import errors
+from conf.errors import TrainError
 from conf.train_options import Compile, TrainSection
 from data import Batch, TrainBatchSampler
 from data.progress import Progress, counted
@@ -18,6 +19,7 @@ from models import Darknet
 from models.layers import Dropout
 from models.loss import HeadLoss, LossParts
 from train_utils import checkpoint, compile, distributed, numerics, optim, train_state
+from train_utils.distributed import World
 from train_utils.stop import StopRequest
 
 # By these the CPU's allocator, CUDA, cuDNN (no room for any algorithm's workspace) and cuBLAS (none
@@ -40,9 +42,9 @@ class ForwardPass:
 
     model: torch.nn.Module  # the plain model, or as ``wrap_ddp`` returned it
     loss: HeadLoss | compile.CompiledLoss
-    to_input: Callable[[Batch], torch.Tensor]  # turns a batch, on its device, into the network's floats
+    to_input: Callable[[Batch], Tensor]  # turns a batch, on its device, into the network's floats
     autocast_dtype: torch.dtype | None  # None: that of the weights
-    world: distributed.World
+    world: World
 
     @classmethod
     def create(
@@ -53,7 +55,7 @@ class ForwardPass:
         *,
         compile_mode: str,
         batches: TrainBatchSampler,
-        world: distributed.World,
+        world: World,
         log_line: Callable[[str], None],
     ) -> Self:
         """Compile the step for ``batches`` by the mode that choose_mode gave; wrap for DDP."""
@@ -72,20 +74,20 @@ class ForwardPass:
         dtype = numerics.autocast_dtype(options.precision.value, world.device)
         return cls(distributed.wrap_ddp(model, world), step_loss, to_input, dtype, world)
 
-    def positives_per_image(self, targets: Sequence[torch.Tensor], images: int) -> torch.Tensor:
+    def positives_per_image(self, targets: Sequence[Tensor], images: int) -> Tensor:
         """What the loss asks of all ``targets`` of a step, of ``images`` over all ranks."""
         positives = sum(self.loss.count_positives(each.to(self.world.device)) for each in targets)
-        assert isinstance(positives, torch.Tensor)
+        assert isinstance(positives, Tensor)
         return (distributed.sum_over_ranks(positives) if len(positives) else positives) / images
 
     def __call__(
         self,
-        images: torch.Tensor,
-        targets: torch.Tensor,
-        positives_per_image: torch.Tensor,
+        images: Tensor,
+        targets: Tensor,
+        positives_per_image: Tensor,
         warmup: float,
         refines: bool = False,
-    ) -> tuple[LossParts, torch.Tensor]:
+    ) -> tuple[LossParts, Tensor]:
         """The loss's sums and divisor of ``images`` (B, 3, H, W), float.
 
         ``warmup`` is the finished share of the warm-up, 0..1; ``refines`` is that of the loss.
@@ -173,7 +175,7 @@ def train_one_epoch(
 
 def add_gradients(
     forward: ForwardPass, state: train_state.TrainState, micro_batches: list[Batch], images: int, refines: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Put the gradients of a step, of ``images`` over all ranks, into the parameters.
 
     Empties the list of this rank's ``micro_batches``: their memory is for the next ones. Returns
@@ -227,7 +229,7 @@ def check_weights(state: train_state.TrainState) -> None:
     values = [*state.model.state_dict().values(), *state.average.module.state_dict().values()]
     largest = torch.nn.utils.get_total_norm([value for value in values if value.is_floating_point()], math.inf)
     if distributed.any_rank(not math.isfinite(largest)):
-        raise errors.TrainError(
+        raise TrainError(
             f"a weight or batch-norm statistic is not finite after {counted(state.step, 'step')}, and training cannot "
             f"recover; the last checkpoint predates it. fix: {HELP}"
         )
@@ -274,14 +276,14 @@ class NonFiniteGuard:
         named = ", ".join(f"{name} {value:.4g}" for name, value in losses.items())
         self._log_line(f"step {state.step}: loss or gradient is not finite ({named}): update skipped")
         if self.in_a_row > self._limit:
-            raise errors.TrainError(
+            raise TrainError(
                 f"loss or gradient is no longer finite at step {state.step} ({named}), "
                 f"{counted(self.in_a_row, 'step')} in a row. fix: {HELP}"
             )
 
 
 @contextmanager
-def explain_out_of_memory(batches: TrainBatchSampler, world: distributed.World) -> Iterator[None]:
+def explain_out_of_memory(batches: TrainBatchSampler, world: World) -> Iterator[None]:
     """Raise TrainError with the next lower train.micro_batch_size if torch runs out of memory."""
     try:
         yield
@@ -291,7 +293,7 @@ def explain_out_of_memory(batches: TrainBatchSampler, world: distributed.World) 
         images = batches.images_per_rank
         lower = [size for size in range(1, images) if images * batches.accumulate % size == 0]
         fix = f"train.micro_batch_size={lower[-1] * world.world_size}, or " if lower else ""
-        raise errors.TrainError(
+        raise TrainError(
             f"out of memory in a pass of train.micro_batch_size={images * world.world_size} images over all ranks. "
             f"fix: {fix}a smaller train.image_size or model.width"
         ) from error

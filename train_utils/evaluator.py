@@ -6,14 +6,19 @@ from typing import Self
 
 import numpy as np
 import torch
+from numpy import ndarray
+from torch import Tensor
 
 import data
 import models
 from conf import ConfigError
 from conf.schema import EvaluateConfig, TrainConfig
 from conf.train_options import EvalPrecision
+from data import Annotations
 from data.progress import Progress, counted, log
+from models import Darknet
 from train_utils import build, coco_eval, distributed, numerics, results
+from train_utils.distributed import World
 from train_utils.engine import HELP
 from train_utils.inference import detect, open_checkpoint
 from train_utils.train_state import LOSS_NAMES
@@ -29,13 +34,13 @@ class Evaluator:
 
     def __init__(
         self,
-        val_set: data.Annotations,
+        val_set: Annotations,
         config: EvaluateConfig,
         *,
         image_size: int | list[int],
-        model: models.Darknet,
+        model: Darknet,
         data_options: data.DataConfig,
-        world: distributed.World,
+        world: World,
         timeout_seconds: float = 0.0,
         loss: models.LossConfig | None = None,
         classes: list[int] | None = None,
@@ -65,9 +70,7 @@ class Evaluator:
         self.loader = data.make_loader(dataset, batches, workers, world.device, timeout_seconds, batch_bytes=largest)
 
     @classmethod
-    def of_training(
-        cls, config: TrainConfig, val_set: data.Annotations, model: models.Darknet, world: distributed.World
-    ) -> Self:
+    def of_training(cls, config: TrainConfig, val_set: Annotations, model: Darknet, world: World) -> Self:
         """The evaluator of a training, in the precision of eval.py, since it chooses best.pt."""
         return cls(
             val_set,
@@ -88,12 +91,12 @@ class Evaluator:
         ``log_line`` reports unreadable images. Losses are means over the batches, weighted by their
         images; ``refines`` is that of the loss.
         """
-        assert isinstance(model, models.Darknet)
+        assert isinstance(model, Darknet)
         device = self.world.device
         distributed.broadcast_module(model)  # without SyncBatchNorm the statistics of the ranks differ
-        losses: list[tuple[int, torch.Tensor]] = []  # images of a batch, and LOSS_NAMES; read at the end
+        losses: list[tuple[int, Tensor]] = []  # images of a batch, and LOSS_NAMES; read at the end
 
-        def keep_losses(batch: data.Batch, raw_maps: list[torch.Tensor]) -> None:
+        def keep_losses(batch: data.Batch, raw_maps: list[Tensor]) -> None:
             if self.loss is not None:
                 targets = batch.targets.to(device, non_blocking=True)
                 losses.append((len(batch.images), torch.stack(self.loss(raw_maps, targets, refines=refines))))
@@ -134,14 +137,14 @@ class Evaluator:
         found["image_id"] = self.truth.image_ids[found["image_id"]]
         return found
 
-    def to_original(self, batch: data.Batch, i: int, boxes_xyxy: np.ndarray) -> np.ndarray:
+    def to_original(self, batch: data.Batch, i: int, boxes_xyxy: ndarray) -> ndarray:
         """Boxes (n, 4) of the batch's i-th image from network pixels to original pixels."""
         boxes = data.Letterbox(*batch.letterboxes[i].tolist()).to_original(boxes_xyxy)
         height, width = self.truth.sizes[int(batch.indices[i])].tolist()
         return data.cut_at_edges(boxes, (height, width)) if self.config.clip else boxes
 
 
-def mean_losses(of_ranks: list[np.ndarray]) -> dict[str, float]:
+def mean_losses(of_ranks: list[ndarray]) -> dict[str, float]:
     """Means by LOSS_NAMES over all images, of which each has the loss of its batch.
 
     A rank has a row for each batch: its images and losses. fsum rounds once, so ranks and order do
@@ -153,7 +156,7 @@ def mean_losses(of_ranks: list[np.ndarray]) -> dict[str, float]:
     return dict(zip(LOSS_NAMES, means, strict=True))
 
 
-def class_numbers(network: open_checkpoint.TrainedNetwork, val_set: data.Annotations) -> list[int] | None:
+def class_numbers(network: open_checkpoint.TrainedNetwork, val_set: Annotations) -> list[int] | None:
     """The network's number of each class of the data; None if the classes are the same.
 
     Raises ConfigError if the network lacks a class of the data.

@@ -11,8 +11,9 @@ from threading import Lock
 import numpy as np
 import torch
 
-from conf import errors, train_options
+from conf import train_options
 from conf.cli import launch
+from conf.errors import TrainError
 from conf.train_options import Precision
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # parameters of mallopt(3)
@@ -44,9 +45,9 @@ def autocast_dtype(precision: str, device: torch.device, key: str = "train.preci
     float16 on a CPU, and for tf32 on hardware without it.
     """
     if precision == "float16" and device.type == "cpu":
-        raise errors.TrainError(f"{key}=float16 needs a GPU. fix: {key}=bfloat16 or float32")
+        raise TrainError(f"{key}=float16 needs a GPU. fix: {key}=bfloat16 or float32")
     if precision == "tf32" and not (device.type == "cuda" and torch.cuda.is_tf32_supported()):
-        raise errors.TrainError(f"{key}=tf32 needs a GPU of compute capability 8.0 or later. fix: {key}=float32")
+        raise TrainError(f"{key}=tf32 needs a GPU of compute capability 8.0 or later. fix: {key}=float32")
     return DTYPES.get(precision)
 
 

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from conf.train_options import OPTIMISERS, Decay, OptimConfig, Optimizer
 
-WARMUP_MIN_STEPS, WARMUP_MAX_SHARE = 500, 0.1  # the share of the training limits the steps, too
+WARMUP_MIN_STEPS = 500
+WARMUP_MAX_SHARE = 0.1  # of the training's steps
 WARMUP_MOMENTUM = 0.9  # at its first step
 # What torch keeps for each parameter: all of these, or nothing yet.
 STATE_KEYS = {torch.optim.SGD: {"momentum_buffer"}, torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"}}
@@ -46,7 +47,8 @@ class Schedule:
     def lr_factor(self, step: int) -> float:
         """Rate / ``optim.lr`` without warm-up: 1 at step 0, ``final_lr_ratio`` at the last step."""
         flat = self.config.flat_share(self.total_steps)
-        progress = min(1.0, max(0.0, step / max(1, self.total_steps - 1) - flat) / (1 - flat))
+        done = step / max(1, self.total_steps - 1)
+        progress = min(1.0, max(0.0, done - flat) / (1 - flat))
         low = self.config.final_lr_ratio
         if self.config.decay is Decay.cosine:
             return low + (1 - low) * (1 + math.cos(math.pi * progress)) / 2
@@ -71,12 +73,15 @@ class Schedule:
         of biases falls from ``FAST_BIASES`` with plain SGD. A checkpoint restores the groups of its
         run. Anything not written here would survive a changed option.
         """
-        lr, done, factor = self.config.lr, self.warmup(step), self.lr_factor(step)
+        lr = self.config.lr
+        done = self.warmup(step)
+        share = done * self.lr_factor(step)
         momentum = (1 - done) * WARMUP_MOMENTUM + done * self.config.momentum
         of_biases = FAST_BIASES * lr if self.config.name == Optimizer.sgd else lr
         for group in optimizer.param_groups:
-            is_bias = group["name"] == "bias"
-            group["lr"] = lr * ((1 - done) * of_biases / lr + done * factor if is_bias else done * factor)
+            group["lr"] = lr * share
+            if group["name"] == "bias":
+                group["lr"] = lr * ((1 - done) * of_biases / lr + share)
             if "betas" in group:
                 group["betas"] = momentum, group["betas"][1]
             elif "momentum" in group:
@@ -95,14 +100,18 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimiz
     small, so they are not decayed. ``Schedule.apply`` sets the rest before each step.
     """
     groups: dict[str, list[nn.Parameter]] = {"convolution": [], "norm": [], "bias": []}
-    for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            if parameter.requires_grad:
-                kind = "bias" if name == "bias" else "convolution" if parameter.ndim > 1 else "norm"
-                groups[kind].append(parameter)
-    rows: list[dict[str, Any]] = []
-    for kind, parameters in groups.items():
-        rows.append({"params": parameters, "name": kind, "weight_decay": 0.0})
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        if name.rpartition(".")[2] == "bias":
+            groups["bias"].append(parameter)
+        elif parameter.ndim > 1:
+            groups["convolution"].append(parameter)
+        else:
+            groups["norm"].append(parameter)
+    rows: list[dict[str, Any]] = [
+        {"params": parameters, "name": name, "weight_decay": 0.0} for name, parameters in groups.items()
+    ]
     if config.name == Optimizer.adamw:
         return torch.optim.AdamW(rows, lr=config.lr, fused=True)  # the plain one reads its count of steps
     if config.name in OPTIMISERS:
@@ -116,14 +125,16 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -
 
     Raises ValueError, or torch's or Python's errors, if it is that of another optimiser.
     """
-    if keys := STATE_KEYS.get(type(optimizer), set()):  # the schedule sets their groups; a plugin may keep state there
+    keys = STATE_KEYS.get(type(optimizer))
+    if keys is not None:  # the schedule sets their groups; a plugin may keep state there
         saved = {**optimizer.state_dict(), "state": saved["state"]}
     optimizer.load_state_dict(saved)
     for parameter, values in optimizer.state.items():
-        shapes = {key: value.shape for key, value in values.items() if keys}
-        if shapes and shapes != {key: () if key == "step" else parameter.shape for key in keys}:
-            raise ValueError(f"the optimiser keeps {', '.join(keys)}, the file has {shapes}")
+        if keys is not None and values.keys() not in (keys, set()):
+            raise ValueError(f"the optimiser keeps {', '.join(keys)}, the file has {', '.join(values)}")
         for key, value in values.items():
+            if keys is not None and value.shape != (() if key == "step" else parameter.shape):
+                raise ValueError(f"{key} of the optimiser has the shape {value.shape} in the file")
             if isinstance(value, Tensor) and value.shape == parameter.shape:  # files hold row-major tensors
                 values[key] = torch.empty_like(parameter).copy_(value)
 
@@ -165,7 +176,7 @@ def pairs_by_dtype(targets: Iterable[Tensor], sources: Iterable[Tensor]) -> list
     """Group pairs of tensors by dtype: on CUDA only lists of one dtype share a kernel."""
     groups: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
     for target, source in zip(targets, sources, strict=True):
-        of_dtype = groups.setdefault(target.dtype, ([], []))
-        of_dtype[0].append(target)
-        of_dtype[1].append(source)
+        of_targets, of_sources = groups.setdefault(target.dtype, ([], []))
+        of_targets.append(target)
+        of_sources.append(source)
     return list(groups.values())

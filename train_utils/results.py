@@ -10,6 +10,7 @@ from typing import Any, NotRequired, Self, TypedDict
 
 import msgspec
 import numpy as np
+from numpy import ndarray
 
 from conf.errors import TrainError
 from data import Annotations
@@ -23,20 +24,20 @@ from data.validate import TINY, looks_like
 DETECTION = np.dtype([("image_id", "i8"), ("class", "i4"), ("score", "f4"), ("box_xywh", "f4", (4,))])
 # The same from any system's results file, with the file's own numbers and order.
 DETECTION_AS_READ = np.dtype([("image_id", "i8"), ("class", "i4"), ("score", "f8"), ("box_xywh", "f8", (4,))])
-Detections = np.ndarray  # of dtype DETECTION, or DETECTION_AS_READ
+Detections = ndarray  # of dtype DETECTION, or DETECTION_AS_READ
 
 
 @dataclass(frozen=True)
 class GroundTruth:
     """Annotations of N images with M boxes; image i has boxes ``offsets[i]:offsets[i + 1]``."""
 
-    image_ids: np.ndarray  # int64 (N,)
-    sizes: np.ndarray  # int (N, 2) height, width in pixels
-    offsets: np.ndarray  # int64 (N + 1,)
-    boxes_xywh: np.ndarray  # float64 (M, 4) left, top, width, height in pixels, as in the file
-    classes: np.ndarray  # int (M,) from 0
-    crowd: np.ndarray  # bool (M,)
-    areas: np.ndarray  # float64 (M,) as in the file: of the mask, not of the box
+    image_ids: ndarray  # int64 (N,)
+    sizes: ndarray  # int (N, 2) height, width in pixels
+    offsets: ndarray  # int64 (N + 1,)
+    boxes_xywh: ndarray  # float64 (M, 4) left, top, width, height in pixels, as in the file
+    classes: ndarray  # int (M,) from 0
+    crowd: ndarray  # bool (M,)
+    areas: ndarray  # float64 (M,) as in the file: of the mask, not of the box
     names: Sequence[str]  # of the classes, in the order of their category ids
     file_names: Sequence[str] = ()  # of the images, relative to their folder; none in older files
 
@@ -46,12 +47,12 @@ class GroundTruth:
         return cls(**{column.name: getattr(annotations, column.name) for column in fields(cls)})
 
     @property
-    def image_of_box(self) -> np.ndarray:
+    def image_of_box(self) -> ndarray:
         """Position of the image of each box, int64 (M,)."""
         return np.repeat(np.arange(len(self.image_ids)), np.diff(self.offsets))
 
 
-def make_detections(image_id: int, classes: np.ndarray, scores: np.ndarray, boxes_xyxy: np.ndarray) -> Detections:
+def make_detections(image_id: int, classes: ndarray, scores: ndarray, boxes_xyxy: ndarray) -> Detections:
     """Detections of one image: classes (n,), scores (n,), boxes_xyxy (n, 4) in original pixels."""
     detections = np.zeros(len(classes), dtype=DETECTION)
     detections["image_id"], detections["class"], detections["score"] = image_id, classes, scores
@@ -60,7 +61,7 @@ def make_detections(image_id: int, classes: np.ndarray, scores: np.ndarray, boxe
     return detections
 
 
-def to_xyxy(boxes_xywh: np.ndarray) -> np.ndarray:
+def to_xyxy(boxes_xywh: ndarray) -> ndarray:
     """Corners of boxes (n, 4)."""
     return np.concatenate([boxes_xywh[:, :2], boxes_xywh[:, :2] + boxes_xywh[:, 2:]], axis=1)
 
@@ -77,7 +78,7 @@ def canonical_order(detections: Detections) -> Detections:
     return np.take(detections, np.lexsort(keys))
 
 
-def to_coco_json(detections: Detections, category_ids: Sequence[int] | np.ndarray) -> list[dict[str, Any]]:
+def to_coco_json(detections: Detections, category_ids: Sequence[int] | ndarray) -> list[dict[str, Any]]:
     """COCO's results format in canonical order; ``category_ids`` has the id of each class."""
     ordered = canonical_order(detections)
     images, boxes, scores = (ordered[name].tolist() for name in ("image_id", "box_xywh", "score"))
@@ -170,7 +171,7 @@ class ResultRow(msgspec.Struct):
 
 
 def read_results(
-    path: Path, image_ids: np.ndarray, category_ids: Sequence[int] | np.ndarray, *, single_class: bool = False
+    path: Path, image_ids: ndarray, category_ids: Sequence[int] | ndarray, *, single_class: bool = False
 ) -> Detections:
     """Read a COCO results file, whose numbers may be texts: rows of dtype DETECTION_AS_READ.
 
@@ -214,7 +215,7 @@ def _read_rows(path: Path, image_ids: set[int]) -> list[ResultRow]:
     return rows
 
 
-def warn_of_units(path: Path, detections: Detections, image_ids: np.ndarray, sizes: np.ndarray) -> None:
+def warn_of_units(path: Path, detections: Detections, image_ids: ndarray, sizes: ndarray) -> None:
     """Warn if boxes cannot be [left, top, width, height] in pixels.
 
     ``sizes`` (N, 2) are heights and widths of the images of ``image_ids`` (N,).

@@ -12,16 +12,18 @@ from pathlib import Path
 
 from conf import errors, options
 from conf.cli import launch, run_files
+from conf.errors import TrainError
 from conf.schema import TrainConfig
 from data.remote import is_remote
 from train_utils import distributed
+from train_utils.distributed import World
 from train_utils.report import mirror
 
 LOCK = ".lock"
 
 
 @contextmanager
-def reserve_run_folder(world: distributed.World, config: TrainConfig) -> Iterator[Callable[[], Path]]:
+def reserve_run_folder(world: World, config: TrainConfig) -> Iterator[Callable[[], Path]]:
     """Yield a function that returns the run's folder, created and locked, the same on every rank.
 
     The folder stays locked while the body runs. That of ``resume`` is locked at once: another run
@@ -31,51 +33,55 @@ def reserve_run_folder(world: distributed.World, config: TrainConfig) -> Iterato
     restart the run, and ``runs/<name>/<date_time>`` elsewhere, with a number if it exists. Raises
     TrainError on every rank if the folder is not writable, holds another run or is in use.
     """
-    locked: list[Path] = []
-    resume, run_dir = config.resume, config.run_dir
+    resume = config.resume
     is_fetched = is_remote(resume or "")
+    folder: Path | None = None  # once it is locked, on rank 0
 
     def choose() -> None:
+        nonlocal folder
         mirror.refuse_other(config)
         if resume is not None and not is_fetched:
-            locked.append(_locked(Path(resume).resolve(), "resume"))
-        elif run_dir is not None:
-            _refuse_foreign_files(Path(run_dir).resolve())
-            locked.append(_locked(path := Path(run_dir).resolve(), "run_dir"))
+            folder = _locked(Path(resume).resolve(), "resume")
+            return
+        if config.run_dir is None:
+            folder = _locked(_new_folder(config.name), "run_dir")
+        else:
+            given = Path(config.run_dir).resolve()
+            _refuse_foreign_files(given)
+            folder = _locked(given, "run_dir")
             # A fetch that was cut off has no options yet, and may go on.
-            if run_files.has_checkpoint(path) and not (is_fetched and not (path / "config.yaml").exists()):
-                raise errors.TrainError(
-                    f"run_dir={path} already holds a run. fix: {options.option('resume', path)} to continue it"
+            is_cut_off = is_fetched and not (folder / "config.yaml").exists()
+            if run_files.has_checkpoint(folder) and not is_cut_off:
+                raise TrainError(
+                    f"run_dir={folder} already holds a run. fix: {options.option('resume', folder)} to continue it"
                     " (resume=auto finds it), or another run_dir"
                 )
-        else:
-            job = launch.job_folder_name()
-            base = Path("runs", config.name, job).resolve() if job is not None else _dated(config.name)
-            make_writable(base.parent, "run_dir")
-            locked.append(_locked(next(filter(_is_new, _numbered(base))), "run_dir"))
-        if resume is not None and is_fetched:
-            mirror.fetch(resume, *locked)
+        if resume is not None:
+            mirror.fetch(resume, folder)
 
     def reserve() -> Path:
         on_main(world, choose)
-        return Path(distributed.broadcast_text(str(*locked)))
+        return Path(distributed.broadcast_text(str(folder)))
 
     try:
         existing = reserve() if resume is not None else None
         yield lambda: existing or reserve()
     finally:
-        for folder in locked:
+        if folder is not None:
             with suppress(OSError):
                 os.close(os.open(folder / LOCK, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW))
 
 
-def open_out(world: distributed.World, out: str | None, name: str) -> Path:
+def open_out(world: World, out: str | None, name: str) -> Path:
     """Create the folder ``out``, null: ``runs/<name>/<date_time>``, on rank 0.
 
     It is numbered if that exists. Raises TrainError on all ranks if it is not writable, or holds
     files: only eval.py writes into a folder that has some, its own files into that of a run.
     """
-    folder = next(folder for folder in _numbered(_dated(name)) if not folder.exists()) if out is None else Path(out)
+    if out is not None:
+        folder = Path(out)
+    else:
+        folder = next(numbered for numbered in _numbered(_dated(name)) if not numbered.exists())
     folder = Path(distributed.broadcast_text(str(folder.resolve())))
 
     def make() -> None:
@@ -89,16 +95,16 @@ def open_out(world: distributed.World, out: str | None, name: str) -> Path:
     return folder
 
 
-def on_main(world: distributed.World, function: Callable[[], object]) -> None:
+def on_main(world: World, function: Callable[[], object]) -> None:
     """Run ``function`` on rank 0; if it fails with an error for users, raise TrainError on all."""
     error = ""
     if world.is_main:
         try:
             function()
-        except (errors.TrainError, errors.CheckpointError) as failure:
+        except (TrainError, errors.CheckpointError) as failure:
             error = str(failure)
     if error := distributed.broadcast_text(error):
-        raise errors.TrainError(error)
+        raise TrainError(error)
 
 
 def _locked(folder: Path, key: str) -> Path:
@@ -119,7 +125,7 @@ def _locked(folder: Path, key: str) -> Path:
         with suppress(ValueError, RecursionError):  # of a free lock, one cut by a crash, or no lock of ours
             holder = json.load(file)
         if isinstance(holder, dict) and holder.keys() == ours.keys() and _is_held(holder, ours):
-            raise errors.TrainError(
+            raise TrainError(
                 f"{key}={folder} is in use by process {holder['pid']} on host {holder['host']}. fix: wait for its end "
                 f"or stop it, or give another run_dir; if it is gone, remove {path}"
             )
@@ -131,17 +137,20 @@ def _locked(folder: Path, key: str) -> Path:
 
 def _refuse_foreign_files(folder: Path) -> None:
     """Raise TrainError for what a run would overwrite in a folder that no run has locked before."""
+    if (folder / LOCK).exists():
+        return
     for pattern in ("config.yaml", "train*", "*.csv", "*.html", "*.npz", "plots/*", "checkpoints/*"):
-        for path in folder.glob(pattern) if not (folder / LOCK).exists() else ():
+        for path in folder.glob(pattern):
             run_files.refuse_existing(path, "run_dir")
 
 
 def _refuse_links(folder: Path, key: str) -> None:
     """Raise TrainError for a link or device where a run writes: behind it may be anything."""
-    for path in (path for pattern in ("*", "checkpoints/*", "plots/*") for path in folder.glob(pattern)):
-        if path.is_symlink() or not (path.is_file() or path.is_dir()):
-            kind = "link" if path.is_symlink() else "pipe or device"
-            raise errors.TrainError(f"{key}={folder} holds the {kind} {path}. fix: put a file in its place")
+    for pattern in ("*", "checkpoints/*", "plots/*"):
+        for path in folder.glob(pattern):
+            if path.is_symlink() or not (path.is_file() or path.is_dir()):
+                kind = "link" if path.is_symlink() else "pipe or device"
+                raise TrainError(f"{key}={folder} holds the {kind} {path}. fix: put a file in its place")
 
 
 def _is_held(holder: dict[str, object], ours: dict[str, object]) -> bool:
@@ -163,17 +172,22 @@ def make_writable(folder: Path, key: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
-        raise errors.TrainError(
+        raise TrainError(
             f"the folder {folder} cannot be written ({error.strerror}). fix: {key}=<a folder you may write to>"
         ) from error
 
 
-def _is_new(folder: Path) -> bool:
-    """Make a folder; False if there is one."""
-    with suppress(FileExistsError):
-        folder.mkdir()
-        return True
-    return False
+def _new_folder(name: str) -> Path:
+    """Make a folder for a run, numbered if it exists."""
+    job = launch.job_folder_name()
+    base = Path("runs", name, job).resolve() if job is not None else _dated(name)
+    make_writable(base.parent, "run_dir")
+    folders = _numbered(base)
+    while True:
+        folder = next(folders)
+        with suppress(FileExistsError):
+            folder.mkdir()
+            return folder
 
 
 def _dated(name: str) -> Path:

@@ -9,12 +9,12 @@ import threading
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from conf.cli import launch
 from train_utils import distributed
 
-NAMES = ("SIGUSR1", "SIGUSR2", "SIGTERM", "SIGHUP", "SIGINT")
-STOP_SIGNALS = tuple(signal.Signals[name] for name in NAMES if hasattr(signal, name))
+STOP_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
 class StopRequest:
@@ -34,12 +34,15 @@ class StopRequest:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "StopRequest":
-        if threading.current_thread() is threading.main_thread():
-            for number in STOP_SIGNALS:
-                if number.name != "SIGHUP" or signal.getsignal(number) != signal.SIG_IGN:
-                    self._before[number] = signal.getsignal(number)
-                    if number != signal.SIGTERM or not self._term_ends:
-                        signal.signal(number, self._handle)
+        if threading.current_thread() is not threading.main_thread():
+            return self
+        for number in STOP_SIGNALS:
+            before = signal.getsignal(number)
+            if number == signal.SIGHUP and before == signal.SIG_IGN:
+                continue
+            self._before[number] = before
+            if number != signal.SIGTERM or not self._term_ends:
+                signal.signal(number, self._handle)
         return self
 
     def handle_term(self) -> None:
@@ -65,19 +68,22 @@ class StopRequest:
             raise KeyboardInterrupt
         self.signal = self.signal or signal.Signals(number)
 
-    def votes(self, skip: torch.Tensor, save: bool) -> torch.Tensor:
+    def votes(self, skip: Tensor, save: bool) -> Tensor:
         """What any rank asks of this step: float64 (3,), on the device of ``skip``.
 
         Whether any skips it (``skip``, a bool), whether any wants a checkpoint after it (``save``),
         and the number of the signal that stops them, or 0. All ranks call this together.
         """
-        # torch.tensor would copy to the device, and wait.
-        asked = (torch.full_like(skip, value, dtype=torch.float64) for value in (save, self.signal or 0))
-        return distributed.max_over_ranks(torch.stack((skip.double(), *asked)))
+        votes = skip.new_empty(3, dtype=torch.float64)  # torch.tensor would copy to the device, and wait
+        votes[0] = skip
+        votes[1] = save
+        votes[2] = int(self.signal or 0)
+        return distributed.max_over_ranks(votes)
 
     def agree(self, number: float | None = None) -> None:
         """Set ``agreed`` from the ``number`` in the ``votes`` of all ranks, or by asking them."""
-        number = self.votes(torch.tensor(False), save=False)[2].item() if number is None else number
+        if number is None:
+            number = self.votes(torch.tensor(False), save=False)[2].item()
         self.agreed = signal.Signals(int(number)) if number else None
 
 

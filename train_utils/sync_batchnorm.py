@@ -39,14 +39,15 @@ class ReducedBatchNorm2d(nn.BatchNorm2d):
         """Normalise (batch, channels, rows, columns); update running statistics as torch does."""
         if not self.training:
             return super().forward(input)
-        assert self.running_mean is not None and self.running_var is not None and self.momentum is not None
-        assert self.num_batches_tracked is not None
+        assert self.running_mean is not None and self.running_var is not None
+        assert self.num_batches_tracked is not None and self.momentum is not None
         dtype = self.weight.dtype
         mean, variance, values = _statistics(input.detach(), dtype, self.world_size)
         if not torch.compiler.is_compiling() and values <= 1:
             raise ValueError(f"batch norm needs more than one value for each channel, got {tuple(input.shape)}")
         unbiased = variance * (values / (values - 1))
-        mean, variance = mean.to(dtype), variance.to(dtype)
+        mean = mean.to(dtype)
+        variance = variance.to(dtype)
         self.running_mean.lerp_(mean, self.momentum)
         self.running_var.lerp_(unbiased.to(dtype), self.momentum)
         self.num_batches_tracked.add_(1)
@@ -60,19 +61,21 @@ def _statistics(x: Tensor, dtype: torch.dtype, world_size: int) -> tuple[Tensor,
     ``dtype`` is that of the parameters. With several ranks the number of values is a tensor.
     """
     images, channels, rows, width = x.shape
+    values = images * rows * width
     # Over channels_last maps torch's kernel adds up each channel in one float32: over 2 million
     # values the variance is .1 % short. So each column of the maps is a channel of its own here.
-    columns = x.permute(0, 2, 3, 1).reshape(1, images * rows, 1, width * channels).permute(0, 3, 1, 2)
+    columns = x.permute(0, 2, 3, 1).reshape(1, images * rows, 1, width * channels)
     unused = torch.zeros(width * channels, dtype=dtype)
-    found = torch.batch_norm_update_stats(columns, unused, unused, 0.0)
-    means, variances = (value.double().view(width, channels) for value in found)
-    between, mean = torch.var_mean(means, 0, correction=0)
-    variance, values = variances.mean(0) + between, images * rows * width
+    means, variances = torch.batch_norm_update_stats(columns.permute(0, 3, 1, 2), unused, unused, 0.0)
+    between, mean = torch.var_mean(means.double().view(width, channels), 0, correction=0)
+    variance = variances.double().view(width, channels).mean(0) + between
     if world_size == 1:
         return mean, variance, values
-    sums = sum_over_ranks(torch.cat((mean, variance + mean.square(), mean.new_ones(1))) * values)
+    moments = torch.cat((mean, variance + mean.square(), mean.new_ones(1)))
+    sums = sum_over_ranks(moments * values)
     mean, square = (sums[:-1] / sums[-1]).chunk(2)
-    return mean, (square - mean.square()).clamp(min=0), sums[-1]
+    variance = (square - mean.square()).clamp(min=0)
+    return mean, variance, sums[-1]
 
 
 class _Normalise(torch.autograd.Function):
@@ -83,19 +86,28 @@ class _Normalise(torch.autograd.Function):
 
     @staticmethod
     def forward(  # noqa: PLR0917 - torch passes them by position
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, variance: Tensor, values: Tensor | int,
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        mean: Tensor,
+        variance: Tensor,
+        values: Tensor | int,
         eps: float,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         ctx.save_for_backward(x, weight, mean, variance)
-        ctx.values, ctx.eps = values, eps
+        ctx.values = values
+        ctx.eps = eps
         return nn.functional.batch_norm(x, mean, variance, weight, bias, training=False, eps=eps)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mean, variance = ctx.saved_tensors
-        by_channel = x.is_contiguous(memory_format=torch.channels_last)
-        grad = grad.contiguous(memory_format=torch.channels_last if by_channel else torch.contiguous_format)
+        if x.is_contiguous(memory_format=torch.channels_last):
+            grad = grad.contiguous(memory_format=torch.channels_last)
+        else:
+            grad = grad.contiguous()
         scale = (variance + ctx.eps).rsqrt()
         # grad_x = weight * scale * (grad - of_bias - (x - mean) * scale * of_weight); of_bias and
         # of_weight are the means of grad and of grad * (x - mean) * scale, here on this rank.
@@ -103,10 +115,11 @@ class _Normalise(torch.autograd.Function):
             grad, x, weight, None, None, mean, scale, True, ctx.eps, [True, True, True]
         )
         if isinstance(ctx.values, Tensor):  # those over all ranks in their place
-            sums, factor = torch.cat((grad_weight, grad_bias)), weight * scale
-            excess = sums / (x.numel() // x.shape[1]) - sum_over_ranks(sums) / ctx.values.to(sums.dtype)
-            of_weight, of_bias = excess.chunk(2)
-            grad_x += nn.functional.batch_norm(x, mean, variance, factor * of_weight, factor * of_bias, eps=ctx.eps)
+            sums = torch.cat((grad_weight, grad_bias))
+            here = sums / (x.numel() // x.shape[1])
+            everywhere = sum_over_ranks(sums) / ctx.values.to(sums.dtype)
+            of_weight, of_bias = (weight * scale * (here - everywhere).view(2, -1)).unbind()
+            grad_x += nn.functional.batch_norm(x, mean, variance, of_weight, of_bias, eps=ctx.eps)
         return grad_x, grad_weight, grad_bias, None, None, None, None
 
 
@@ -135,8 +148,9 @@ def convert_sync_batchnorm(model: nn.Module, world: World) -> nn.Module:
     in float32 would train another model on one rank than on two (docs/results/).
     """
     if world.device.type == "cuda":
-        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model) if world.world_size > 1 else model
-        return converted
+        if world.world_size > 1:
+            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        return model
     if type(model) is nn.BatchNorm2d:
         return ReducedBatchNorm2d(model, world.world_size)
     for name, child in model.named_children():

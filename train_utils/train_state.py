@@ -7,14 +7,17 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from conf import errors, train_options
 from conf.cli.from_checkpoint import checked_config
+from conf.errors import CheckpointError
 from conf.options import changed_values
 from conf.schema import TrainConfig
 from data.progress import counted
 from models.loss import LossParts
 from train_utils import coco_eval, distributed, numerics, optim
+from train_utils.distributed import World
 
 LOSS_NAMES = ("loss", *(f"loss_{field}" for field in LossParts._fields[1:]))
 COUNTERS = ("epoch", "step", "seen", "best", "best_epoch", "evaluated_epoch", "loss_steps")  # saved as they are
@@ -66,7 +69,7 @@ class TrainState:
         device = next(self.model.parameters()).device
         self.loss_sums = torch.zeros(len(LOSS_NAMES), dtype=torch.float64, device=device)
 
-    def stop_reason(self, options: train_options.TrainSection, world: distributed.World) -> str | None:
+    def stop_reason(self, options: train_options.TrainSection, world: World) -> str | None:
         """Why training ends here; None if it goes on. All ranks ask together and get one answer."""
         if self.epoch >= options.epochs:
             return f"{counted(options.epochs, 'epoch')} done (train.epochs)"
@@ -106,7 +109,7 @@ class TrainState:
         """The trained parameters, in the order of the optimiser."""
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
-    def update(self, gradient_norm: torch.Tensor, losses: torch.Tensor) -> None:
+    def update(self, gradient_norm: Tensor, losses: Tensor) -> None:
         """Make an optimiser step, which the caller counts, and add ``losses`` to the epoch's."""
         if self.schedule.config.clip_norm is not None:
             torch.nn.utils.clip_grads_with_norm_(self.parameters, self.schedule.config.clip_norm, gradient_norm)
@@ -116,7 +119,7 @@ class TrainState:
         self.loss_sums += losses
         self.loss_steps += 1
 
-    def mean_losses(self, world: distributed.World) -> dict[str, float]:
+    def mean_losses(self, world: World) -> dict[str, float]:
         """Means over the epoch's steps and all ranks, which call this together, by LOSS_NAMES."""
         means = distributed.sum_over_ranks(self.loss_sums) / max(1, self.loss_steps * world.world_size)
         return dict(zip(LOSS_NAMES, means.tolist(), strict=True))
@@ -156,7 +159,7 @@ class TrainState:
             "versions": {"python": platform.python_version(), "torch": str(torch.__version__), "numpy": np.__version__},
         }
 
-    def resume(self, state: dict[str, Any], folder: Path, world: distributed.World) -> str:
+    def resume(self, state: dict[str, Any], folder: Path, world: World) -> str:
         """Resume from the content of a checkpoint; return a text with the place and what changed.
 
         On another validation set the best epoch is chosen anew, since its AP does not compare.
@@ -165,7 +168,7 @@ class TrainState:
         """
         for key in ("names", "data"):
             if repr(state[key]) != repr(self.description[key]):  # a forged value may not compare
-                raise errors.CheckpointError(
+                raise CheckpointError(
                     f"resume={folder}: the training set would change ({state[key]} -> {self.description[key]}). fix: "
                     f"data.root=<where its data lie>, or start a new run with model.weights={folder}"
                 )
@@ -173,7 +176,7 @@ class TrainState:
             self._restore(state, world)
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
             reason = f"{type(error).__name__}: {errors.first_line(error)}"
-            raise errors.CheckpointError(
+            raise CheckpointError(
                 f"resume={folder}: its checkpoint does not fit this training ({reason}). fix: start a new run with "
                 f"model.weights={folder}"
             ) from error
@@ -188,7 +191,7 @@ class TrainState:
             lines.append("learning rate and mosaics follow the schedule of the new train.epochs from here on")
         return "\n".join(lines)
 
-    def _restore(self, state: dict[str, Any], world: distributed.World) -> None:
+    def _restore(self, state: dict[str, Any], world: World) -> None:
         """Take the values of a checkpoint; those of another training raise many kinds of errors."""
         self.model.load_state_dict(state["model"])
         self.average.load(state["ema"], state["ema_updates"])

@@ -7,7 +7,7 @@ import zipfile
 import pytest
 
 from conf import ConfigError
-from conf.cli.program import PROGRAMS, prepare_arguments
+from conf.cli.program import PROGRAMS
 from conf.compose import compose
 from conf.schema import GetDataConfig
 from data import DataError
@@ -22,7 +22,7 @@ def test_a_set_is_fetched_unpacked_and_not_fetched_again(tmp_path, monkeypatch, 
     with serving(content.getvalue()) as server:
         archives = {f"{server.url}/pictures.zip": hashlib.md5(server.content).hexdigest()}
         monkeypatch.setitem(SETS, "voc2007", ("datasets", archives))
-        arguments = prepare_arguments(["voc2007", f"root={root}"], PROGRAMS["get_data"])
+        arguments = PROGRAMS["get_data"].prepared(["voc2007", f"root={root}"])
         config = compose("get_data", GetDataConfig, arguments)
         (root / "pictures").mkdir(parents=True)
         (root / "pictures" / "1.txt").write_text("mine")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from conf import ConfigError
-from conf.cli.program import PROGRAMS, prepare_arguments
+from conf.cli.program import PROGRAMS
 from conf.compose import compose
 from conf.schema import TrainConfig, TuneConfig
 from plugins import import_plugins
@@ -54,7 +54,7 @@ def configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
     monkeypatch.setattr(tune, "scores_of", look)
 
     def options(*given: str) -> TuneConfig:
-        return compose("tune", TuneConfig, prepare_arguments(["name=x", *given], PROGRAMS["tune"]))
+        return compose("tune", TuneConfig, PROGRAMS["tune"].prepared(["name=x", *given]))
 
     return options
 

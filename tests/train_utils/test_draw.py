@@ -1,5 +1,6 @@
 """Boxes, sheets and drawn files show what they were given, where it is, and can be read."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import cv2
@@ -53,16 +54,18 @@ def test_targets_are_drawn_on_the_image_they_belong_to(tmp_path: Path) -> None:
     assert tuple(sheet[LINE + 200, SECOND + 150]) == class_color(0)
 
 
-NOTHING = (np.zeros((0, 4)), np.zeros(0, int), np.zeros(0))
+def plot(image: np.ndarray, *boxes: float) -> Callable[[], np.ndarray]:
+    """A function that draws a box of class 1, if there is one."""
+    columns = np.array(boxes).reshape(-1, 4), np.ones(len(boxes) // 4, int), ["a", "b"]
+    return lambda: draw_boxes(image, *columns)[..., ::-1]
 
 
 def test_pictures_are_written_in_their_own_type_and_colours(tmp_path: Path) -> None:
     red = np.zeros((40, 60, 3), np.uint8)
     red[..., 0] = 255
-    box = (np.array([[10.0, 10.0, 30.0, 30.0]]), np.array([1]), np.array([0.5]))
-    with DrawnFiles(["a", "b"]) as files:
-        for name in ("one.png", "deep/er/two.BMP", "three.jpg"):
-            files.picture(tmp_path / name, red, *(NOTHING if name == "one.png" else box))
+    with DrawnFiles() as files:
+        for name, box in (("one.png", []), ("deep/er/two.BMP", [10, 10, 30, 30]), ("three.jpg", [])):
+            files.picture(tmp_path / name, plot(red, *box))
     assert np.array_equal(cv2.imread(str(tmp_path / "one.png"))[..., ::-1], red)
     drawn = cv2.imread(str(tmp_path / "deep" / "er" / "two.BMP"))[..., ::-1]
     assert tuple(drawn[30, 20]) == class_color(1) and tuple(drawn[35, 50]) == (255, 0, 0)
@@ -73,9 +76,9 @@ def test_what_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     image = np.zeros((40, 60, 3), np.uint8)
     (tmp_path / "file").write_text("")
     with pytest.raises(TrainError, match=r"cannot write .*file/a.png.* fix: .*another out="):
-        with DrawnFiles(["a"]) as files:
-            files.picture(tmp_path / "file" / "a.png", image, *NOTHING)
+        with DrawnFiles() as files:
+            files.picture(tmp_path / "file" / "a.png", plot(image))
     with pytest.raises(TrainError, match=r"cannot write .* with frames of 60 x 40"):
-        with DrawnFiles(["a"]) as files:
+        with DrawnFiles() as files:
             for side in (40, 60):
-                files.frame(tmp_path / "a.mp4", 5.0, image[:, :side], *NOTHING)
+                files.frame(tmp_path / "a.mp4", 5.0, plot(image[:, :side]))

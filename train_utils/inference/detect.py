@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy import ndarray
 from torch import Tensor
 from torch.backends import cudnn
 
@@ -21,7 +22,7 @@ _QUEUEING = Lock()
 
 def collect_detections(
     found: Iterable[tuple[AnyBatch, list[Tensor]]],
-    to_original: Callable[[AnyBatch, int, np.ndarray], np.ndarray],
+    to_original: Callable[[AnyBatch, int, ndarray], ndarray],
     progress: Progress,
 ) -> Detections:
     """The detections of a whole data set, in original pixels, from what detect_batches yields.

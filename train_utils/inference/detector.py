@@ -14,6 +14,7 @@ import numpy as np
 import PIL.Image
 import PIL.ImageShow
 import torch
+from numpy import ndarray
 
 from conf import ConfigError, compose, errors, suggestions
 from conf.cli import command_line, program
@@ -59,9 +60,9 @@ class _Answers:
 class Prediction(_Answers):
     """The n objects on a picture, best first, as arrays; iterating yields them one by one."""
 
-    boxes_xyxy: np.ndarray  # float64 (n, 4) in pixels of the picture, clipped to it
-    scores: np.ndarray  # float64 (n,) in 0..1
-    classes: np.ndarray  # int (n,) from 0
+    boxes_xyxy: ndarray  # float64 (n, 4) in pixels of the picture, clipped to it
+    scores: ndarray  # float64 (n,) in 0..1
+    classes: ndarray  # int (n,) from 0
     all_class_names: Sequence[str] = field(repr=False)  # of every class, in order
     all_category_ids: Sequence[int] = field(repr=False)  # of every class, in the data set
     frame: Frame = field(repr=False)
@@ -72,7 +73,7 @@ class Prediction(_Answers):
         return [self.all_class_names[index] for index in self.classes.tolist()]
 
     @property
-    def image(self) -> np.ndarray:
+    def image(self) -> ndarray:
         """The picture as the detector saw it, turned upright: uint8 (h, w, 3) in BGR order."""
         return cv2.cvtColor(self.frame.image, cv2.COLOR_RGB2BGR)
 
@@ -119,7 +120,7 @@ class Prediction(_Answers):
             data={"class_name": np.array(self.class_names, dtype=np.str_)},
         )
 
-    def plot(self) -> np.ndarray:
+    def plot(self) -> ndarray:
         """A copy of the picture with boxes, names and scores: uint8 (h, w, 3) in BGR."""
         drawn = draw.draw_boxes(self.frame.image, self.boxes_xyxy, self.classes, self.all_class_names, self.scores)
         return cv2.cvtColor(drawn, cv2.COLOR_RGB2BGR)
@@ -240,7 +241,7 @@ class ResultWriter:
         kept = {name: name for name in names if name.lower().endswith(draw.PICTURE_SUFFIXES)}
         self.drawn_names = results.file_names(names, ".png") | kept | results.file_names(videos, video_suffix)
         self.label_names = results.file_names([name for name in names if name not in videos], ".txt")
-        self.drawn = draw.DrawnFiles(network.names)
+        self.drawn = draw.DrawnFiles()
         self.results: list[results.ImageResult] = []
         self.num_images = 0
         self.counts = Counter[str]()  # detections of each class
@@ -248,7 +249,6 @@ class ResultWriter:
     def add(self, prediction: Prediction) -> None:
         """Draw a frame, write its labels, count it."""
         frame, medium = prediction.frame, prediction.frame.medium
-        columns = prediction.boxes_xyxy, prediction.classes, prediction.scores
         rows = results.make_detections(0, prediction.classes, prediction.scores, prediction.boxes_xyxy)
         result = results.ImageResult(medium.name, frame.number if medium.is_video else None, frame.size, rows)
         if self.save_json:  # otherwise a camera may run for days without filling memory
@@ -259,9 +259,9 @@ class ResultWriter:
             results.write_yolo(self.out / "labels" / self.label_names[medium.name], result)
         path = self.out / self.drawn_names[medium.name]
         if self.draws and medium.is_video:
-            self.drawn.frame(path, frame.frames_per_second, frame.image, *columns)
+            self.drawn.frame(path, frame.frames_per_second, prediction.plot)
         elif self.draws:
-            self.drawn.picture(path, frame.image, *columns)
+            self.drawn.picture(path, prediction.plot)
 
     def summary(self) -> str:
         """The numbers of images and detections."""
@@ -348,7 +348,7 @@ def _picture(source: Any, number: int, exif: Exif) -> Medium:
     """A picture named by its number in the call. Raises DataError for anything else."""
     if isinstance(source, PIL.Image.Image):
         source = pixels_of(source, exif)[:, :, ::-1]
-    if isinstance(source, np.ndarray):
+    if isinstance(source, ndarray):
         if source.dtype != np.uint8 or source.ndim != 3 or source.shape[2] != 3 or not source.size:
             raise DataError(f"an array is {source.dtype} {source.shape}. fix: uint8 (height, width, 3) in BGR")
         return Medium(Path(), str(number), image=np.asarray(cv2.cvtColor(source, cv2.COLOR_BGR2RGB), dtype=np.uint8))

@@ -18,7 +18,7 @@ from conf.cli.run_files import EXPORTED
 from conf.schema import DetectionSection
 from data.errors import printable
 from data.progress import counted
-from models import ModelError
+from models import Darknet, ModelError
 from models.export import RUNS, read_metadata
 from models.published import COCO_NAMES
 from train_utils import build, checkpoint
@@ -28,7 +28,7 @@ from train_utils import build, checkpoint
 class TrainedNetwork:
     """A trained network on the CPU, in evaluation mode, with one sentence about its origin."""
 
-    model: models.Darknet
+    model: Darknet
     names: list[str]
     category_ids: list[int]  # in the order of names: those of the data set, or 1, 2, ...
     image_size: int | list[int]  # pixels, or height, width
@@ -69,7 +69,7 @@ def open_detector(
     return opened
 
 
-def check_size(model: models.Darknet, image_size: int | list[int], key: str) -> None:
+def check_size(model: Darknet, image_size: int | list[int], key: str) -> None:
     """Raise ConfigError unless the network takes images of this size, the option ``key``."""
     height, width = data.both_sides(image_size)
     if (fits := model.nearest_size(height, width)) != (height, width):
@@ -136,7 +136,7 @@ def _reading(path: Path) -> Iterator[None]:
         raise ModelError(f"{path} cannot be read ({errors.first_line(error)}). fix: a file of export.py") from error
 
 
-def check_limits(model: models.Darknet, config: DetectionSection, prefix: str = "") -> None:
+def check_limits(model: Darknet, config: DetectionSection, prefix: str = "") -> None:
     """Raise ConfigError for limits looser than those of a file that has dropped detections by them.
 
     ``prefix`` stands before the keys of ``config``, as ``evaluate.``.
@@ -148,12 +148,12 @@ def check_limits(model: models.Darknet, config: DetectionSection, prefix: str = 
             raise ConfigError(f"{says}. fix: {prefix}{key}={limit}, or export it anew")
 
 
-def limits_of(model: models.Darknet) -> dict[str, float]:
+def limits_of(model: Darknet) -> dict[str, float]:
     """The limits of the suppression in an exported file, by option; empty without."""
     return model.limits if isinstance(model, ExportedNetwork) else {}
 
 
-class ExportedNetwork(models.Darknet):
+class ExportedNetwork(Darknet):
     """A file that takes a network's place in evaluation and prediction; it runs on the CPU.
 
     It has no heads, because the file decodes: it returns boxes and scores for raw maps. Raises

@@ -9,11 +9,14 @@ from typing import Any, NamedTuple, Self
 
 import cv2
 import numpy as np
+from numpy import ndarray
 
 from conf.errors import TrainError
 from data.errors import printable
 
-DARK, LIGHT = (0, 0, 0), (255, 255, 255)
+DARK = (0, 0, 0)
+LIGHT = (255, 255, 255)
+BRIGHTNESS = (0.299, 0.587, 0.114)  # of red, green and blue, by ITU-R BT.601
 FONT = cv2.FONT_HERSHEY_SIMPLEX
 
 
@@ -24,12 +27,12 @@ def class_color(index: int) -> tuple[int, int, int]:
 
 
 def draw_boxes(
-    image: np.ndarray,
-    boxes_xyxy: np.ndarray,
-    classes: np.ndarray,
+    image: ndarray,
+    boxes_xyxy: ndarray,
+    classes: ndarray,
     names: Sequence[str],
-    scores: np.ndarray | None = None,
-) -> np.ndarray:
+    scores: ndarray | None = None,
+) -> ndarray:
     """Draw boxes (n, 4, pixels) and their names on a copy of ``image`` (uint8 RGB, H x W x 3).
 
     The first boxes, those with the best scores, come on top.
@@ -40,58 +43,73 @@ def draw_boxes(
     scale = max(0.36, side / 1100)
     weight = max(1, round(scale * 1.4))
     corners = boxes_xyxy.round().astype(int).tolist()
-    for i, (left, top, right, bottom) in reversed(list(enumerate(corners))):
-        index = int(classes[i])
-        color = class_color(index)
+    for i in reversed(range(len(corners))):
+        left, top, right, bottom = corners[i]
+        number = int(classes[i])
+        text = printable(names[number])
+        if scores is not None:
+            text += f" {scores[i]:.2f}"
+        color = class_color(number)
         cv2.rectangle(canvas, (left, top), (right, bottom), color, max(2, round(side / 220)))
-        text = printable(names[index]) + (f" {scores[i]:.2f}" if scores is not None else "")
         (width, height), base = cv2.getTextSize(text, FONT, scale, weight)
         x = max(0, min(left, columns - width))
         y = max(height + base, min(top, rows))  # bottom of the name, above its box where there is room
         cv2.rectangle(canvas, (x, y - height - base), (x + width, y), color, cv2.FILLED)
-        ink = DARK if np.dot(color, (0.299, 0.587, 0.114)) > 110 else LIGHT  # brightness by ITU-R BT.601
+        brightness = np.dot(color, BRIGHTNESS)
+        ink = DARK if brightness > 110 else LIGHT
         cv2.putText(canvas, text, (x, y - base), FONT, scale, ink, weight, cv2.LINE_AA)
     return canvas
 
 
-SIDE, GAP, LINE = 440, 8, 24  # pixels of a cell's picture, between cells, and of a line of text
+SIDE = 440  # pixels of a cell's picture
+GAP = 8  # between cells
+LINE = 24  # of text
 MAX_TITLE = 46  # characters that fit above a cell
 
 
 class Cell(NamedTuple):
     """A picture with boxes under a title; a long title loses its start."""
 
-    image: np.ndarray  # uint8 RGB (H, W, 3)
-    boxes_xyxy: np.ndarray  # (n, 4) in its pixels
-    classes: np.ndarray  # (n,) positions in names
+    image: ndarray  # uint8 RGB (H, W, 3)
+    boxes_xyxy: ndarray  # (n, 4) in its pixels
+    classes: ndarray  # (n,) positions in names
     names: Sequence[str]
-    scores: np.ndarray | None = None
+    scores: ndarray | None = None
     title: str = ""
+
+    def draw(self) -> ndarray:
+        """The picture, scaled to SIDE pixels before boxes are drawn: names stay readable."""
+        height, width = self.image.shape[:2]
+        ratio = SIDE / max(height, width)
+        size = max(1, round(width * ratio)), max(1, round(height * ratio))
+        small = cv2.resize(self.image, size, interpolation=cv2.INTER_AREA if ratio < 1 else cv2.INTER_LINEAR)
+        return draw_boxes(small, self.boxes_xyxy * ratio, self.classes, self.names, self.scores)
 
 
 def save_sheet(cells: Sequence[Cell], columns: int, out: Path) -> None:
-    """Save cells as one picture, ``columns`` in a row; raises TrainError if that fails.
+    """Save cells as one picture, ``columns`` in a row; raises TrainError if that fails."""
+    width = min(columns, len(cells)) * (SIDE + GAP) + GAP
+    rows = [_draw_row(cells[at : at + columns], width) for at in range(0, len(cells), columns)]
+    end = np.full((GAP, width, 3), 255, np.uint8)
+    write_image(out, np.concatenate([*rows, end])[..., ::-1], "or choose another folder")
 
-    Images are scaled to SIDE pixels before boxes are drawn, so that names stay readable.
-    """
-    ratios = [SIDE / max(cell.image.shape[:2]) for cell in cells]
-    heights = [max(1, round(cell.image.shape[0] * ratio)) for cell, ratio in zip(cells, ratios, strict=True)]
-    # A row is as high as its highest image.
-    tops = np.cumsum([LINE, *(max(heights[at : at + columns]) + LINE + GAP for at in range(0, len(cells), columns))])
-    page = np.full((tops[-1] - LINE + GAP, min(columns, len(cells)) * (SIDE + GAP) + GAP, 3), 255, np.uint8)
-    for number, (cell, ratio) in enumerate(zip(cells, ratios, strict=True)):
-        top, left = tops[number // columns], number % columns * (SIDE + GAP) + GAP
-        size = max(1, round(cell.image.shape[1] * ratio)), heights[number]
-        small = cv2.resize(cell.image, size, interpolation=cv2.INTER_AREA if ratio < 1 else cv2.INTER_LINEAR)
-        drawn = draw_boxes(small, cell.boxes_xyxy * ratio, cell.classes, cell.names, cell.scores)
-        page[top : top + size[1], left : left + size[0]] = drawn
+
+def _draw_row(cells: Sequence[Cell], width: int) -> ndarray:
+    """Cells in a row as high as the highest one."""
+    pictures = [cell.draw() for cell in cells]
+    row = np.full((LINE + max(map(len, pictures)) + GAP, width, 3), 255, np.uint8)
+    left = GAP
+    for cell, picture in zip(cells, pictures, strict=True):
+        row[LINE : LINE + picture.shape[0], left : left + picture.shape[1]] = picture
         title = printable(cell.title)
-        title = title if len(title) <= MAX_TITLE else f"...{title[-MAX_TITLE:]}"
-        cv2.putText(page, title, (left, top - 7), FONT, 0.5, DARK, 1, cv2.LINE_AA)
-    write_image(out, page[..., ::-1], "or choose another folder")
+        if len(title) > MAX_TITLE:
+            title = f"...{title[-MAX_TITLE:]}"
+        cv2.putText(row, title, (left, LINE - 7), FONT, 0.5, DARK, 1, cv2.LINE_AA)
+        left += SIDE + GAP
+    return row
 
 
-def draw_targets(images: np.ndarray, targets: np.ndarray, names: Sequence[str], out: Path, count: int = 16) -> None:
+def draw_targets(images: ndarray, targets: ndarray, names: Sequence[str], out: Path, count: int = 16) -> None:
     """Save the first images of a training batch with their boxes.
 
     ``images`` is uint8 RGB (B, 3, H, W); ``targets`` (T, 6) are image in the batch, class, cx, cy,
@@ -114,28 +132,28 @@ MOST_WAITING = 8  # pictures in memory
 class DrawnFiles:
     """Draws and writes pictures and videos in a thread while the network continues.
 
-    Leaving its ``with`` statement waits for the last file. ``picture``, ``frame`` and leaving raise
-    TrainError if a file cannot be written. ``columns`` are boxes (n, 4: x1, y1, x2, y2 in pixels),
-    classes (n,) and scores (n,).
+    A picture comes as a function that draws it: uint8 BGR (H, W, 3). Leaving the ``with`` statement
+    waits for the last file. ``picture``, ``frame`` and leaving raise TrainError if a file cannot be
+    written.
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
-        """``names`` are those of the classes."""
-        self._names = names
+    def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1)
         self._running: list[Future[None]] = []
-        self._video_path, self._video, self._size = Path(), cv2.VideoWriter(), (0, 0)
+        self._video = cv2.VideoWriter()
+        self._video_path = Path()
+        self._size = (0, 0)
 
-    def picture(self, path: Path, image: np.ndarray, *columns: np.ndarray) -> None:
-        """Write ``image`` (uint8 RGB) with its boxes."""
-        self._start(lambda: write_image(path, self._draw(image, *columns), "another out=, or draw=false"))
+    def picture(self, path: Path, plot: Callable[[], ndarray]) -> None:
+        """Write a picture."""
+        self._start(lambda: write_image(path, plot(), "another out=, or draw=false"))
 
-    def frame(self, path: Path, frames_per_second: float, image: np.ndarray, *columns: np.ndarray) -> None:
+    def frame(self, path: Path, frames_per_second: float, plot: Callable[[], ndarray]) -> None:
         """Add a frame to the .mp4 or .webm at ``path``; another path starts another video.
 
         The codecs need even sides, so an odd side loses its last row or column.
         """
-        self._start(lambda: self._write_frame(path, frames_per_second, self._draw(image, *columns)))
+        self._start(lambda: self._write_frame(path, frames_per_second, plot()))
 
     def __enter__(self) -> Self:
         return self
@@ -153,25 +171,22 @@ class DrawnFiles:
             self._running.pop(0).result()
         self._running.append(self._thread.submit(write))
 
-    def _write_frame(self, path: Path, frames_per_second: float, drawn: np.ndarray) -> None:
+    def _write_frame(self, path: Path, frames_per_second: float, drawn: ndarray) -> None:
         size = (drawn.shape[1], drawn.shape[0])
         if self._video_path != path:
             self._video.release()
             path.parent.mkdir(parents=True, exist_ok=True)
             codec = cv2.VideoWriter.fourcc(*CODECS[path.suffix])
-            self._video_path, self._size = path, size
+            self._video_path = path
+            self._size = size
             name: Any = os.fsencode(path)  # as text, OpenCV would crash on a name that is not Unicode
             self._video = cv2.VideoWriter(name, codec, frames_per_second, size)
         if not self._video.isOpened() or size != self._size:  # OpenCV would silently drop the frame
             raise TrainError(f"cannot write {path} with frames of {size[0]} x {size[1]} pixels. fix: draw=false")
         self._video.write(drawn)
 
-    def _draw(self, image: np.ndarray, boxes: np.ndarray, classes: np.ndarray, scores: np.ndarray) -> np.ndarray:
-        """The drawn image in BGR, as OpenCV writes it."""
-        return cv2.cvtColor(draw_boxes(image, boxes, classes, self._names, scores), cv2.COLOR_RGB2BGR)
 
-
-def write_image(path: Path, image: np.ndarray, fix: str) -> None:
+def write_image(path: Path, image: ndarray, fix: str) -> None:
     """Write a picture (uint8 BGR) in the format of its suffix, or raise TrainError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -8,6 +8,7 @@ from typing import IO
 
 from conf import errors
 from conf.cli import from_checkpoint, run_files
+from conf.errors import TrainError
 from conf.schema import TrainConfig
 from data import DataError, remote
 
@@ -73,7 +74,7 @@ def refuse_other(config: TrainConfig) -> None:
     with suppress(remote.FetchError):  # which the first copy tells
         if address not in (None, before) and run_files.is_mirrored(address):
             fix = f"fix: resume={address} to continue it, or another run_mirror"
-            raise errors.TrainError(f"run_mirror={address} already holds a run. {fix}")
+            raise TrainError(f"run_mirror={address} already holds a run. {fix}")
 
 
 def fetch(address: str, folder: Path) -> None:
@@ -84,4 +85,4 @@ def fetch(address: str, folder: Path) -> None:
                 remote.fetch(f"{address}/{name}", file)
         except (DataError, OSError) as error:
             fix = "fix: check the address, the credentials and the free space, and start again"
-            raise errors.TrainError(f"resume={address}: {errors.first_line(error)}. {fix}") from error
+            raise TrainError(f"resume={address}: {errors.first_line(error)}. {fix}") from error

@@ -12,8 +12,8 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from conf import errors
 from conf.cli import run_files
+from conf.errors import TrainError
 from conf.options import flat, option
 from data.errors import as_started, printable
 from train_utils import coco_eval, results
@@ -36,7 +36,7 @@ def read_best(folder: Path) -> coco_eval.Evaluation:
     path = folder / BEST_DETECTIONS
     again = f"fix: {as_started('python eval.py')} {option('ckpt', folder)} {option('out', folder)}"
     if not path.is_file():
-        raise errors.TrainError(f"{folder} has no {BEST_DETECTIONS}: it was not evaluated. {again}")
+        raise TrainError(f"{folder} has no {BEST_DETECTIONS}: it was not evaluated. {again}")
     try:
         with np.load(path) as file:
             arrays = dict(file)
@@ -63,7 +63,7 @@ def read_best(folder: Path) -> coco_eval.Evaluation:
         sum(abs(row[key]) for row, keys in rows for key in keys)  # TypeError if one is not a number
         return coco_eval.Evaluation(**scores, truth=truth, detections=reported, losses={})
     except (OSError, AttributeError, ValueError, KeyError, TypeError, EOFError, BadZipFile) as error:
-        raise errors.TrainError(f"{path} is damaged ({error}). {again}") from error
+        raise TrainError(f"{path} is damaged ({error}). {again}") from error
 
 
 PICTURES = {f"{plots.FOLDER}/{name}": title for name, title in plots.PLOTS.items()}  # titles by path in the run

@@ -14,11 +14,12 @@ import torch
 
 import data
 import models
-from conf import compose, errors
+from conf import compose
 from conf.cli import command_line, from_checkpoint, help, run_files
+from conf.errors import TrainError
 from conf.options import flat, option
 from conf.schema import TrainConfig
-from data import progress
+from data import Annotations, progress
 from data.errors import as_started, from_here, printable
 from data.progress import counted
 from train_utils import auto, coco_eval, distributed, engine, run_folder
@@ -71,8 +72,8 @@ class RunReport:
 
     def announce(
         self,
-        train_set: data.Annotations,
-        val_set: data.Annotations,
+        train_set: Annotations,
+        val_set: Annotations,
         batches: data.TrainBatchSampler,
         model: models.Darknet,
     ) -> None:
@@ -197,7 +198,7 @@ class RunReport:
                 about = {"epoch": state.epoch, "split": "val", "evaluate": compose.to_dictionary(self._config.evaluate)}
                 report_page.keep_best(self.folder, evaluation._replace(about=about))
 
-    def finish(self, state: TrainState, val_set: data.Annotations, evaluation: coco_eval.Evaluation | None) -> None:
+    def finish(self, state: TrainState, val_set: Annotations, evaluation: coco_eval.Evaluation | None) -> None:
         """Report the result of a training: metrics by class, plots, page, next steps.
 
         ``evaluation`` is that of the last epoch, on rank 0; table and plots are of the best epoch.
@@ -206,7 +207,7 @@ class RunReport:
             return
         best, of_epoch = evaluation, state.epoch
         if state.best_epoch not in (0, state.epoch):  # 0: a run that was finished, on another validation set
-            with contextlib.suppress(errors.TrainError):  # a full disk may have kept them from being written
+            with contextlib.suppress(TrainError):  # a full disk may have kept them from being written
                 best, of_epoch = report_page.read_best(self.folder), state.best_epoch
         self.line(f"metrics of epoch {of_epoch}:")
         self.line(coco_eval.format_table(best))
@@ -255,7 +256,7 @@ def save_config(folder: Path, config: TrainConfig) -> None:
         with run_files.whole_file(path) as file:
             file.write(compose.to_yaml(config))
     except OSError as error:
-        raise errors.TrainError(f"cannot write {path} ({error.strerror}). fix: free some space there") from error
+        raise TrainError(f"cannot write {path} ({error.strerror}). fix: free some space there") from error
 
 
 def report_run(folder: Path) -> Path:
