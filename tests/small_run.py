@@ -57,6 +57,5 @@ def dying_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> Iterator[None]:
 
 
 def rows(run: Path) -> list[dict[str, str]]:
-    """The table of a run, a row for each epoch."""
     with (run / "metrics.csv").open(newline="") as file:
         return list(csv.DictReader(file))

@@ -118,7 +118,6 @@ def check_options(program: str, options: list[str], own_files: Path) -> None:
 
 
 def test_the_commands_of_the_cluster_examples_are_taken(own_files: Path) -> None:
-    """Variables of the cluster stand for numbers."""
     job, task = (
         yaml.safe_load((REPOSITORY / "docs" / "examples" / name).read_text())
         for name in ("pytorchjob.yaml", "skypilot.yaml")

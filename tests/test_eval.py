@@ -42,7 +42,6 @@ def test_darknet_weights_score_what_opencv_scores_with_them(shared_dir: Path, tm
 def test_a_results_file_of_another_system_scores_as_pycocotools_scores_it(
     shared_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """All metrics to the last bit."""
     coco = shared_dir / "data" / "coco128"
     results = shared_dir / "darknet" / "yolo-fastest-1.1" / "opencv_coco128_val_results.json"
     data = [
@@ -119,7 +118,6 @@ def test_the_validation_loss_is_the_training_loss_of_the_same_images_and_weights
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Holds a run that was trained until it finds something."""
     root = tmp_path_factory.mktemp("trained")
     shapes = ShapesConfig(train_images=48, val_images=11, image_size=96)
     options = ["train.image_size=96", "train.batch_size=16", "train.epochs=20", "augment=none", "optim.lr=0.02"]
@@ -127,9 +125,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_what_out_holds_and_pycocotools_makes_the_same_metrics_of_it(
-    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_out_holds_and_pycocotools_makes_the_same_metrics_of_it(trained, tmp_path, capsys) -> None:
     metrics = evaluate([*of_run(trained, 96), f"ckpt={trained}", "plots=true", f"out={tmp_path}"])  # its newest run
     said = capsys.readouterr().out
     assert f"{trained / 'run'}: epoch 20, " in said
@@ -145,7 +141,6 @@ def test_what_out_holds_and_pycocotools_makes_the_same_metrics_of_it(
     truth = next((trained / "shapes").rglob("*val*.json"))
     evaluation = plain_pycocotools(truth, tmp_path / "detections.json")
     assert evaluation.stats.tolist() == list(metrics.values())  # no tolerance
-
     per_class = json.loads((tmp_path / "per_class.json").read_text())
     for index, name in enumerate(per_class):
         of_class = evaluation.eval["precision"][:, :, index, 0, 2]
@@ -179,7 +174,6 @@ def test_ids_that_fall_and_classes_in_another_order_change_no_score(trained: Pat
 
 @pytest.mark.release
 def test_a_network_is_scored_on_some_of_its_classes(trained: Path, tmp_path: Path) -> None:
-    """Each as among all, since others take no place; with the data's category ids."""
     for name, more in (("all", []), ("some", ["data.classes=[star,0]"])):
         evaluate([*of_run(trained, 96), *more, "evaluate.max_detections=10000", f"out={tmp_path / name}"])
     every, some = (json.loads((tmp_path / name / "per_class.json").read_text()) for name in ("all", "some"))

@@ -94,18 +94,6 @@ def test_a_cfg_for_images_that_are_not_square_is_exported_at_its_size(wide: list
 
 
 @pytest.mark.release
-def test_an_archive_refuses_sizes_that_are_no_multiples_of_the_stride(wide: list[str], tmp_path: Path) -> None:
-    out = export([*wide, "dynamic_size=true", f"out={tmp_path}/a.pt2"])
-    extra = {METADATA_FILE: ""}
-    detector = torch.export.load(out, extra_files=extra).module()
-    assert detector(torch.rand(1, 3, 64, 160))[0].shape[2] == 4
-    with pytest.raises(RuntimeError, match=r"= 80 to be of the form 32\*"):
-        detector(torch.rand(1, 3, 64, 80))
-    known = json.loads(extra[METADATA_FILE])
-    assert (json.loads(known["stride"]), json.loads(known["open"])) == (32, ["height", "width"])
-
-
-@pytest.mark.release
 def test_an_onnx_file_lies_beside_its_checkpoint(wide: list[str], tmp_path: Path) -> None:
     config = compose("train", TrainConfig, ["model=base", wide[0], "train.image_size=96"])
     ids = [30, 10, 20, 50, 40]
@@ -160,10 +148,7 @@ def data_options(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 @pytest.mark.parametrize(
     "form", ["onnx", *(pytest.param(form, marks=pytest.mark.release) for form in ("torch", "openvino"))]
 )
-def test_a_file_finds_what_its_network_finds(
-    checkpoint: Path, data_options: list[str], form: str, tmp_path: Path
-) -> None:
-    """In an evaluation, whose last batch is not full, and as a Detector."""
+def test_a_file_finds_what_its_network_finds(checkpoint, data_options, form, tmp_path) -> None:
     if form == "openvino":
         pytest.importorskip("openvino")
     suffix = {"onnx": "onnx", "torch": "pt2", "openvino": "xml"}[form]
@@ -205,9 +190,7 @@ def own_labels(checkpoint: Path, data_options: list[str], tmp_path_factory: pyte
 
 
 @pytest.mark.release
-def test_int8_says_its_ap_and_is_refused_if_it_loses_too_much(
-    checkpoint: Path, own_labels: list[str], tmp_path: Path
-) -> None:
+def test_int8_says_its_ap_and_is_refused_if_it_loses_too_much(checkpoint, own_labels, tmp_path) -> None:
     options = [f"ckpt={checkpoint}", "precision=int8", "check=ap", "licence=CC0", "calibration=3", *own_labels]
     known = read_metadata(export([*options, "max_drop=1", f"out={tmp_path}/a.onnx"]))
     assert json.loads(known["precision"]) == "int8" and json.loads(known["licence"]) == "CC0"
@@ -236,7 +219,6 @@ CHAIN = cfg(
 
 @pytest.mark.release
 def test_scaled_channels_change_no_result_and_share_a_range(tmp_path: Path) -> None:
-    """And the last convolution, with what follows it, is not quantised."""
     model = Darknet(parse_cfg(CHAIN, "chain.cfg")).eval()
     with torch.no_grad():
         model.layers[0].conv.weight.mul_(torch.logspace(-2, 2, 8)[:, None, None, None])

@@ -32,7 +32,6 @@ WORLD = World(0, 0, 1, 1, 1, torch.device("cpu"), "none")
 
 @pytest.fixture(scope="module")
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of one step, of a network of two layers."""
     folder = tmp_path_factory.mktemp(request.param)
     (folder / "a.cfg").write_text(cfg(conv(8, 3, 32), head(0, 1)))
     own = "model=base", f"model.cfg={folder / 'a.cfg'}", "train.epochs=1", "train.batch_size=18"
@@ -46,13 +45,11 @@ def composed(name: str, schema: type, *overrides: str) -> Any:
 
 
 def read_options(name: str, schema: type, complete: compose.Complete) -> Callable[[Path], object]:
-    """What a program does before it imports torch."""
     more = ["out=x"] * (name == "convert")
     return lambda run: compose.to_plain(composed(name, schema, f"ckpt={run}", *more), schema, complete)
 
 
 def start_from(run: Path) -> None:
-    """``model.weights=<run>``"""
     options = composed("train", TrainConfig, f"model.cfg={run.parent / 'a.cfg'}", f"model.weights={run}")
     build_model(compose.to_plain(options, TrainConfig).model, 5)
 
@@ -63,7 +60,6 @@ def given_again(run: Path) -> TrainConfig:
 
 
 def resume(run: Path) -> None:
-    """``resume=<run>``, and a step."""
     saved, _ = checkpoint.continue_from(run)
     assert saved is not None
     config = resumed_options(given_again(run), saved)
@@ -103,7 +99,6 @@ FIRST: dict[str, Any] = {}
 
 
 def entries(state: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Each entry with the keys to it."""
     for key in state if isinstance(state, dict) else range(len(state)):
         yield (key,), state[key]
         if isinstance(state[key], dict | list):
@@ -111,7 +106,6 @@ def entries(state: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
 
 
 def forgeries(value: Any) -> list[Any]:
-    """What may stand in the place of an entry."""
     forged = [MISSING, None, "x", [], [1, "x"], {"x": 1}]
     if isinstance(value, torch.Tensor):
         return [*forged, torch.zeros(2, 3), torch.zeros(()), value.to(torch.complex64), value.flatten()[:0]]

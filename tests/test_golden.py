@@ -25,7 +25,6 @@ RECIPES = {
 
 
 def losses_of(recipe: str, folder: Path) -> list[float]:
-    """The loss of each of 20 steps in float64."""
     more = [*RECIPES[recipe], "train.precision=float64", "train.batch_size=4", "train.epochs=2", "train.compile=off"]
     train(small_run(folder / "shapes", folder / recipe, *more, "logger.every_steps=1", shapes=SHAPES))
     with (folder / recipe / "steps.csv").open(newline="") as file:

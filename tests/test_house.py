@@ -77,7 +77,6 @@ def test_packages_import_only_what_lies_below_them(part: str) -> None:
 
 
 def test_nobody_imports_a_program() -> None:
-    """What one shares with others lies in a package; a caller has hydra_yolov3_spp."""
     for path in all_sources():
         wrong = [name for name in imported_names(path) if name.split(".")[0] in PROGRAMS]
         assert not wrong, f"{path.relative_to(REPOSITORY)} imports {wrong}"
@@ -98,20 +97,8 @@ def test_architecture_names_every_source_file() -> None:
     assert [name for name in names if f"`{name}`" not in page] == []
 
 
-def test_words_of_pytorch_are_where_architecture_says() -> None:
-    page = (REPOSITORY / "docs" / "develop" / "architecture.md").read_text()
-    rows = re.findall(r"^\| (`.+) \| (`.+) \|$", page.partition("## PyTorch")[2].partition("\n## ")[0], re.M)
-    assert len(rows) > 5
-    for words, files in rows:
-        paths = [REPOSITORY / name for name in re.findall(r"`([^`]+)`", files)]
-        text = "".join(path.read_text() for path in paths if path.is_file())
-        missing = [word for word in re.findall(r"`([^`]+)`", words) if not re.search(rf"\b{re.escape(word)}\b", text)]
-        assert not missing, f"{files} do not contain {missing}"
-
-
 @pytest.mark.parametrize("part", ["models", "data"])
 def test_lazy_names_lead_to_what_they_name(part: str) -> None:
-    """Each name can be imported, and none is hidden by a module of the same name."""
     package = importlib.import_module(part)
     for name in imported_names(REPOSITORY / part / "__init__.pyi"):
         module, _, offered = name.rpartition(".")

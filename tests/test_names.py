@@ -65,7 +65,6 @@ def test_any_name_goes_through_every_program(tmp_path, monkeypatch, capsys) -> N
     summary, drawn, _ = Session(Predictor(config, torch.device("cpu")), out).files(
         list(map(str, images.iterdir())), config.confidence, config.nms_iou
     )
-
     assert "cannot" not in summary and len(drawn) == 7
     assert "was not" not in capsys.readouterr().out, "a plot or the report is missing"
     for path in (folder / "train.log", folder / "report.html", checked / "report.txt"):

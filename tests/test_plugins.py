@@ -34,7 +34,6 @@ CFG = cfg(conv(8, 3, 4), section("squeeze", ratio=4), conv(16, 3, 4), head(0, 1,
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with my.cfg, which uses a layer of the examples."""
     folder = tmp_path_factory.mktemp("plugins")
     (folder / "my.cfg").write_text(CFG)
     return folder
@@ -51,7 +50,6 @@ def listed(*names: str) -> str:
 
 
 def options(folder: Path, run: Path, *more: str) -> TrainConfig:
-    """Two steps with every example; ``more`` comes last."""
     return small_run(
         folder / "shapes", run, listed(), f"model.cfg={folder / 'my.cfg'}", "model.width=1", "train.epochs=1",
         "train.batch_size=8", "train.save_every_steps=1", "loss=yolov3", "loss.name=balanced", "optim.name=lion", *more,
@@ -60,7 +58,6 @@ def options(folder: Path, run: Path, *more: str) -> TrainConfig:
 
 @pytest.fixture(scope="module")
 def run(files: Path) -> Path:
-    """A run of two steps with every example."""
     train(options(files, files / "run"))
     return files / "run"
 
@@ -100,7 +97,6 @@ def test_the_activation_on_the_page(tmp_path: Path) -> None:
 
 
 def test_what_another_command_of_this_process_names_is_not_in_use(tmp_path: Path) -> None:
-    """As in a sweep (-m) over experiments, whose jobs run one after another in one process."""
     (tmp_path / "own.yaml").write_text(
         f"# @package _global_\nplugins: ['{EXAMPLES / 'balanced_loss.py'}', '{EXAMPLES / 'cutout_augmentation.py'}']\n"
         "defaults: [{override /loss: yolov3}]\nloss: {name: balanced, box: 5}\n"

@@ -105,9 +105,7 @@ def test_every_picture_has_its_own_files_and_they_agree(folder, tmp_path, capsys
     assert [path.name for path in (tmp_path / "less").iterdir()] == ["labels"]
 
 
-def test_a_video_becomes_a_drawn_video_and_results_by_frame(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_video_becomes_a_drawn_video_and_results_by_frame(folder, tmp_path, capsys) -> None:
     clip = video(tmp_path / "clip.avi", 11, size=(96, 64))
     out, images, detections = found(folder, clip, tmp_path / "out")
     assert sorted(path.name for path in out.iterdir()) == ["clip.mp4", "detections.json", "images.json"]

@@ -106,14 +106,12 @@ def test_the_other_programs_take_its_checkpoint_without_a_warning(folder: Path, 
 
 
 def score_here(folder: Path, threads: int, options: list[str]) -> None:
-    """The part of this rank in one evaluation."""
     os.chdir(folder)
     torch.set_num_threads(threads)
     evaluate(compose("eval", EvalConfig, options, complete_from_checkpoint))
 
 
 def test_a_checkpoint_scores_the_same_to_the_last_bit_on_any_number_of_processes(folder, trained) -> None:
-    """Also with another number of threads, in batches of another size, and from another folder."""
     last, saved = rows(folder / "run")[-1], []
     for processes, threads in ((1, 2), (3, 1)):  # the training scored on two
         out = folder / f"eval{processes}"
@@ -130,12 +128,10 @@ def test_a_checkpoint_scores_the_same_to_the_last_bit_on_any_number_of_processes
 
 
 def results(out: Path) -> list[bytes]:
-    """What eval.py left, but for the picture."""
     return [(out / f"{name}.json").read_bytes() for name in ("metrics", "per_class", "detections")]
 
 
 def test_resume_needs_only_the_folder_and_goes_on_after_the_last_epoch(folder: Path, trained: Finished) -> None:
-    """On one process of another launcher, which puts --local-rank on the command line."""
     asked = ["resume=run", "train.epochs=3", "logger.pictures=false"]
     done = start(folder, "train.py", *asked, processes=1, launcher="torch.distributed.launch")
     assert done.returncode == 0, done.stderr

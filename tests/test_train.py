@@ -43,7 +43,6 @@ def options(shapes: Path, run_dir: Path, *more: str) -> TrainConfig:
 
 @pytest.fixture(scope="module")
 def trained(shapes: Path) -> tuple[Path, dict[str, float]]:
-    """The folder and the metrics of a training of one epoch."""
     run = shapes.parent / "run"
     return run, train(options(shapes, run))
 
@@ -53,7 +52,6 @@ def resumed(config: TrainConfig, run: Path, **more: Any) -> TrainConfig:
 
 
 def test_a_resumed_run_is_the_uninterrupted_one(shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stop after every step, also an epoch's last: checkpoint and table are equal to the bit."""
     often = ["train.save_every_steps=1", "train.epochs=2", "train.multi_scale=[0.5,1.5]"]
     train(options(shapes, tmp_path / "whole", *often))
     expected = load_last(tmp_path / "whole")[0]
@@ -77,7 +75,6 @@ STILL = "optim.lr=1e-9", "optim.ema_decay=0", "model.freeze=22", "train.epochs=9
 
 @pytest.mark.release
 def test_patience_ends_a_training_that_does_not_get_better_and_a_resume_knows(shapes, tmp_path, monkeypatch) -> None:
-    """Also one that was killed before its closing table. No weights are evaluated twice."""
     run, whole = tmp_path / "run", tmp_path / "whole"
     still = *STILL, random_weights(tmp_path / "a.pt")
     with monkeypatch.context() as patch:
@@ -108,7 +105,6 @@ def power_cut(*_: Any) -> None:
 
 
 def closing_tables(run: Path) -> list[str]:
-    """The closing table, as often as the log shows it."""
     text = re.sub(r"^\d{4}-\S+ \S+ ?", "", (run / "train.log").read_text(), flags=re.MULTILINE)
     return re.findall(r"^ *AP  AP50.+?^best AP [\d.]+ after epoch \d+", text, re.MULTILINE | re.DOTALL)
 
@@ -137,7 +133,6 @@ def test_a_network_that_computes_no_finite_numbers_in_validation_is_named(shapes
 
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_images_that_vanish_end_a_training_and_a_damaged_one_is_counted(split, shapes, tmp_path, monkeypatch) -> None:
-    """The checkpoint written before the fault stays."""
     shutil.copytree(shapes, tmp_path / "shapes")
     (folder,) = (tmp_path / "shapes").glob(f"*/{split}")
     damaged = sorted(folder.iterdir())[1]
@@ -182,7 +177,6 @@ def test_the_epochs_without_mosaics_add_the_distance_of_boxes(shapes: Path, tmp_
 
 @pytest.mark.release
 def test_a_run_that_was_moved_goes_on_where_its_data_are_named(shapes, tmp_path, monkeypatch) -> None:
-    """Everything that its options name has moved: data, a custom .cfg, initial weights."""
     first, second = tmp_path / "first", tmp_path / "second"
     shutil.copytree(next(path.parent for path in shapes.glob("*/annotations")), first / "data")
     cfg, weights = shutil.copy(zoo_cfg("yolov3-tiny"), first / "own.cfg"), first / "start.weights"
@@ -210,7 +204,6 @@ def test_a_run_that_was_moved_goes_on_where_its_data_are_named(shapes, tmp_path,
     expected, found = load_last(tmp_path / "whole")[0], load_last(second / "run")[0]
     for part in ("model", "ema", "optimizer", "step", "seen"):
         assert differences(found[part], expected[part], part) == []
-
     annotations = second / "data" / "annotations"
     (annotations / "instances_train.json").rename(annotations / "elsewhere.json")
     elsewhere = "data.train={annotations: annotations/elsewhere.json, images: train}"
@@ -226,7 +219,6 @@ def test_a_run_that_was_moved_goes_on_where_its_data_are_named(shapes, tmp_path,
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again_in_its_folder(
     shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The table has its first row already."""
     train(options(shapes, tmp_path / "whole", "train.epochs=2"))
     run = tmp_path / "run"
     with monkeypatch.context() as patch, pytest.raises(TrainError, match="power cut"):
@@ -270,7 +262,6 @@ def test_the_options_of_such_repositories_do_what_they_say(shapes: Path, tmp_pat
 
 
 def test_initial_weights_from_a_checkpoint_and_from_darknet(shapes, trained, tmp_path) -> None:
-    """Darknet's are scored without a checkpoint, too."""
     best = trained[0] / "checkpoints" / "best.pt"
     model = open_checkpoint(str(best)).model
     darknet = tmp_path / "trained.weights"
@@ -290,7 +281,6 @@ def test_initial_weights_from_a_checkpoint_and_from_darknet(shapes, trained, tmp
 
 
 def test_fitted_anchors_go_with_the_checkpoint(shapes, tmp_path, capsys, monkeypatch) -> None:
-    """To the resumed run, to eval.py, and to what predict.py and export.py open."""
     own = ["train.save_every_steps=1", "data.single_class=true"]
     own += ["model.anchors=auto", "loss.anchor_iou=0.9", "train.multi_scale=[0.5,1.5]"]  # .9: more than the .cfg's give
     config = options(shapes, tmp_path / "run", *own)

@@ -50,10 +50,7 @@ SHAPES = [
         ("+train.foo=1", "train.foo=1 is not an option here"),
         ("data=/x/my.yaml", "data=/x/my.yaml: there is no /x/my.yaml. fix: a name, or the path of a data.yaml"),
         ("data=coko", "no choice data=coko; did you mean data=coco?"),
-        (
-            "logger=[csv,tensorbord]",
-            "no choice logger=tensorbord; did you mean logger=tensorboard? there are: csv, ",
-        ),
+        ("logger=[csv,tensorbord]", "no choice logger=tensorbord; did you mean logger=tensorboard? there are: csv, "),
         ("train.epochs=null", "train.epochs: "),
         ("train.epochs='99999999999999999'", "train.epochs: 99999999999999999 is not finite, or too large. fix"),
         ("train.epochs=0", "train.epochs must be >= 1, got 0"),
@@ -89,7 +86,6 @@ def test_what_does_not_fit_is_named_before_a_run_folder_is_made(error_of, argume
 @pytest.mark.release
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_no_option_takes_nan_or_infinity(name: str) -> None:
-    """Every float, list of floats and option of any type; other types refuse them by themselves."""
     schema = PROGRAMS[name].schema
     kinds = kinds_of(schema)
     values = defaults(name, schema, ["data=shapes"] if "data.root" in kinds else [])

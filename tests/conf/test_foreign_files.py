@@ -60,7 +60,6 @@ READERS = {"eval": [], "predict": ["source=x"], "convert": ["out=x.weights"]}  #
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of one step."""
     folder = tmp_path_factory.mktemp("run")
     train(small_run(folder / "shapes", folder / "run", "train.epochs=1", "train.batch_size=18"))
     return folder / "run"

@@ -12,7 +12,6 @@ from conf.cli.program import PROGRAMS
 
 
 def test_an_unpacked_archive_has_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not that of the repository which it was unpacked in."""
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a"]
     for command in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "theirs"]):
         subprocess.run([*git, *command], check=True)
@@ -33,7 +32,6 @@ def test_the_page_of_options_is_current() -> None:
 
 
 def test_every_option_has_a_meaning() -> None:
-    """The comment beside its field; a formatter that breaks the line leaves none."""
     rows = [line for line in help.options_page(PROGRAMS).splitlines() if line.startswith("| `")]
     assert len(rows) > 150
     assert not [row for row in rows if row.endswith("|  |")]

@@ -119,20 +119,8 @@ def test_help_completion_and_refused_options_need_no_torch() -> None:
             assert options != "--version" or re.match(ours, out), case
 
 
-def test_a_reader_that_leaves_early_is_not_an_error() -> None:
-    """``train.py --help | head`` ends quietly: the page is longer than a pipe may still take."""
-    program = subprocess.Popen(
-        [sys.executable, "train.py", "--help"], cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    assert program.stdout is not None and program.stderr is not None
-    program.stdout.close()
-    assert (program.stderr.read(), program.wait()) == (b"", -signal.SIGPIPE)
-    program.stderr.close()
-
-
 @pytest.fixture
 def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No launcher and four GPUs."""
     for name in [name for name in os.environ if name.startswith(("SLURM", "RANK", "WORLD", "TORCHELASTIC"))]:
         monkeypatch.delenv(name)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
@@ -249,7 +237,6 @@ def test_a_text_goes_through_hydra_unchanged() -> None:
 
 @pytest.fixture
 def multirun(tmp_path: Path) -> list[str]:
-    """The command of a multirun; its data set is there."""
     ensure_shapes(tmp_path / "shapes", ShapesConfig(train_images=4, val_images=2, image_size=64))
     return [sys.executable, str(REPOSITORY / "train.py"), "-m", *TINY]
 

@@ -23,7 +23,6 @@ VALUES = {"train.image_size": "320", "data.split": "0.5"}  # of keys that do not
 
 
 def value_for(key: str, kind: Any) -> str:
-    """A value of an option, which is seldom its default."""
     kinds = [part for part in get_args(kind) or [kind] if part is not type(None)]
     if key in VALUES or choices_of(key):
         return VALUES.get(key) or choices_of(key)[-1]
@@ -42,9 +41,7 @@ def answer(program: str, typed: str) -> str:
 
 
 @pytest.mark.parametrize("program", BASES)
-def test_every_row_of_the_table_can_be_pasted_and_means_its_key(
-    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_row_of_the_table_can_be_pasted_and_means_its_key(program, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("folder").mkdir()
     kinds = kinds_of(PROGRAMS[program].schema)

@@ -64,7 +64,6 @@ def test_planted_sizes_fill_the_rows_in_use_from_small_to_large(slots: list[int]
 
 
 def test_anchors_of_the_cfg_stay_unless_the_fit_gains_enough() -> None:
-    """One anchor for boxes of one size, so that the fit is exact."""
     sizes = np.full((30, 2), 20.0)
     for lacking, stays in ((0.029, True), (0.031, False)):
         current = np.array([[20.0, 20.0 * (1 - lacking)]])

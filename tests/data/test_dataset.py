@@ -154,7 +154,6 @@ def sources(photographs: CocoSet, tmp_path_factory: pytest.TempPathFactory) -> d
 def test_a_sample_is_the_same_alone_and_in_its_batch_however_its_images_are_read(
     augment: data.AugmentConfig, decoder: str, sources: dict[str, data.ImageSource], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By both decoders, from files, whole files and a cache, at two sizes: bit for bit."""
     if decoder == "simplejpeg":
         pytest.importorskip("simplejpeg")
     else:

@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import cv2
@@ -107,6 +107,11 @@ def both(*writers: Write) -> Write:
     return write
 
 
+def each(write: Callable[..., Write], names: Sequence[str], first: str, second: str) -> Write:
+    """For each of the names these two places, with it for {}."""
+    return both(*(write(first.format(name), second.format(name)) for name in names))
+
+
 def linked(kind: str) -> Write:
     """The other folders of a set with images/train lie elsewhere, and it has a second name."""
 
@@ -120,8 +125,6 @@ def linked(kind: str) -> Write:
 
 
 def changed(write: Write, *pairs: tuple[str, str]) -> Write:
-    """With texts replaced in all label files and annotations."""
-
     def write_changed(root: Path) -> None:
         write(root)
         for path in (path for path in root.rglob("*") if path.suffix in (".xml", ".txt", ".json")):
@@ -143,9 +146,7 @@ EXPORTS: dict[str, tuple[Write, int, int, str]] = {  # images of train and val w
     "no size": (voc("JPEGImages", "Annotations", size=(0, 0)), 4, 4, ""),
     "another encoding": (voc("JPEGImages", "Annotations", name="猫", encoding="GBK"), 4, 4, ""),
     "labels beside images": (yolo("images", "labels", classes_txt="cat"), 4, 4, ""),
-    "folders of splits": (
-        both(yolo("train/images", "train/labels"), yolo("valid/images", "valid/labels")), 4, 4, "cat"
-    ),
+    "folders of splits": (each(yolo, ("train", "valid"), "{}/images", "{}/labels"), 4, 4, "cat"),
     "folders of splits, and a list of tests": (
         both(yolo("train", "train"), yolo("val", "val", 4), yolo("test", "test", 8), file("test.txt", "test/8.png")),
         4, 4, "cat",
@@ -157,9 +158,7 @@ EXPORTS: dict[str, tuple[Write, int, int, str]] = {  # images of train and val w
             train_txt="".join(f"data/obj_train_data/{number}.png\n" for number in range(4)),
         ), 4, 4, "",
     ),
-    "Roboflow's COCO": (
-        both(*(coco_at(f"{split}/_annotations.coco.json", split) for split in ("train", "valid", "test"))), 2, 2, ""
-    ),
+    "Roboflow's COCO": (each(coco_at, ("train", "valid", "test"), "{}/_annotations.coco.json", "{}"), 2, 2, ""),
     "Roboflow's Darknet": (
         both(
             yolo("train", "train"), file("train/_darknet.labels", "cat"), yolo("valid", "valid", 4),
@@ -195,9 +194,7 @@ EXPORTS: dict[str, tuple[Write, int, int, str]] = {  # images of train and val w
             )) for year in ("VOC2007", "VOC2012")
         )), 4, 2, "",
     ),
-    "training, validation, testing": (
-        both(*(yolo(f"images/{name}", f"labels/{name}") for name in ("training", "validation", "testing"))), 4, 4, "cat"
-    ),
+    "long names": (each(yolo, ("training", "validation", "testing"), "images/{}", "labels/{}"), 4, 4, "cat"),
     "keys of FiftyOne and CVAT": (
         both(
             yolo("images/train", "labels/train"), yolo("images/validation", "labels/validation", 4),
@@ -220,19 +217,13 @@ EXPORTS: dict[str, tuple[Write, int, int, str]] = {  # images of train and val w
     ),
     "no images for validation": (both(voc("train", "train"), voc("test", "test")), 4, 4, ""),
     "unnamed folders beside tests": (both(yolo("images", "labels"), yolo("test/images", "test/labels")), 4, 4, "cat"),
-    "train, dev and test": (both(*(yolo(f"{name}/images", f"{name}/labels") for name in SPLITS)), 4, 4, "cat"),
-    "splits below a folder called so": (
-        both(*(yolo(f"training_data/{name}/images", f"training_data/{name}/labels") for name in SPLITS)), 4, 4, "cat"
-    ),
-    "xml files below one": (both(*(voc(f"test_set/{name}", f"test_set/{name}") for name in SPLITS)), 4, 4, ""),
-    "a trainset and a testset": (
-        both(*(yolo(f"{name}/images", f"{name}/labels") for name in ("trainset", "TestPictures"))), 4, 4, "cat"
-    ),
-    "train, dev and test of xml files": (both(*(voc(name, name) for name in SPLITS)), 4, 4, ""),
-    "train, holdout and dev": (
-        both(*(yolo(f"{name}/images", f"{name}/labels") for name in ("train", "holdout", "dev"))), 4, 4, "cat"
-    ),
-    "val and test": (both(*(yolo(f"{name}/images", f"{name}/labels") for name in ("val", "test"))), 4, 4, "cat"),
+    "train, dev and test": (each(yolo, SPLITS, "{}/images", "{}/labels"), 4, 4, "cat"),
+    "below a folder called so": (each(yolo, SPLITS, "training_data/{}/images", "training_data/{}/labels"), 4, 4, "cat"),
+    "xml files below one": (each(voc, SPLITS, "test_set/{}", "test_set/{}"), 4, 4, ""),
+    "a trainset and a testset": (each(yolo, ("trainset", "TestPictures"), "{}/images", "{}/labels"), 4, 4, "cat"),
+    "train, dev and test of xml files": (each(voc, SPLITS, "{}", "{}"), 4, 4, ""),
+    "train, holdout and dev": (each(yolo, ("train", "holdout", "dev"), "{}/images", "{}/labels"), 4, 4, "cat"),
+    "val and test": (each(yolo, ("val", "test"), "{}/images", "{}/labels"), 4, 4, "cat"),
     "lists of a class": (
         both(voc("JPEGImages", "Annotations"), *(
             file(f"ImageSets/Main/cat_{split}.txt", lines) for split, lines in (("train", "0 1\n1 -1"), ("val", "2  1"))
@@ -348,15 +339,13 @@ def test_each_file_beside_the_images_is_learnt_or_named(case: str, tmp_path: Pat
         assert " (1), first" in note
 
 
-JSON = coco_at("a.json", "a")
+JSON, PAIR = coco_at("a.json", "a"), ("train", "val")
 ATTRIBUTES = "<attributes><attribute><name>rotation</name><value>9</value></attribute></attributes></object>"
 CORNERS = r"look like \[left, top, right, bottom\] \(2\)"
 GUESSES: dict[str, tuple[Write, str]] = {  # what is left out or may be meant otherwise, and the line that says so
-    "a folder in no split": (
-        both(*(yolo(f"images/{name}", f"labels/{name}") for name in ("train", "val", "more"))), "no split .*images/more"
-    ),
-    "xml files in no split": (both(*(voc(name, name) for name in ("train", "val", "more"))), "no split reads .*more"),
-    "a json in no split": (both(*(coco_at(f"{to}/a.json", to) for to in ("train", "val", "dev"))), "no split .*dev/a"),
+    "a folder in no split": (each(yolo, (*PAIR, "more"), "images/{}", "labels/{}"), "no split .*images/more"),
+    "xml files in no split": (each(voc, (*PAIR, "more"), "{}", "{}"), "no split reads .*more"),
+    "a json in no split": (each(coco_at, (*PAIR, "dev"), "{}/a.json", "{}"), "no split .*dev/a"),
     "tests that are trained on": (
         both(yolo("a", "a"), file("train.txt", "a/0.png\na/1.png"), file("test.txt", "a/1.png\na/2.png")),
         r"tests .* trained on \(1\), first: a/1.png",

@@ -42,7 +42,6 @@ def test_boxes_follow_the_pixels_there_and_back(resize: Resize) -> None:
     moved = resize_into(canvas, image, resize).to_network(np.array([[100, 60, 350, 180]], dtype=np.float32))[0]
     rows, columns = (np.flatnonzero((canvas[..., 0] > 127).any(axis=axis)) for axis in (1, 0))
     assert np.abs(np.array([columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]) - moved).max() <= 0.5
-
     generator = np.random.default_rng(1)
     for _ in range(50):
         height, width = generator.integers(20, 1500, 2)

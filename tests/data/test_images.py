@@ -90,7 +90,6 @@ def test_damage_inside_a_jpeg_is_found() -> None:
 
 
 def parts_of_a_cache(annotations: Annotations) -> dict[str, slice]:
-    """The bytes of the table and of each image."""
     table = 8 * (len(annotations) + 1)
     ends = table + 3 * np.cumsum(annotations.sizes.prod(axis=1)).astype(int)
     starts = [table, *ends[:-1]]

@@ -163,7 +163,6 @@ def open_at(config: data.DataConfig, start: float, results: multiprocessing.Queu
 
 
 def test_processes_that_build_at_once_share_one_index_and_cache(coco_set) -> None:
-    """Also if what is there is damaged."""
     coco_set.save()
     context = multiprocessing.get_context("fork")
     results = context.Queue()
@@ -223,7 +222,6 @@ def test_a_training_set_of_crowds_is_refused(on_error: data.OnError, coco_set) -
 
 @pytest.mark.parametrize("copied", [0, 1, 5])
 def test_copies_of_training_images_for_validation_are_a_warning(copied: int, coco_set) -> None:
-    """Under the same path all are counted; other images may have equal boxes."""
     names = [entry["file_name"] for entry in coco_set.json["images"] if entry["id"] % 4 != 2]  # they have boxes
     (coco_set.root / "val").mkdir()
     for name in names:
@@ -236,24 +234,3 @@ def test_copies_of_training_images_for_validation_are_a_warning(copied: int, coc
     warning = data.warn_of_shared_images(train, val)
     assert "7 of 7 " in data.warn_of_shared_images(train, same) and (warning is None) == (copied == 0)
     assert not copied or f"{copied} of 5 validation images are training images, too" in warning
-
-
-def test_an_index_is_on_the_disk_before_it_gets_its_name(coco_set, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And its name before it is used: a power cut leaves a whole one or none."""
-    done = list[tuple[str, str]]()
-    sync, rename = os.fsync, Path.rename
-
-    def synced(descriptor: int) -> None:
-        done.append(("sync", os.readlink(f"/proc/self/fd/{descriptor}")))
-        sync(descriptor)
-
-    def renamed(path: Path, target: Path) -> Path:
-        done.extend(("name", str(file)) for file in path.iterdir())
-        return rename(path, target)
-
-    monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr(Path, "rename", renamed)
-    coco_set.open()
-    named = [path for what, path in done if what == "name"]
-    assert len(named) > 10 and {path for what, path in done[: done.index(("name", named[0]))]} >= set(named)
-    assert done[-1] == ("sync", str(coco_set.root / "index"))

@@ -18,7 +18,6 @@ NAMES = ["x", "y", "z"]
 
 
 def open_as_typed(yolo_set: YoloSet, root: Path, *overrides: str, split: str = "train") -> Annotations:
-    """The options of ``data=yolo data.root=<root> ...``."""
     given = ["data=yolo", f"data.root={root}", f"data.index_dir={yolo_set.root.parent}/index", *overrides]
     return open_annotations(compose("train", TrainConfig, given).data, split)
 

@@ -1,16 +1,13 @@
 """The loader: workers change the speed and nothing else, and signals do not touch them."""
 
-import contextlib
 import os
 import pickle
 import signal
 import subprocess
 import sys
 import time
-import weakref
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +15,7 @@ import torch
 from torch import Tensor
 
 import data
-from data.loader import BatchLoader, copied_ahead, empty_images
+from data.loader import BatchLoader, empty_images
 from tests.data.conftest import EVERY_AUGMENT, NO_AUGMENT, sampler_of
 
 GPU = torch.device("cuda", 0)
@@ -36,7 +33,6 @@ def load_epoch(coco_set, augment: data.AugmentConfig, workers: int, start_step: 
 def plain_loader(
     coco_set, augment: data.AugmentConfig, workers: int, kind: type[data.TrainDataset] = data.TrainDataset, **more: Any
 ) -> BatchLoader:
-    """Batches of one image each."""
     source = coco_set.source()
     sampler = sampler_of(7, 1)
     return data.make_loader(kind(source.annotations, source, augment, seed=0, epochs=1), sampler, workers, **more)
@@ -59,7 +55,6 @@ def test_workers_and_the_cursor_do_not_change_samples(coco_set) -> None:
 
 
 def test_a_pickled_data_set_gives_the_same_samples(coco_set, tmp_path: Path) -> None:
-    """Spawned workers, as on macOS, get all they need by pickle."""
     annotations = coco_set.open()
     data.build_image_cache(data.ImageSource(annotations, data.OnError.stop), tmp_path / "cache", data.ImageCache.disk)
     images = data.ImageSource(annotations, data.OnError.stop, tmp_path / "cache")
@@ -81,45 +76,6 @@ def test_an_error_in_a_worker_reaches_the_training_process(coco_set) -> None:
     with pytest.raises(ValueError, match=r"12.png is not an image .* fix: "):
         list(loader)
     loader._iterator._shutdown_workers()  # else torch waits 5 s for a worker that had an error
-
-
-class OnFakeGpu(SimpleNamespace):
-    """A batch, or a CUDA stream, that keeps a diary of what a fake GPU was asked to do."""
-
-    def to(self, device: torch.device, non_blocking: bool) -> Any:
-        assert device == GPU and non_blocking
-        self.diary.append(f"copy {self.name}")
-        return self
-
-    def record_stream(self, stream: Any) -> None:
-        self.diary.append(f"hold {self.name} for {stream.name}")
-
-    def record_event(self) -> str:
-        assert self.diary[-1].startswith("copy"), "the event must follow the copy"
-        return self.diary[-1]
-
-    def wait_event(self, event: str) -> None:
-        self.diary.append(f"{self.name} waits for {event}")
-
-
-def test_the_next_batch_is_on_its_way_before_one_is_used_and_freed(monkeypatch: pytest.MonkeyPatch) -> None:
-    diary: list[str] = []
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: OnFakeGpu(name="training", diary=diary))
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
-    copies: Any = OnFakeGpu(name="copies", diary=diary, device=GPU)
-    batches: Any = copied_ahead((OnFakeGpu(name=number, diary=diary) for number in range(3)), copies)  # type: ignore[misc]
-    gone = []
-    for batch in batches:
-        diary.append(f"use {batch.name}")
-        gone.append(weakref.ref(batch))
-        del batch
-        assert gone[0]() is None, "freed as soon as its user lets it go"
-    assert [line for line in diary if line[:4] in ("copy", "use ")] == [
-        "copy 0", "copy 1", "use 0", "copy 2", "use 1", "use 2",
-    ]  # fmt: skip
-    for number in range(3):
-        before = diary[: diary.index(f"use {number}")]
-        assert before[-2:] == [f"training waits for copy {number}", f"hold {number} for training"]
 
 
 @pytest.mark.gpu
@@ -144,8 +100,6 @@ def test_batches_on_a_gpu_are_those_of_the_host(coco_set) -> None:
 
 
 class Stuck(data.TrainDataset):
-    """A set whose worker stops itself: only SIGKILL reaches it."""
-
     signal = signal.SIGSTOP
 
     def __getitems__(self, requests: Any) -> data.Batch:

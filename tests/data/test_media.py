@@ -169,7 +169,6 @@ def test_videos_keep_their_order_among_pictures(folder: Path) -> None:
 
 
 def test_many_shapes_do_not_fill_the_memory(tmp_path: Path) -> None:
-    """Pictures that wait for others of their shape are at most a few batches."""
     for number in range(30):
         picture(tmp_path / f"{number:02d}.png", 32 + 32 * (number % 10), 32 + 32 * (number % 3))
     sizes = [len(batch.frames) for batch in batches(tmp_path, image_size=640, batch_size=2)]

@@ -26,7 +26,6 @@ with screen.Progress(40, "epoch 1/3", enabled=True) as progress:
 @pytest.mark.parametrize("total", [100, 1, 0])  # 0: unknown
 @pytest.mark.parametrize("seconds", [0.01, 0.3, 4.0, 25.0])  # of a unit
 def test_lines_are_ten_seconds_apart(total, seconds, monkeypatch, capsys) -> None:
-    """The first, too, and metrics that show in no line are not asked for."""
     units, now, asked = total or 50, [1000.0], list[float]()
     monkeypatch.setattr("data.progress.time.monotonic", lambda: now[0])
     with Progress(total, "evaluate", enabled=True) as progress:

@@ -61,7 +61,6 @@ def opened(picture_set: CocoSet, images: str, **changes: object) -> Annotations:
 
 
 def batches(annotations: Annotations, workers: int = 0) -> list[tuple[Tensor, Tensor]]:
-    """Two epochs of mosaics."""
     source = ImageSource(annotations, OnError.stop)
     dataset = TrainDataset(annotations, source, EVERY_AUGMENT, seed=1, epochs=2)
     loader = data.make_loader(dataset, sampler_of(COUNT, 4), workers)
@@ -187,9 +186,7 @@ def test_a_name_stands_for_the_one_picture_of_a_tar_that_it_can_mean(tmp_path: P
         remote.in_shards(["LICENSE"], str(tmp_path / "t.tar"))
 
 
-def test_a_folder_keeps_a_share_of_the_files_and_trusts_no_damaged_or_older_one(
-    picture_set: CocoSet, bucket: Bucket, tmp_path: Path
-) -> None:
+def test_a_folder_keeps_a_share_of_the_files_and_trusts_no_damaged_or_older_one(picture_set, bucket, tmp_path) -> None:
     paths = [f"s3://b/images/{record['file_name']}" for record in picture_set.json["images"]]
     fetched = [remote.Fetcher(tmp_path, 1.0).read(path) for path in paths]
     bucket.asked.clear()

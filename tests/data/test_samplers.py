@@ -30,7 +30,6 @@ CHOICES: dict[str, dict[str, Any]] = {
 
 
 def shares_of(world_size: int, images_per_rank: int, epoch: int, start_step: int = 0, **more: Any) -> list[Any]:
-    """The micro-batches of every rank."""
     shares = []
     of_run = {"micro_batch_size": world_size * images_per_rank, "num_replicas": world_size, "seed": 5, **more}
     for rank in range(world_size):
@@ -42,7 +41,6 @@ def shares_of(world_size: int, images_per_rank: int, epoch: int, start_step: int
 
 
 def steps_of(world_size: int, images_per_rank: int, epoch: int, **more: Any) -> list[Counter[Request]]:
-    """What all ranks together see in each step."""
     micro_batches = zip(*shares_of(world_size, images_per_rank, epoch, **more), strict=True)
     seen = [Counter(request for part in parts for request in part) for parts in micro_batches]
     count = BATCH // (world_size * images_per_rank)
@@ -81,7 +79,6 @@ def test_a_computed_order_holds_each_image_once(count: int) -> None:
 
 
 def test_a_computed_order_is_uniform_by_chi_square() -> None:
-    """Of images over positions, and of pairs of neighbours."""
     count, epochs = 97, 2000
     places, pairs = np.zeros((count, count)), np.zeros((count, count))
     for epoch in range(epochs):
@@ -117,7 +114,6 @@ def test_an_epoch_of_a_hundred_million_images_takes_no_memory() -> None:
 
 
 def test_a_step_has_one_size_and_the_first_of_a_training_has_the_largest() -> None:
-    """Memory runs out at once or never."""
     sizes = [{(request.height, request.width) for request in step} for step in steps_of(2, 3, 0)]
     assert all(len(size) == 1 for size in sizes) and sizes[0] == {(128, 128)} != set.union(*sizes)
     later = steps_of(2, 3, 1)[0]
@@ -188,7 +184,6 @@ def test_all_ranks_have_one_rectangle_in_a_step_that_holds_its_images_tightly() 
 @pytest.mark.parametrize(("num_images", "batch_size"), [(31, 4), (31, 8), (30, 16), (30, 1)])
 @pytest.mark.parametrize("repeated", [False, True])
 def test_memory_runs_out_in_the_first_step_or_never(aspects, num_images, batch_size, repeated) -> None:
-    """With rectangles, each epoch leaves out other images, so its groups differ."""
     for seed in range(2):
         generator = np.random.default_rng(seed)
         widths = 300 * generator.uniform(*aspects, num_images)

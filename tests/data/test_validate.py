@@ -140,7 +140,6 @@ CASES = IMAGES | labels() | xmls()
 
 
 def outcome(config: data.DataConfig) -> tuple[data.Annotations, list[np.ndarray | None]]:
-    """Read everything that training would read of a set."""
     annotations = data.open_annotations(config, "train")
     source = data.ImageSource(annotations, config.on_error)
     return annotations, [source.read(index) for index in range(len(annotations))]
@@ -204,7 +203,6 @@ NO_AREA = [[10.0, 10.0, 0.0, 5.0], [10.0, 10.0, 5.0, -5.0]]
 
 
 def write_set(root: Path, boxes: list[list[float]]) -> data.DataConfig:
-    """An image b with these boxes and a good image a."""
     (root / "images").mkdir(parents=True)
     for stem in ("a", "b"):
         Image.fromarray(PICTURE).save(root / "images" / f"{stem}.png")

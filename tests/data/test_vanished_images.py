@@ -110,7 +110,6 @@ def test_20_in_a_row_are_too_many_of_any_set(jpeg_set: CocoSet, tmp_path: Path) 
 
 @pytest.mark.parametrize(("kind", "workers"), [("rect", 0), ("val", 2)])
 def test_a_whole_batch_is_too_many_of_any_set(kind: str, workers: int, jpeg_set: CocoSet) -> None:
-    """Three of the four images of a batch are not."""
     source = jpeg_set.source(on_error=OnError.skip)
     loader = loader_of(source, kind, workers)
     rewrite(jpeg_set.root / "images", lambda _: b"", 3)

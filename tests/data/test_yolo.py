@@ -198,7 +198,6 @@ def test_what_leads_nowhere(yolo_set: YoloSet) -> None:
     [("images", "x.TXT"), ("photos", "labels"), ("photos/train", "labels/train"), ("photos/train", "photos/labels")],
 )
 def test_a_label_file_is_found_for_each_picture(images: str, labels: str, yolo_set: YoloSet) -> None:
-    """Beside pictures that have theirs in another layout, whatever the folders are called."""
     yolo_set.add("first/images", "first/labels", "a")
     yolo_set.add(f"second/{images}", "second/images" if labels == "x.TXT" else f"second/{labels}", "bc")
     if labels == "x.TXT":

@@ -29,7 +29,6 @@ PUBLISHED = {
 
 
 def on_meta(network: str | Cfg, num_classes: int | None = None) -> Darknet:
-    """A network of shapes only, without memory for its values."""
     with torch.device("meta"):
         return Darknet(zoo_cfg(network) if isinstance(network, str) else network, num_classes)
 
@@ -63,7 +62,6 @@ def test_wrong_image_size_names_the_nearest() -> None:
 
 @pytest.mark.parametrize("name", ["yolov3-tiny", "yolov3-tiny-decoupled"])
 def test_head_biases_expect_few_objects(name: str) -> None:
-    """Raw maps move by them alone; those of the decoupled network come from two convolutions."""
     model = Darknet(zoo_cfg(name), num_classes=10, width=0.1).eval()
     images = torch.rand(1, 3, 64, 64)
     with torch.no_grad():
@@ -119,7 +117,6 @@ def test_raw_maps_equal_opencvs(name: str, tmp_path: Path) -> None:
     ],
 )
 def test_published_cfgs_equal_opencvs(name: str, shared_dir: Path, tmp_path: Path) -> None:
-    """And the project's own file of the network builds the same."""
     folder = shared_dir / "darknet" / "oracle"
     published = load_cfg(folder / f"{name}.cfg")
     values, images = draw(name, published.text, 128)

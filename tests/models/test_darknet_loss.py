@@ -78,7 +78,6 @@ def test_gradients_are_darknets_and_losses_the_reference(heads, pairs_at_once, m
     parts = DarknetLoss(heads)(maps, targets)
     parts.total.backward()
     expected = darknet([raw.detach().numpy() for raw in maps], targets.tolist(), heads, SIZE)
-
     losses = torch.tensor([*expected.losses, 0, 0]).float() / 3  # neither bins nor a distance
     torch.testing.assert_close(torch.stack(parts[1:]), losses, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(parts.total, sum(parts[1:]))

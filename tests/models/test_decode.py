@@ -223,8 +223,6 @@ def crowded_maps(batch: int) -> list[Tensor]:
 
 
 def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take the functions of a GPU on the CPU."""
-
     def at_once(boxes: Tensor, _: Tensor, groups: Tensor, iou: float) -> Tensor:
         return nms_at_once(boxes, groups, iou)
 
@@ -252,7 +250,6 @@ def test_a_batch_gives_what_its_images_give(monkeypatch: pytest.MonkeyPatch, opt
 
 @pytest.mark.parametrize("limit", [0.0, 0.3, 0.5, 0.6])
 def test_all_pairs_at_once_leave_torchvisions_boxes(limit: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also in chains longer than a look's rounds, and where an overlap equals the limit."""
     monkeypatch.setattr(decoding, "MAX_PAIRS", 999)
     chain = torch.arange(40.0)[:, None] + torch.tensor([0.0, 0, 3, 3])
     low = torch.randint(9, (300, 2)).float()

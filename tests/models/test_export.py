@@ -98,7 +98,6 @@ def test_equal_scores_keep_their_order_and_an_image_without_objects_has_none() -
 
 
 def test_images_and_classes_do_not_suppress_one_another_however_many_there_are() -> None:
-    """The same boxes in all classes and images, some larger than the image or outside it."""
     images, classes, side = 6, 300, 64
     boxes = torch.tensor([[0, 0, 64, 64], [-500, -500, 600, 600], [-60, 10, -20, 50], [63, 63, 100, 100]]).float()
     boxes = boxes.repeat(images, classes, 1)
@@ -132,10 +131,7 @@ def write(folder: Path, kind: str, graph: export.DetectorGraph, example: Tensor,
         ("pt2", ANY_SHAPE, "as many as there is room for"),
     ],
 )  # fmt: skip
-def test_a_file_finds_what_the_network_finds(
-    kind: str, dynamic: dict[int, str], found: str, small: Darknet, tmp_path: Path
-) -> None:
-    """One image at a time; with dynamic shapes many at once, and down to one stride."""
+def test_a_file_finds_what_the_network_finds(kind, dynamic, found, small, tmp_path) -> None:
     images = torch.rand(4, 3, 16, 24)
     best, second = decode(small(images), small.heads)[1].flatten().topk(2).values.tolist()
     limits = OPTIONS | {"confidence": (best + second) / 2 if found == "none or one" else 0.0, "max_detections": 20}
@@ -167,7 +163,6 @@ def test_files_hold_their_metadata_and_one_that_differs_is_found_out(small: Dark
     assert json.loads(extra[export.METADATA_FILE]) == METADATA
     with zipfile.ZipFile(archive_file) as archive:
         assert not [name for name in archive.namelist() if PLACE in archive.read(name) or "detector" in name]
-
     images = [torch.rand(1, 3, 16, 24)]
     other = copy.deepcopy(small)
     bias = other.head_convolutions(other.heads[0])[0].conv.bias

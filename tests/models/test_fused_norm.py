@@ -27,7 +27,6 @@ EXACT = {dtype: min(tolerance, 1e-6) for dtype, tolerance in TOLERANCE.items()} 
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Errors]:
-    """Errors by case, from two processes."""
     folder = tmp_path_factory.mktemp("ranks")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(REPOSITORY)}
     commands = [[sys.executable, str(RANK), str(folder), str(rank)] for rank in range(2)]
@@ -53,7 +52,6 @@ def assert_small(errors: Errors, dtype: torch.dtype) -> None:
     + [(f"ranks {name} {dtype}", dtype) for name, dtype in TOGETHER],
 )
 def test_output_gradients_and_statistics_are_those_of_float64(measured, case, dtype) -> None:
-    """Also of two ranks with maps of different sizes: as if one had all."""
     assert_small(measured[case], dtype)
 
 

@@ -129,7 +129,6 @@ def test_networks_of_other_kinds_are_refused_by_name(kind: str) -> None:
 
 
 def test_options_of_training_change_nothing() -> None:
-    """Darknet's training options of every layer, and some newer ones of [net] and [yolo]."""
     text = cfg(conv(8, 3, 2), section("maxpool", size=2, stride=2), head(0))
     more = text.replace("size=2\n", "size=2\nstopbackward=1\nmaxpool_zero_nonmax=1\nlearning_rate=0.1\n")
     more = more.replace("[net]\n", "[net]\nsequential_subdivisions=4\nseq_scales=0.5, 1, 0.5, 1\nema_alpha=0.9998\n")

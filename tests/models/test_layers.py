@@ -21,7 +21,6 @@ Array = npt.NDArray[np.float64]
 
 
 def network(layers: str, head_reads: int = -1) -> Darknet:
-    """A network of these sections and a head after one of them."""
     head = f"[route]\nlayers={head_reads}\n[convolutional]\nfilters=7\nactivation=linear\n"
     head += "[yolo]\nmask=0\nanchors=4,6\nclasses=2\n"
     return Darknet(parse_cfg(f"[net]\nchannels=3\n{layers}\n{head}", "layers.cfg"))
@@ -86,7 +85,6 @@ def test_xnor_convolution_works_on_signs(stride: int) -> None:
 
 
 def test_fusing_folds_batch_norm_and_leaves_binary_convolutions_alone() -> None:
-    """What they compute depends on the signs of their own kernels."""
     model = network(conv(6, 3) + conv(8, 3, xnor=1) + conv(4, 3)).eval()
     model.layers[0].fused_norm = lambda *_: pytest.fail("the kernels of training")
     with torch.no_grad():
@@ -225,7 +223,6 @@ def test_reorg_orders_values_as_darknets_index_arithmetic(channels: int, stride:
 
 
 def test_each_rank_drops_what_one_alone_drops_of_its_images() -> None:
-    """Two ranks get two images in turn."""
     layer, x = Dropout(0.25), torch.rand(8, 40, 9, 7, dtype=torch.float64) + 1
     results = []
     for place in ((0, 1, 2), (0, 2, 2), (1, 2, 2)):

@@ -66,6 +66,8 @@ VARIANTS = [
     BINNED,
     *[YoloxLoss(ONE_ANCHOR, replace(YOLOX, positives=positives)) for positives in (1, 3, 1000)],
     *[YoloxLoss(WIDE_HEADS, replace(ALIGNED, positives=positives)) for positives in (1, 1000)],
+    YoloLoss([replace(head, num_classes=1) for head in HEADS], CONFIG),
+    YoloxLoss([replace(head, num_classes=1) for head in WIDE_HEADS], YOLOX),
 ]
 
 
@@ -73,6 +75,7 @@ VARIANTS = [
 @pytest.mark.parametrize("ratio", [1.0, 0.3])
 def test_equals_the_plain_reference(loss: YoloLoss | YoloxLoss, ratio: float) -> None:
     maps, targets = random_maps(3, loss.heads), random_targets(40, 3)
+    targets[:, 1] %= loss.heads[0].num_classes
     parts = loss(maps, targets, objectness_ratio=ratio)
     raw = [each.tolist() for each in maps]
     expected = yolo_loss(raw, targets.tolist(), loss.heads, loss.config, ratio, refines=isinstance(loss, LastEpochs))
@@ -102,29 +105,6 @@ def test_gradient_is_the_references_with_constant_targets(loss: YoloLoss | Yolox
         assert slope == pytest.approx((after - before) / (2 * step), rel=1e-4, abs=1e-4)
 
 
-@pytest.mark.parametrize("side", [224.0, 400.0])
-def test_the_last_bin_is_that_of_sides_at_its_distance_and_beyond(side: float) -> None:
-    """Of eight bins the last is seven cells of 16 pixels from the middle of the box's cell."""
-    loss, found = YoloxLoss([BINNED.heads[1]], replace(YOLOX, positives=1)), list[float]()
-    for at in (6, 7):
-        raw = torch.zeros(1, 1, 15, 15, 4 * 8 + 1 + 3)
-        raw[..., at : 4 * 8 : 8] = 20
-        found.append(float(loss([raw], torch.tensor([[0, 1, 120, 120, side, side]])).dfl))
-    assert found[0] > 10 and 0 < found[1] < 0.1
-
-
-@pytest.mark.parametrize("loss", CHOICES.values(), ids=CHOICES)
-def test_one_class_is_learnt_too(loss: YoloLoss | YoloxLoss) -> None:
-    heads, config = [replace(head, num_classes=1) for head in loss.heads], loss.config
-    maps, targets = random_maps(2, heads), random_targets(10, 2)
-    targets[:, 1] = 0
-    parts = type(loss)(heads, config)(maps, targets)
-    refines = isinstance(loss, LastEpochs)
-    expected = yolo_loss([raw.tolist() for raw in maps], targets.tolist(), heads, config, refines=refines)
-    torch.testing.assert_close(torch.stack(parts[1:]), torch.tensor(expected), rtol=1e-4, atol=1e-5)
-    assert parts.classification > 0
-
-
 def test_a_loss_refuses_heads_that_are_not_for_it() -> None:
     with pytest.raises(ModelError, match="fix: loss=yolov3"):
         YoloxLoss(HEADS, YOLOX)
@@ -134,21 +114,12 @@ def test_a_loss_refuses_heads_that_are_not_for_it() -> None:
         DarknetLoss(BINNED.heads)
 
 
-@EACH
-def test_order_of_targets_does_not_matter(loss: HeadLoss) -> None:
-    maps, targets = random_maps(2, loss.heads), random_targets(60, 2)
-    one, other = loss(maps, targets), loss(maps, targets.flip(0))
-    assert one.objectness.equal(other.objectness)
-    torch.testing.assert_close(one.total, other.total)
-
-
 @pytest.mark.parametrize("loss", CHOICES.values(), ids=CHOICES)
 def test_a_box_with_two_labels_is_one_object_that_learns_both(loss: HeadLoss) -> None:
     maps, targets = [raw.requires_grad_() for raw in random_maps(2, loss.heads)], random_targets(20, 2)
     twice = torch.cat((targets, targets[:7]))
     for one, other in zip(loss(maps, targets), loss(maps, twice), strict=True):
         torch.testing.assert_close(one, other)
-
     other = torch.tensor([[0, 1, 70, 45, 38, 29], [0, 2, 70, 45, 38, 29]])
     both, single = loss(maps, other), loss(maps, other[:1])
     assert both.box.equal(single.box) and both.objectness.equal(single.objectness)
@@ -170,7 +141,6 @@ def test_no_targets_or_rows_of_zeros_are_background_only(loss: HeadLoss, rows: i
 
 @pytest.mark.parametrize("loss", [*LOSSES.values(), BINNED], ids=[*LOSSES, "yolox, bins"])
 def test_a_step_has_one_gradient_in_any_micro_batches(loss: HeadLoss) -> None:
-    """Of 8 images, one with most of the objects and three without any."""
     maps = [raw.double().requires_grad_() for raw in random_maps(8, loss.heads)]
     targets = random_targets(30, 5)
     targets[:20, 0] = 0
@@ -201,7 +171,6 @@ def test_images_without_objects_push_no_harder_than_others(loss: HeadLoss) -> No
 
 @EACH
 def test_perfect_maps_have_no_box_loss_and_decode_to_the_target(loss: HeadLoss) -> None:
-    """The loss and decode.py mean the same box, also with scale_x_y and new_coords."""
     box = torch.tensor([70.0, 45.0, 38.0, 29.0])  # most like an anchor that both of Darknet's heads have
     maps = [torch.full_like(raw, -20) for raw in random_maps(1, loss.heads)]
     for raw, head in zip(maps, loss.heads, strict=True):

@@ -46,8 +46,6 @@ def random_state(csp: bool) -> State:
 
 
 def features(state: State, x: Tensor, csp: bool) -> tuple[Tensor, Tensor]:
-    """The first and the last map, as timm computes them."""
-
     def layer(name: str, x: Tensor, stride: int = 1) -> Tensor:
         kernels = state[f"{name}.conv.weight"]
         x = F.conv2d(x, kernels, stride=stride, padding=kernels.shape[-1] // 2)

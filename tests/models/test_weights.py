@@ -29,7 +29,6 @@ from train_utils.checkpoint import FORMAT, peek_config
 
 
 def described(model: Darknet) -> dict[str, Any]:
-    """A network of width 0.1 as a checkpoint describes it."""
     return {"cfg": model.cfg.text, "source": model.cfg.source, "num_classes": model.num_classes, "width": 0.1}
 
 
@@ -78,7 +77,6 @@ def test_every_value_has_its_place(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("stored", "ours"), [(80, 3), (1, 3)])
 @pytest.mark.parametrize(("network", "loaded"), [("yolov3-tiny", 11), ("yolov3-tiny-decoupled", 21)])
 def test_other_heads_keep_everything_else(network: str, loaded: int, stored: int, ours: int, tmp_path: Path) -> None:
-    """Of decoupled heads only the classes depend on the data; boxes and objectness are kept."""
     source, model = randomise(tiny(stored, name=network)), tiny(ours, name=network)
     untouched = copy.deepcopy(model)
     report = load_darknet_weights(model, write(tmp_path / "a.weights", values_of(source)))
@@ -211,7 +209,6 @@ def test_rows_of_classes_follow_their_names(network: str, tmp_path: Path) -> Non
 
 
 def test_classes_are_found_by_name() -> None:
-    """Also all 80 of COCO, whose names a network converted without names gets."""
     coco, _ = read_names(COCO_NAMES)
     assert [coco[number] for number in class_order(coco, sorted(coco))] == sorted(coco)
     assert class_order(coco, [f"mine {number}" for number in range(80)]) is None
@@ -252,7 +249,6 @@ def test_a_small_file_cannot_hold_much(content: Any, tmp_path: Path) -> None:
 
 
 def test_a_network_with_another_bn_eps_gives_and_takes_weights_that_compute_the_same(tmp_path: Path) -> None:
-    """But for Darknet, which has no such key."""
     plain, images = small(), torch.rand(1, 3, 32, 32)
     text = plain.cfg.text.replace("channels=3", "channels=3\nbn_eps=0.3")
     source = randomise(Darknet(parse_cfg(text, "eps.cfg"))).eval()

@@ -41,7 +41,6 @@ OPTIONS = (
 
 
 def train_rank(place: tuple[int, int, int], output: str, environment: dict[str, str], options: list[str]) -> None:
-    """Run one rank of a training, with its output in a file."""
     write_to(output)
     os.environ |= environment
     take_place(*place)
@@ -56,8 +55,7 @@ def start(run: Path, world_size: int, *more: str) -> list[Any]:
     port, output = free_port(), f"{run}.txt"
     processes = [
         context.Process(
-            target=train_rank,
-            args=((rank, world_size, port), output, {**os.environ}, [*OPTIONS, *places, *more]),
+            target=train_rank, args=((rank, world_size, port), output, {**os.environ}, [*OPTIONS, *places, *more])
         )
         for rank in range(world_size)
     ]
@@ -79,18 +77,15 @@ def finish(processes: list[Any], seconds: float) -> bool:
 
 
 def train_well(run: Path, world_size: int, *more: str, seconds: float = PATIENCE) -> None:
-    """Train to the end, without an error."""
     assert finish(start(run, world_size, *more), seconds), Path(f"{run}.txt").read_text()[-3000:]
 
 
 def begun(run: Path) -> int:
-    """How often a training has begun in the folder."""
     log = run / "train.log"
     return log.read_text().count(" on cpu (") if log.exists() else 0
 
 
 def start_and_wait(run: Path, world_size: int, *more: str) -> list[Any]:
-    """``start``, and wait until the training has begun."""
     before = begun(run)
     processes = start(run, world_size, *more)
     until = time.monotonic() + PATIENCE
@@ -143,7 +138,6 @@ def kill_once(
 
 
 def differences(one: Any, other: Any, key: str = "") -> list[str]:
-    """The keys in which two checkpoints differ."""
     if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
         return [line for name in one for line in differences(one[name], other[name], f"{key}.{name}")]
     if isinstance(one, list | tuple) and len(one) == len(other):
@@ -203,7 +197,6 @@ def compare(
 
 
 def main(arguments: list[str]) -> None:
-    """Run and print."""
     values = {"kills": "20", "processes": "1,2,3", "seed": "0"} | dict(a.split("=", 1) for a in arguments)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(values.get("folder", temporary))

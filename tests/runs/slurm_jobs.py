@@ -16,7 +16,6 @@ OVER = ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT")
 
 
 def slurm_is_up() -> bool:
-    """Whether there is a SLURM with two nodes that accept jobs."""
     if shutil.which("sinfo") is None:
         return False
     nodes = subprocess.run(
@@ -26,7 +25,6 @@ def slurm_is_up() -> bool:
 
 
 def answer(*command: str) -> str:
-    """The output of a command."""
     return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
 
 
@@ -46,7 +44,6 @@ class Job:
     folder: Path
 
     def fact(self, name: str) -> str:
-        """A field of ``scontrol show job``."""
         found = re.search(rf"\b{name}=(\S*)", answer("scontrol", "show", "job", self.number))
         return found[1] if found else ""
 
@@ -56,8 +53,6 @@ class Job:
         return path.read_text(errors="replace") if path.exists() else ""
 
     def wait_for_steps(self) -> None:
-        """Wait until the job's run has logged steps."""
-
         def has_steps() -> bool:
             tables = self.folder.glob(f"runs/*/slurm-{self.number}/steps.csv")
             return any(table.read_text().count("\n") > 1 for table in tables)
@@ -73,7 +68,6 @@ class Job:
         answer("scontrol", "update", f"JobId={self.number}", "StartTime=now")
 
     def end(self) -> str:
-        """Wait until the job is over and return its state."""
         until(
             lambda: self.fact("JobState") in OVER and not self.processes(), lambda: f"{self.processes()} {self.output}"
         )

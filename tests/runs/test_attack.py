@@ -62,12 +62,10 @@ WORDS = [
 
 
 def text_damage(replace: Callable[[str, random.Random], str]) -> Callable[[bytes, random.Random], bytes]:
-    """A damage of bytes from one of their text."""
     return lambda old, draw: replace(old.decode("utf-8", "surrogateescape"), draw).encode("utf-8", "surrogateescape")
 
 
 def other_word(text: str, draw: random.Random) -> str:
-    """The text with one of its words or numbers replaced."""
     words = list(re.finditer(r'"[^"\n]*"|-?[\w.]+|\S', text)) or [re.match("", text)]
     word: Any = draw.choice(words)
     return text[: word.start()] + draw.choice(WORDS) + text[word.end() :]
@@ -81,7 +79,6 @@ def other_line(text: str, draw: random.Random) -> str:
 
 
 def flipped(old: bytes, draw: random.Random) -> bytes:
-    """The bytes with one to four others."""
     new = bytearray(old or b"x")
     for _ in range(draw.randint(1, 4)):
         new[draw.randrange(len(new))] ^= 1 << draw.randrange(8)
@@ -199,7 +196,6 @@ def start(arguments: Sequence[str], folder: Path) -> tuple[int, str]:
 
 
 def run_here(arguments: Sequence[str], folder: Path) -> None:
-    """Run a program in this process."""
     from conf.cli.command_line import print_error
     from conf.cli.program import options_of
     from conf.schema import TrainConfig
@@ -227,7 +223,6 @@ def run_here(arguments: Sequence[str], folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with all that cases damage."""
     folder = tmp_path_factory.mktemp("whole") / "work"
     folder.mkdir()
     for arguments in (["prepare"], [*TRAIN, *COCO, "run_dir=run"], [*TRAIN, *COCO, "run_dir=run2", "train.seed=1"]):
@@ -238,7 +233,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def spoil(path: Path, damage: str) -> None:
-    """Damage a file."""
     kind, _, seed = damage.partition(":")
     old = path.read_bytes()
     path.unlink()

@@ -119,7 +119,6 @@ def test_ranks_end_with_their_torchrun_and_keep_their_steps(tmp_path: Path) -> N
 @pytest.mark.release
 @pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
 def test_ranks_without_a_launcher_end_by_themselves(tmp_path: Path) -> None:
-    """All cases at once, since they mostly wait."""
     cases: dict[str, tuple[list[int], str]] = {  # the ranks that have to end, and what one of them says
         "rank 1 never comes": ([0], "rank 0 did not meet its peers ("),
         "rank 0 never comes": ([1], "rank 1 did not meet its peers ("),

@@ -21,7 +21,6 @@ def run_python(text: str, folder: Path, **environment: str) -> subprocess.Comple
 
 @pytest.mark.release
 def test_the_programs_run_where_only_macos_has_its_part(tmp_path: Path) -> None:
-    """Train with spawned workers, evaluate, detect and check the data, in one process."""
     ensure_shapes(tmp_path / "shapes", ShapesConfig(train_images=8, val_images=4, image_size=64))
     data = [
         "data=shapes", f"data.root={tmp_path}/shapes", "data.workers=0", "data.index_dir=index",

@@ -17,7 +17,6 @@ STEPS = 2  # of each of two epochs
 
 @pytest.fixture
 def marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file that scripts/slurm/common.sh names."""
     path = tmp_path / "marker"
     monkeypatch.setenv("REQUEUE_FILE", str(path))
     return path

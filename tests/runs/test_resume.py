@@ -16,7 +16,6 @@ from train_utils.train_state import LOSS_NAMES
 
 
 def test_two_processes_killed_at_random_end_as_if_nothing_had_been(tmp_path: Path) -> None:
-    """`python -m tests.runs.kill_resume` does the same with more kills (docs/results/)."""
     events, wrong = compare(tmp_path, 2, 2, 1, 0.2, "train.epochs=3", "evaluate.every=2")
     assert wrong == [] and len(events) == 2 and all("rank" in event for event in events), events
 

@@ -28,7 +28,6 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A working folder with a space in its path."""
     path = tmp_path_factory.mktemp("with space") / "a b"
     ensure_shapes(path / "shapes", SHAPES)
     return path
@@ -88,7 +87,6 @@ def test_a_job_that_is_stopped_in_mid_epoch_is_requeued_and_ends_with_the_same_w
 
 @LONG
 def test_an_array_trains_each_line_and_requeues_only_the_task_that_was_stopped(folder: Path) -> None:
-    """The last task shares its job id with the whole array."""
     sweep = folder / "sweep.txt"
     sweep.write_text(
         "# one line for each task\noptim.lr=0.001\n\noptim.lr=0.002 train.multi_scale='[1.0, 1.0]'\n"

@@ -22,7 +22,6 @@ LIMIT = 1e-9  # of relative differences in float64; in float32 the network multi
 
 
 def train_here(folder: Path, run_dir: Path, more: list[str]) -> None:
-    """Run this rank's part of a training."""
     train(small_run(folder / "shapes", run_dir, "evaluate.every=1", "evaluate.confidence=0.5", *more, shapes=SHAPES))
 
 
@@ -30,7 +29,6 @@ def train_here(folder: Path, run_dir: Path, more: list[str]) -> None:
     ("world_size", "more"), [(2, [*SIZES, *PASSES, *ANCHORS]), pytest.param(4, [SIZES[-1]], marks=pytest.mark.release)]
 )
 def test_weights_do_not_depend_on_the_number_of_processes(world_size: int, more: list[str], tmp_path: Path) -> None:
-    """Nor do average, statistics, momentum and losses: with dropout, and with default options."""
     cfg = tmp_path / "dropout.cfg"
     layers = zoo_cfg("yolov3-spp").read_text().rpartition("[convolutional]")
     cfg.write_text("".join((layers[0], "[dropout]\nprobability=0.3\n\n", *layers[1:])))
@@ -51,7 +49,6 @@ def test_weights_do_not_depend_on_the_number_of_processes(world_size: int, more:
 
 @pytest.mark.release
 def test_patience_ends_all_processes_together(tmp_path: Path) -> None:
-    """Only rank 0 has the metrics; AP stays 0 at this learning rate."""
     still = [*SIZES, "train.epochs=6", "train.patience=1", "optim.lr=1e-9", "train.timeout_seconds=34"]
     run_group(train_here, 2, tmp_path, tmp_path / "run", still)
     assert load_checkpoint(tmp_path / "run" / "checkpoints" / "last.pt")["epoch"] == 2

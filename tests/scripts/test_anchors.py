@@ -24,7 +24,6 @@ def test_the_override_gives_the_network_the_anchors(tmp_path: Path, capsys: pyte
     found = find_anchors(compose("anchors", AnchorsConfig, overrides))
     printed = capsys.readouterr().out
     assert "yolov4-tiny as it is" in printed and "refined" in printed
-
     mine = f"hydra.searchpath=[file://{tmp_path}/mine]"  # what --config-dir does
     config = compose("train", TrainConfig, [mine, "model=drawn", "model.width=0.25"])
     model = Darknet(load_network(config.model), width=config.model.width)

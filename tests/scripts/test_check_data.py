@@ -39,7 +39,6 @@ def test_the_report_and_a_set_that_stays_as_it_is(tmp_path: Path, capsys: pytest
     checked = check(config)
     assert snapshot() == before, "the data set was changed"
     assert not (tmp_path / "index").exists()
-
     printed = capsys.readouterr().out.splitlines()
     assert printed[-1] == f"3 problems in 9 images, report: {out / 'report.txt'}"
     assert (out / "report.txt").read_text().splitlines()[:-1] == printed[:-1]
@@ -135,7 +134,6 @@ def test_more_mistakes_than_are_shown_are_counted(drawn: DrawnSet) -> None:
 
 
 def test_what_may_be_meant_so_is_a_note(drawn: DrawnSet) -> None:
-    """An empty image, an absent class, tiny boxes that no anchor fits."""
     content = drawn.json["val"]
     content["annotations"] = [box for box in content["annotations"] if box["image_id"] != 1 and box["category_id"] == 1]
     content["annotations"].append({"id": 5, "image_id": 2, "category_id": 1, "bbox": [9, 9, 2, 3]})

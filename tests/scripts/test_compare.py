@@ -75,9 +75,7 @@ def test_the_text(runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys
     assert all(name in said for name in names)
 
 
-def test_short_names(
-    runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_short_names(runs, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(runs["c"], "runs/y/1")
     (tmp_path / "runs/y/1/checkpoints").mkdir()
@@ -125,7 +123,6 @@ def test_samples_and_the_interval_are_those_of_a_plain_bootstrap_over_images(run
     assert (draws[0] == 1).all() and (draws.sum(1) == 30).all() and draws.max() > 2
     plain = resampled_by_pycocotools(truth, reported, draws)
     assert resampled_ap(find_matches(truth, reported), draws) == pytest.approx(plain, rel=1e-12)
-
     first, second = read_groups([runs["a0"], runs["c"]])
     draws = draw_images(IMAGES, 40, 0)[1:]
     before, after = (resampled_by_pycocotools(x.truth, x.detections, draws) for x in (*first.best, *second.best))
@@ -146,18 +143,17 @@ def test_seeds_widen_the_interval_as_students_t(runs: dict[str, Path]) -> None:
     assert gain(single, single, 10, 0).high == 0
 
 
-def part(truth: GroundTruth, images: list[int], folder: str = "") -> GroundTruth:
+def part(truth: GroundTruth, images: list[int]) -> GroundTruth:
     """These images with all their boxes, as a set of its own: ids count anew."""
     boxes = np.concatenate([np.arange(*truth.offsets[image : image + 2]) for image in images])
     columns = {name: getattr(truth, name)[boxes] for name in ("boxes_xywh", "classes", "crowd", "areas")}
     return GroundTruth(
         np.arange(len(images)), truth.sizes[images], np.arange(len(images) + 1) * BOXES, names=truth.names,
-        file_names=[f"{folder}{image}.jpg" for image in images], **columns,
+        file_names=[f"{image}.jpg" for image in images], **columns,
     )  # fmt: skip
 
 
 def test_a_gain_on_another_set_is_split(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """5 images go, 6 come, one box gets another class, and images and classes another order."""
     every = labels(46)
     old, new = part(every, list(range(40))), part(every, list(range(45, 4, -1)))
     new.classes[-1] = 1 - new.classes[-1]
@@ -181,8 +177,7 @@ def test_a_gain_on_another_set_is_split(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_the_parts_of_a_gain_are_zero_where_nothing_changed(tmp_path: Path) -> None:
-    every = labels(46)
-    old, new = part(every, list(range(40))), part(every, list(range(46)), "val/")
+    old = part(labels(46), list(range(40)))
     a, b = (make_run(tmp_path / name, noise, 0, truth=old) for name, noise in (("a", 4), ("b", 2)))
     first, second = read_groups([a])[0], read_groups([b])[0]
     renamed = replace(old, image_ids=99 - old.image_ids, file_names=[f"x/{name}" for name in old.file_names])
@@ -192,13 +187,6 @@ def test_the_parts_of_a_gain_are_zero_where_nothing_changed(tmp_path: Path) -> N
     whole, network, of_data = split_gain(first, moved, 50, 0)
     assert whole == pytest.approx(gain(first, second, 50, 0)) and network == pytest.approx(whole)
     assert of_data[:3] == pytest.approx((0, 0, 0))
-
-    grown = make_run(tmp_path / "grown", 4, 1, truth=new)
-    of_all = read_groups([grown])[0]
-    found = of_all.best[0].detections
-    of_old = of_all._replace(best=[score(old, found[found["image_id"] < 40])])
-    whole, network, of_data = split_gain(of_old, of_all, 50, 0)
-    assert network[:3] == pytest.approx((0, 0, 0)) and of_data == pytest.approx(whole) and whole.low < whole.high
 
 
 def test_runs_that_cannot_be_compared_are_named(runs: dict[str, Path], tmp_path: Path) -> None:
@@ -219,7 +207,6 @@ def test_runs_that_cannot_be_compared_are_named(runs: dict[str, Path], tmp_path:
 
 
 def test_forged_evaluations_and_options_are_one_sentence(tmp_path: Path) -> None:
-    """Arrays are missing, or of another type or shape; so are metrics. YAML is cut, or a bomb."""
     run = make_run(tmp_path / "run", 4, 0, truth=labels(9))
     config = CompareConfig(runs=[str(run)], resamples=1, seed=0, debug=False)
     with np.load(run / BEST_DETECTIONS) as file:

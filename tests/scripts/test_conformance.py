@@ -16,7 +16,6 @@ CHECKS = 6
 
 
 def passed(printed: str) -> list[str]:
-    """The rows of the table, of which none may have failed."""
     rows = [line for line in printed.splitlines() if line.startswith(("pass", "FAIL"))]
     assert len(rows) == CHECKS and all(row.startswith("pass") for row in rows), printed
     return rows

@@ -86,7 +86,6 @@ def test_a_converted_checkpoint_is_a_detector_and_initial_weights(command: Comma
     expected = Darknet(load_cfg(tmp_path / "small.cfg")).eval()
     load_darknet_weights(expected, tmp_path / "a.weights")
     images = torch.rand(1, 3, 64, 64)
-
     detector = open_detector("a.pt", None, None, None)
     assert (detector.names, detector.image_size) == (["0", "1"], 64)
     config = compose("train", TrainConfig, ["model.cfg=small.cfg", "model.weights=a.pt"])
@@ -120,7 +119,6 @@ def test_a_state_dict_of_another_system_becomes_a_checkpoint(command: Command, t
 
 
 def test_the_cfg_that_fits_is_written(command: Command, tmp_path: Path) -> None:
-    """Another class count, width and decoding: Darknet needs a .cfg with all of them."""
     write_random(small(5, width=2.0), tmp_path / "wide.weights")
     (tmp_path / "five.names").write_text("a\nb\nc\nd\ne\n")
     network = ("model.cfg=small.cfg", "model.width=2")
@@ -162,7 +160,6 @@ def test_nonsense_is_refused_in_one_sentence(arguments, message, command, tmp_pa
 
 @pytest.mark.release
 def test_training_and_evaluation_with_converted_weights(command: Command, tmp_path: Path) -> None:
-    """Scores survive both conversions. Training starts from them, but cannot resume."""
     data = [
         "data=shapes", "data.root=shapes", "data.index_dir=index", "data.workers=0",
         "data.shapes={train_images: 18, val_images: 5, image_size: 64}",
@@ -187,7 +184,6 @@ def test_training_and_evaluation_with_converted_weights(command: Command, tmp_pa
     (tmp_path / "count.cfg").write_text(fitted_cfg(Darknet(zoo_cfg("yolov3-tiny"), len(classes), 0.125)))
     command("weights=a.weights", "model.cfg=count.cfg", "image_size=64", "out=numbered.pt")
     assert evaluate([*data, "ckpt=numbered.pt"]) == metrics, "classes with numbers for names are those of the data"
-
     trained("next", "model.weights=numbered.pt")
     state = load_checkpoint(tmp_path / "next")
     assert (state["seen"], state["weights_version"]) == (32, [0, 2, 5])

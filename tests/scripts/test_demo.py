@@ -59,7 +59,6 @@ def test_a_visitor_drops_files_moves_the_sliders_and_takes_the_camera(page, addr
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     page.goto(address)
-
     (source / "broken.png").write_bytes(b"no picture")
     page.set_input_files("input[type=file]", [source / "a.png", source / "broken.png", source / "clip.avi"])
     page.get_by_text("cannot be read: broken.png").wait_for(timeout=60_000)
@@ -78,14 +77,12 @@ def test_a_visitor_drops_files_moves_the_sliders_and_takes_the_camera(page, addr
         "video => new Promise(done => { video.onloadeddata = () => done(video.videoWidth); video.load() })"
     )
     assert width == 96, "the browser does not play the drawn video"
-
     highest = sorted(row["score"] for row in detections)[-3]
     slider = page.get_by_label("number input for Lowest confidence")
     slider.fill(f"{highest:.2f}")
     slider.blur()
     left = sum(row["score"] > round(highest, 2) for row in detections)
     page.get_by_text(f"4 images, {left} detections").wait_for(timeout=30_000)
-
     page.get_by_role("tab", name="Camera").click()
     page.get_by_text("Click to Access Webcam").click()
     page.get_by_role("button", name="capture photo").click()

@@ -78,7 +78,6 @@ def test_each_way_to_ask_for_gpus_starts_a_process_for_each_or_ends_with_a_sente
     [(TORCHRUN, 16, 1, 4), (TORCHRUN, 16, 2, 8), (TORCHRUN, 2, 1, 1), (SRUN_TASKS, 16, 4, 16)],
 )
 def test_processes_share_the_cores_and_a_failed_one_ends_the_others(script, cpus, tasks, expected, tmp_path) -> None:
-    """Of four on a node; two jobs on it meet at different ports."""
     slurm = {"SLURM_GPUS_ON_NODE": "4", "SLURM_TASKS_PER_NODE": "4(x2)", "SLURM_NTASKS_PER_NODE": str(tasks)}
     slurm |= {"SLURM_CPUS_PER_TASK": str(cpus)}
     ports = []

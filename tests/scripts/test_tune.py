@@ -3,11 +3,8 @@
 import math
 import shlex
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import optuna
 import pytest
 
 from conf import ConfigError
@@ -63,13 +60,10 @@ def configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
 
 
 def lengths() -> list[int]:
-    """The number of epochs of each trial."""
     return [len(tune.scores_of(folder)) for folder in sorted(Path("runs/x").glob("trial-*"))]
 
 
-def test_a_study_finds_the_best_options_prunes_the_hopeless_and_goes_on(
-    configured: Callable[..., TuneConfig], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_study_finds_the_best_options_prunes_the_hopeless_and_goes_on(configured, capsys) -> None:
     config = configured("trials=11", "--", "data=shapes", "train.epochs=6", "name=a b", RATE, "train.seed=0,1")
     tune.tune(config)
     output, epochs = capsys.readouterr().out, lengths()
@@ -82,7 +76,6 @@ def test_a_study_finds_the_best_options_prunes_the_hopeless_and_goes_on(
     assert (trained.train.epochs, trained.name, trained.data.name) == (6, "a b", "shapes")
     assert (1 - abs(math.log10(trained.optim.lr) + 2) / 4) * 6 / 100 == pytest.approx(best)
     assert best > 0.05, "rates are drawn by their logarithm, and half of them are below 0.01"
-
     config.trials = 12
     config.options.reverse()
     tune.tune(config)
@@ -92,9 +85,7 @@ def test_a_study_finds_the_best_options_prunes_the_hopeless_and_goes_on(
             tune.tune(configured("trials=12", "--", "data=shapes", "name=a b", "train.seed=0,1", *other))
 
 
-def test_a_search_that_is_stopped_leaves_no_training_behind(
-    configured: Callable[..., TuneConfig], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_search_that_is_stopped_leaves_no_training_behind(configured, monkeypatch) -> None:
     config = configured("trials=2", "--", "data=shapes", "train.epochs=8", RATE)
 
     def interrupt(folder: Path, scores_of=tune.scores_of) -> dict[int, float]:
@@ -109,28 +100,6 @@ def test_a_search_that_is_stopped_leaves_no_training_behind(
     assert Path("runs/x/trial-0000/stopped").exists()
     tune.tune(config)
     assert lengths()[1:] == [8, 8], "the stopped trial is none of the two"
-
-
-def test_processes_that_start_together_draw_different_points(
-    configured: Callable[..., TuneConfig], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config, drawn = configured("trials=2", "--", "data=shapes", RATE), []
-    optimize = optuna.study.Study.optimize
-
-    def after_another(study: Any, objective: Any, n_trials: int) -> None:
-        """The other process starts and finishes a trial before this one writes its first."""
-        monkeypatch.setattr(optuna.study.Study, "optimize", optimize)
-        tune.tune(replace(config, trials=1))
-        study.optimize(objective, n_trials)
-
-    def draw(trial: Any, fixed: list[str], space: tune.Space, folder: Path) -> float:
-        drawn.append(tune.draw(trial, "optim.lr", space["optim.lr"]))
-        return 0.5
-
-    monkeypatch.setattr(tune, "run_trial", draw)
-    monkeypatch.setattr(optuna.study.Study, "optimize", after_another)
-    tune.tune(config)
-    assert len(drawn) == len({*drawn}) == 2
 
 
 def test_failed_trials_are_named(configured: Callable[..., TuneConfig], capsys: pytest.CaptureFixture[str]) -> None:

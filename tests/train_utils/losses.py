@@ -17,7 +17,6 @@ LOSSES = (("loss=yolov3",), ("loss=yolov3", "loss.anchor_iou=0"), ("loss=yolox",
 
 @cache
 def loss_options(*overrides: str) -> LossConfig:
-    """The options of a training with some ``overrides``."""
     return compose("train", TrainConfig, list(overrides)).loss
 
 

@@ -104,7 +104,6 @@ TWO = ([5, 1], [7, 5, 3])  # masks from the finest to the coarsest stride, in an
 
 
 def network(path: Path, masks: tuple[list[int], ...]) -> Path:
-    """A .cfg with a head at each of the strides 2, 4, 8, ..."""
     parts = [conv(8, 3, 2) + head(*mask, anchors=PAIRS, num=8) for mask in masks]
     join = "[route]\nlayers=-3\n"  # the map before a head
     path.write_text(cfg(join.join(parts)))
@@ -131,7 +130,6 @@ def test_finer_heads_get_smaller_anchors(tmp_path: Path, masks: tuple[list[int],
 
 
 def test_what_varies_the_image_size_does_not_change_the_fit(tmp_path: Path) -> None:
-    """The size itself does, and the overlap that the loss asks for decides whether to fit."""
     path = network(tmp_path / "a.cfg", TWO)
 
     def fitted(*more: str) -> Any:
@@ -170,7 +168,6 @@ def test_heads_that_learnt_with_another_decoding_are_refused(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("fits", [False, True])
 def test_the_heads_of_a_run_on_the_same_data_stand_for_the_same_boxes(fits: bool, tmp_path: Path) -> None:
-    """Also if auto chose them; those of other classes do not, and other options are refused."""
     given = "model=base", f"model.cfg={network(tmp_path / 'a.cfg', TWO)}", "train.image_size=64"
     images = boxes(300)
     chosen = ["model.anchors=auto"] * fits

@@ -101,14 +101,6 @@ def test_the_closing_line_of_a_training_can_be_pasted_into_a_shell(start, tmp_pa
     assert "AP" in capsys.readouterr().out
 
 
-def test_names_of_another_length_are_named_as_the_cause(start: Callable[..., str], tmp_path: Path) -> None:
-    (tmp_path / "a.cfg").write_text(SMALL)
-    (tmp_path / "comma.names").write_text("cat,dog")
-    save_darknet_weights(Darknet(tmp_path / "a.cfg", 2), tmp_path / "a.weights")
-    said = start("export", "model.cfg=a.cfg", "model.weights=a.weights", "names=comma.names")
-    assert "a.weights has 2 classes, but names= or data name 1, cat,dog. fix: one name in each line" in said
-
-
 @pytest.mark.parametrize("options", [["train.image_size=8"], ["train.image_size=16", "train.multi_scale=[0.5,1]"]])
 def test_batch_norm_of_one_value_is_refused_before_a_run_folder_is_made(options, start, tmp_path) -> None:
     (tmp_path / "a.cfg").write_text(SMALL)
@@ -123,7 +115,6 @@ def test_batch_norm_of_one_value_is_refused_before_a_run_folder_is_made(options,
 
 @pytest.mark.parametrize("resize", ["letterbox", "stretch"])
 def test_rectangular_networks_detect_at_their_own_size(resize: str, start: Callable[..., str], tmp_path: Path) -> None:
-    """A picture of the network's size is its input as it is; others run at that size, too."""
     text = SMALL.replace("width=64", "width=96")
     (tmp_path / "a.cfg").write_text(text)
     torch.manual_seed(0)

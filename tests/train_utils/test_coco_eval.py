@@ -22,7 +22,6 @@ Case = tuple[GroundTruth, Detections]
 
 @pytest.fixture(autouse=True, params=["hotcoco", "pycocotools"])
 def scorer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The package that scores: without hotcoco, pycocotools."""
     if request.param == "pycocotools":
         monkeypatch.setitem(sys.modules, "hotcoco", None)
     return str(request.param)
@@ -134,7 +133,6 @@ def test_without_detections_and_without_ground_truth() -> None:
 
 
 def test_coco128(shared_dir: Path, tmp_path: Path) -> None:
-    """Real annotations with crowds, mask areas and gaps in category ids, and a real network."""
     truth, found, category_ids = coco128(shared_dir)
     path = shared_dir / "data" / "coco128" / "annotations" / "instances_val2017.json"
     metrics = assert_equal_to_pycocotools((truth, found.astype(DETECTION)), path, category_ids, tmp_path)

@@ -1,50 +1,16 @@
 """Detection as on a GPU: what overlaps, what the host waits for, what fusing changes."""
 
-from dataclasses import dataclass
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
 
 from data import Batch
-from data.colour import network_input
 from models import Darknet, Postprocess, for_detection, zoo_cfg
 from tests.models.small_network import small
 from tests.test_host_reads import HostReads
 from train_utils.inference.detect import detect_batches
 
 CUDA = torch.device("cuda")
-
-
-@dataclass
-class Numbered:
-    """A batch that stays on the CPU wherever it is sent."""
-
-    number: int
-    images: Tensor
-
-    def to(self, device: torch.device, non_blocking: bool = False) -> Any:
-        return self
-
-    def network_input(self) -> Tensor:
-        return network_input(self.images)
-
-
-def test_threads_share_a_batch_only_if_batches_come_in_turn() -> None:
-    def model(images: Tensor) -> list[Tensor]:
-        assert torch.is_inference_mode_enabled() and torch.is_autocast_enabled("cpu") is in_turn
-        return [torch.full((2, 1), torch.get_num_threads())]
-
-    batches = [Numbered(number, torch.zeros(2, 3, 4, 4, dtype=torch.uint8)) for number in range(3)]
-    torch.set_num_threads(2)
-    try:
-        for in_turn, threads in ((True, 2), (False, 1)):
-            options = {"in_turn": in_turn, "dtype": torch.bfloat16 if in_turn else None}
-            found = detect_batches(model, batches, lambda maps: [*maps[0]], torch.device("cpu"), **options)
-            assert [rows.tolist() for _, batch in found for rows in batch] == [[threads]] * 6
-    finally:
-        torch.set_num_threads(1)
 
 
 def test_a_fused_network_in_channels_last_finds_the_same_and_waits_for_nothing() -> None:

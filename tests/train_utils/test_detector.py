@@ -172,7 +172,6 @@ def test_a_prediction_is_read_as_arrays_one_by_one_and_drawn(folder, pictures, t
     drawn = cv2.imread(str(tmp_path / "new" / "drawn.png"))
     assert np.array_equal(drawn, found.plot()) and not np.array_equal(drawn, found.image)
     assert found._repr_jpeg_()[:2] == b"\xff\xd8" and "200x150" in repr(found)
-
     nothing = Detector(folder / "random.pt", confidence=1)(pictures[2])
     assert len(nothing) == 0 and list(nothing) == nothing.to_coco(1) == nothing.class_names == []
     assert nothing.boxes_xyxy.shape == (0, 4) and len(nothing.to_supervision()) == 0
@@ -180,7 +179,6 @@ def test_a_prediction_is_read_as_arrays_one_by_one_and_drawn(folder, pictures, t
 
 
 def test_a_prediction_is_shown_where_its_user_looks(folder, pictures, monkeypatch) -> None:
-    """In the viewer of a system that has one, and below the cell of a notebook."""
     found = Detector(folder / "random.pt", **LOW)(pictures[2])
     seen: list[Any] = []
     monkeypatch.setattr(ImageShow, "_viewers", [])

@@ -16,19 +16,12 @@ import torch
 from conf.cli import launch
 from conf.cli.launch import claim_error, environment_of_one, is_lost_peer
 from conf.errors import DistributedError
-from tests.runs.process_group import finish_python, fork_context, free_port
+from tests.runs.process_group import fork_context, free_port
 from tests.train_utils.worker import run_in
 from train_utils import distributed
 from train_utils.distributed import World, choose_device, init_distributed_mode
 
-WORKER = Path(__file__).with_name("worker.py")
-REPOSITORY = WORKER.parents[2]
 SECONDS = 120
-
-
-def clean_environment(**more: str) -> dict[str, str]:
-    """The environment without any launcher's variables."""
-    return environment_of_one() | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"} | more
 
 
 def run_together(scenario: str, folder: Path, environments: Sequence[dict[str, str]]) -> dict[int, dict[str, Any]]:
@@ -37,7 +30,9 @@ def run_together(scenario: str, folder: Path, environments: Sequence[dict[str, s
     Workers are forked from a server that has imported torch, which saves seconds for each.
     """
     workers = [
-        fork_context().Process(target=run_in, args=(clean_environment(**environment), str(folder), scenario))
+        fork_context().Process(
+            target=run_in, args=(environment_of_one() | {"OMP_NUM_THREADS": "1"} | environment, str(folder), scenario)
+        )
         for environment in environments
     ]
     for worker in workers:
@@ -48,13 +43,6 @@ def run_together(scenario: str, folder: Path, environments: Sequence[dict[str, s
     finally:
         for worker in workers:
             worker.kill()
-    return read_reports(folder)
-
-
-def run_launcher(scenario: str, folder: Path, *launcher: str) -> dict[int, dict[str, Any]]:
-    command = ["-m", *launcher, str(WORKER), str(folder), scenario]
-    code, printed = finish_python(command, folder, clean_environment())
-    assert code == 0, printed
     return read_reports(folder)
 
 
@@ -95,7 +83,6 @@ def test_one_process_needs_no_group(tmp_path: Path) -> None:
 
 @pytest.mark.release
 def test_three_tasks_of_slurm_on_two_nodes_exchange(tmp_path: Path) -> None:
-    """Nodes may share a disk: rank 0 builds there, and the other node finds it built."""
     job = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "3"}
     job["SLURM_STEP_NODELIST"] = "localhost"
     tasks = [{"SLURM_PROCID": str(task), "SLURM_LOCALID": str(local)} for task, local in enumerate((0, 0, 1))]
@@ -120,13 +107,6 @@ def test_a_killed_builder_ends_all_at_once_with_one_sentence(tmp_path: Path) -> 
     assert any(report["reports"] for report in reports.values())
 
 
-@pytest.mark.release
-def test_restart_by_torchrun_after_a_kill(tmp_path: Path) -> None:
-    torchrun = ("torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1", "--rdzv-backend=c10d")
-    reports = run_launcher("restarted", tmp_path, *torchrun, "--rdzv-endpoint=localhost:0")
-    assert [(report["attempt"], report["sum"]) for report in reports.values()] == [(1, 2.0), (1, 2.0)]
-
-
 def test_cuda_asked_for_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_JOB_ID"):
         monkeypatch.delenv(variable, raising=False)
@@ -149,9 +129,7 @@ def test_two_groups_that_one_shell_starts_each_say_their_error(tmp_path: Path, m
         assert claim_error() == is_first
 
 
-def test_a_gpu_that_torch_cannot_use_is_no_silent_run_on_the_cpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_that_torch_cannot_use_is_no_silent_run_on_the_cpu(tmp_path, monkeypatch) -> None:
     def fails(reason: str) -> Any:
         def init() -> None:
             raise RuntimeError(reason)
@@ -166,30 +144,6 @@ def test_a_gpu_that_torch_cannot_use_is_no_silent_run_on_the_cpu(
     assert choose_device("cpu").type == "cpu"
     monkeypatch.setattr(torch.cuda, "init", fails("No CUDA GPUs are available"))  # CUDA_VISIBLE_DEVICES is empty
     assert choose_device("auto").type == "cpu"
-
-
-@pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("refused", [False, True])
-def test_memory_grows_where_the_driver_and_the_user_let_it(refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings: list[str] = []
-
-    def allocate(*_: Any, **__: Any) -> None:
-        if refused and settings[-1].endswith("True"):
-            raise RuntimeError("CUDA error: operation not supported")
-
-    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", settings.append)
-    monkeypatch.setattr(torch, "empty", allocate)
-    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
-        monkeypatch.delenv(name, raising=False)
-    distributed._grow_memory_segments(torch.device("cuda", 0))
-    assert settings[-1] == f"expandable_segments:{not refused}"
-    settings.clear()
-    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
-    distributed._grow_memory_segments(torch.device("cuda", 0))
-    assert not settings
-    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF")
-    monkeypatch.delattr(torch._C, "_accelerator_setAllocatorSettings")  # a torch without this private function
-    distributed._grow_memory_segments(torch.device("cuda", 0))
 
 
 @pytest.mark.parametrize(

@@ -72,18 +72,6 @@ def test_pictures_are_written_in_their_own_type_and_colours(tmp_path: Path) -> N
     assert (tmp_path / "three.jpg").read_bytes()[:2] == b"\xff\xd8"
 
 
-def test_frames_become_videos_in_order(tmp_path: Path) -> None:
-    with DrawnFiles() as files:
-        for name, rate in (("one.mp4", 12.5), ("two.mp4", 29.97)):
-            for number in range(30):
-                files.frame(tmp_path / name, rate, plot(np.full((48, 64, 3), 8 * number, np.uint8)))
-    for name, rate in (("one.mp4", 12.5), ("two.mp4", 29.97)):
-        video = cv2.VideoCapture(str(tmp_path / name))
-        assert video.get(cv2.CAP_PROP_FPS) == pytest.approx(rate, abs=1e-3)
-        greys = [video.read()[1].mean() for _ in range(30)]
-        assert np.abs(np.array(greys) - 8 * np.arange(30)).max() < 5 and not video.read()[0]
-
-
 def test_what_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     image = np.zeros((40, 60, 3), np.uint8)
     (tmp_path / "file").write_text("")

@@ -50,7 +50,6 @@ def trained(
     world: World = WORLD,
     **guard: Any,
 ) -> TrainState:
-    """A small network after one epoch of 24 images."""
     config = replace(CONFIG, clip_norm=clip, lr=0.1)
     schedule = Schedule(config, steps_per_epoch=3, total_steps=6)
     state = new_state(model or network(), schedule, loss_scale)
@@ -97,7 +96,6 @@ class Explosive(nn.Sequential):
 
 
 def test_a_bad_step_leaves_no_trace() -> None:
-    """Weights, statistics, momentum and average stay as before the step; training continues."""
     said: list[str] = []
     model = Explosive(*network_with_norm().children())
     state = trained(8, 1, model=model, limit=1, log_line=said.append)
@@ -224,11 +222,7 @@ def start(
         ("float16", 1.0, "sgd"), ("float32", None, "adamw"), ("float64", None, "adamw"), ("float16", 8.0, "adamw"),
     ],
 )  # fmt: skip
-def test_a_step_is_made_or_changes_no_bit(
-    precision: str, loss_scale: float | None, optimizer: str, frozen: bool, accumulate: int,
-    clip_norm: float | None,
-) -> None:  # fmt: skip
-    """The last factor leaves each gradient finite, but not their norm. Training continues."""
+def test_a_step_is_made_or_changes_no_bit(precision, loss_scale, optimizer, frozen, accumulate, clip_norm) -> None:
     model = network_with_norm().to(weights_dtype(precision))
     model[0].requires_grad_(not frozen)
     state = start(clip_norm, loss_scale, model, Optimizer(optimizer))
@@ -253,7 +247,6 @@ def test_a_step_is_made_or_changes_no_bit(
 @pytest.mark.parametrize("clip_norm", [None, 0.5])
 @pytest.mark.parametrize("factor", [float("inf"), float("nan")])
 def test_gradients_that_stay_broken_under_a_loss_scale_end_the_training(clip_norm: float | None, factor: float) -> None:
-    """While the scale falls from 8 to 1 it may be the cause; later steps count."""
     state = start(clip_norm, loss_scale=8.0)
     before, said = snapshot(state), list[str]()
     with pytest.raises(TrainError, match=r"no longer finite at step 4 .* 2 steps in a row\. fix: .*float32"):
@@ -273,7 +266,6 @@ def test_a_broken_weight_ends_the_training_before_it_is_saved_or_evaluated(
     steps: int, saves: bool, loss_scale: float | None, optimizer: str, place: str, value: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """However many steps may be skipped; batch norm's statistics do not show in the next loss."""
     saved, asked = list[object](), list[int]()
     monkeypatch.setattr(CheckpointWriter, "is_due", lambda _, step: asked.append(step) or saves)
     monkeypatch.setattr(CheckpointWriter, "save", lambda _, state: saved.append(state))

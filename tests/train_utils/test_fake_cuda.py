@@ -34,13 +34,11 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTensorMode]:
 
 
 def batch() -> Batch:
-    """Two images of 64 pixels with new colours, on the host."""
     images = torch.zeros(2, 3, 64, 64, dtype=torch.uint8).to(memory_format=torch.channels_last)
     return Batch(images, torch.zeros(5, 6), torch.zeros(2).long(), torch.zeros(0, 4).double(), torch.ones(2, 3))
 
 
 def forward(name: str, precision: torch.dtype = torch.float32) -> tuple[Darknet, list[Tensor]]:
-    """A network of the zoo, and its raw maps of the batch."""
     with CUDA:
         model = Darknet(zoo_cfg(name), 2, width=0.25).train()
     with torch.autocast("cuda", precision, enabled=precision is not torch.float32):
@@ -48,9 +46,7 @@ def forward(name: str, precision: torch.dtype = torch.float32) -> tuple[Darknet,
 
 
 @pytest.mark.parametrize(("name", "precision"), [("yolov3-tiny", torch.float16), ("yolov4-csp", torch.bfloat16)])
-def test_input_network_losses_and_decoding_stay_on_their_device(
-    fake: FakeTensorMode, name: str, precision: torch.dtype
-) -> None:
+def test_input_network_losses_and_decoding_stay_on_their_device(fake, name, precision) -> None:
     model, raw_maps = forward(name, precision)
     assert all(raw.device == CUDA and raw.dtype == precision for raw in raw_maps)
     targets = batch().to(CUDA).targets

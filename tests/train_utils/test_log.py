@@ -1,6 +1,5 @@
 """The log and the tables of metrics."""
 
-import os
 import re
 from pathlib import Path
 from typing import Any, cast
@@ -11,7 +10,7 @@ import torch
 from conf.errors import TrainError
 from tests.small_run import rows
 from train_utils.distributed import World
-from train_utils.report.log import EPOCH_COLUMNS, MetricsCsv, epoch_row, of_busy_cores
+from train_utils.report.log import EPOCH_COLUMNS, MetricsCsv, epoch_row
 from train_utils.report.run_report import RunReport
 
 
@@ -35,7 +34,6 @@ def test_run_log_writes_to_both_on_the_main_process_only(tmp_path: Path, capsys:
     "texts", [("4/4", "1.1G", "7:00:07"), ("1000/1000", "79.2G", "27:00:09"), ("9/9", "-", "288:07:04")]
 )
 def test_a_row_of_an_epoch_has_each_text_whole_and_fits_80_columns(loss: float, texts: tuple[str, str, str]) -> None:
-    """Also of a thousand epochs or several days, and with the mark of the best epoch."""
     epoch, memory, left = texts
     row = epoch_row([epoch, *[loss] * 4, "0.500", "-", "0.123", "-", 1234.5, memory, left])
     shown = row.split()
@@ -89,14 +87,3 @@ def test_a_full_disk_delays_rows_and_lines_and_loses_none(tmp_path: Path, capsys
     assert [row["epoch"] for row in rows(tmp_path)] == ["1", "2", "3", "4"]
     assert re.findall(r"line \d", (tmp_path / "train.log").read_text()) == ["line 1", "line 2", "line 3", "line 4"]
     assert capsys.readouterr().err == ""
-
-
-def test_cores_that_others_keep_busy_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    for load, threads, said in (
-        (18.2, 2, "the 2 cores are busy (load 18):\n  OMP_NUM_THREADS=1"),
-        (18, 1, ""),
-        (2, 2, ""),
-    ):
-        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0, 0))
-        assert (of_busy_cores(threads) or "").startswith(said) and bool(of_busy_cores(threads)) == bool(said)

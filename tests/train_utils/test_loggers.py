@@ -70,12 +70,10 @@ def test_a_run_stopped_and_resumed_is_one_run_in_each_service_and_has_the_bits_o
     cv2.imwrite(str(folder / "plots/drawn.png"), np.full((8, 8, 3), 200, np.uint8))
     run_id = (folder / "run_id.txt").read_text()
     train(options(shapes, folder, *chosen, f"resume={folder}", "run_dir=null"))
-
     a, b = weights(plain), weights(folder)
     assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
     log = (folder / "train.log").read_text()
     assert "stopped at step 5 by SIGTERM" in log and "warning" not in log and complete == [False, True]
-
     with (folder / "steps.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [int(row["step"]) for row in rows] == [1, 2, 3, 4, 5, 6]
@@ -89,7 +87,6 @@ def test_a_run_stopped_and_resumed_is_one_run_in_each_service_and_has_the_bits_o
     (best,) = events.Scalars("val_best/AP")
     assert best.value == pytest.approx(max(float(row["AP"]) for row in table_of(folder)))
     assert events.Tags()["images"] == ["plots/drawn"]
-
     assert {path.name for path in folder.glob("wandb/offline-run-*/*.wandb")} == {f"run-{run_id}.wandb"}
     assert list(folder.glob("wandb/offline-run-*/files/media/images/plots/drawn*.png"))
 
@@ -127,7 +124,6 @@ def test_a_logger_that_fails_warns_once_and_the_others_go_on(shapes, tmp_path, m
     log_some(config, tmp_path, range(1, 4), warnings)
     assert len(warnings) == 1 and "logger=tensorboard failed (OSError: no space left)" in warnings[0]
     assert (tmp_path / "steps.csv").read_text().count("\n") == 4 and points == {"train": 3}
-
     monkeypatch.setitem(module.SERVICES, "tensorboard", failing)
     with pytest.raises(TrainError, match=r"logger=tensorboard cannot start .*no space left.* fix:"):
         log_some(config, tmp_path, range(1, 4), warnings)

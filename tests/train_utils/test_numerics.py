@@ -14,9 +14,7 @@ from train_utils.numerics import evaluation_dtype, native_precision, prepare_num
 CPU, CUDA = map(torch.device, ("cpu", "cuda"))
 
 
-def test_auto_is_what_the_hardware_multiplies_in_a_training_and_float32_in_an_evaluation(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_auto_is_what_the_hardware_multiplies_in_a_training_and_float32_in_an_evaluation(monkeypatch) -> None:
     monkeypatch.setattr(numerics, "has_native_bfloat16", lambda: True)
     chosen = {(8, 0): "bfloat16", (7, 5): "float16", (7, 0): "float16", (6, 1): "float32"}
     for capability, precision in chosen.items():

@@ -25,7 +25,6 @@ from train_utils.results import Detections, GroundTruth, make_detections
 
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """The figures that are saved, in place of their files."""
     figures: list[Figure] = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, out, dpi: figures.append(figure))
     return figures
@@ -35,7 +34,6 @@ OUT = Path("unused.png")
 
 
 def lines_of(axis: Axes) -> dict[str, list[tuple[float, float]]]:
-    """The points of each line by its label."""
     return {
         str(line.get_label()): [(float(x), float(y)) for x, y in zip(*line.get_data(), strict=True)]
         for line in axis.lines
@@ -139,12 +137,10 @@ OF_TRAINING = {"curves.png"}
 
 
 def read(position: int) -> np.ndarray | None:
-    """Grey pictures; one is unreadable."""
     return np.full((500, 500, 3), 90, np.uint8) if position != 2 else None
 
 
 def drawn(truth: GroundTruth, found: Detections, folder: Path) -> tuple[dict[str, Any], list[str]]:
-    """The pictures by name, and what was said."""
     said: list[str] = []
     draw_evaluation(folder, score(truth, found), read, lambda i: f"{i}.jpg", said.append)
     pictures = {path.name: cv2.imread(str(path)) for path in folder.iterdir()}

@@ -25,7 +25,6 @@ from train_utils.report.report_page import read_best, write_report
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two epochs, both evaluated, with pictures."""
     root = tmp_path_factory.mktemp("run")
     more = ("train.epochs=2", "train.batch_size=8", "evaluate.every=1", "logger.pictures=true", "name='<b>&'")
     train(small_run(root / "shapes", root / "first run", *more))
@@ -69,7 +68,6 @@ def test_the_report_in_a_browser(run_folder: Path, page, tmp_path: Path) -> None
 
 
 def test_written_again_without_what_may_be_absent(run_folder: Path, tmp_path: Path) -> None:
-    """A run that was just started."""
     (tmp_path / "config.yaml").write_text((run_folder / "config.yaml").read_text())
     assert compare(compose("compare", CompareConfig, [f"runs=[{tmp_path}]"])) == []
     text = (tmp_path / "report.html").read_text()
@@ -78,9 +76,7 @@ def test_written_again_without_what_may_be_absent(run_folder: Path, tmp_path: Pa
         compare(compose("compare", CompareConfig, [f"runs=[{tmp_path.parent}/nowhere]"]))
 
 
-def test_plots_and_table_are_of_the_best_epoch_also_after_a_resume(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plots_and_table_are_of_the_best_epoch_also_after_a_resume(tmp_path, monkeypatch) -> None:
     drawn: list[Evaluation] = []
     monkeypatch.setattr(plots, "draw_evaluation", lambda folder, evaluation, *more: drawn.append(evaluation))
     evaluate, scores = Evaluator.__call__, iter((0.5, 0.1, 0.1))
@@ -100,9 +96,7 @@ def test_plots_and_table_are_of_the_best_epoch_also_after_a_resume(
     assert re.findall(r"<figcaption>([^<]*epoch 1[^<]*)<", text) == [f"{plots.PLOTS['confusion.png']} (epoch 1)"]
 
 
-def test_a_report_that_fails_is_a_line_and_the_training_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_report_that_fails_is_a_line_and_the_training_goes_on(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(run_report, "report_run", lambda folder: 1 / 0)
     monkeypatch.setattr("train_utils.report.report_page.keep_best", lambda *given: 1 / 0)
     train(small_run(tmp_path / "shapes", tmp_path / "run", "train.epochs=1", "train.batch_size=8"))

@@ -97,7 +97,6 @@ NESTED = [folder + ".".join(parts) for n in (2, 3, 4) for parts in product("ab",
 
 @given(st.sets(st.sampled_from(NESTED), max_size=12))
 def test_no_two_files_get_one_name(names: set[str]) -> None:
-    """Of files such as a.b, a.b.a and b.a, where one's stem is another's name."""
     given_names = file_names(sorted(names), ".txt")
     assert set(given_names) == names and len(set(given_names.values())) == len(names)
 
@@ -221,10 +220,7 @@ def test_boxes_in_other_units_are_a_warning(scale, is_xyxy, said, capsys) -> Non
 @pytest.mark.parametrize("wrong", [{"file_name": "b.jpg"}, {"height": 9}, {"categories": IDS[::-1]}])
 def test_results_beside_other_images_or_categories_are_refused(wrong: dict[str, Any], tmp_path: Path) -> None:
     image = {"id": 7, "file_name": "a.jpg", "height": 10, "width": 20}
-    known = {
-        "images": [image | {"file_name": "val/a.jpg"}],
-        "categories": categories_json([*NAMES, "cat"], [*IDS, 3]),
-    }
+    known = {"images": [image | {"file_name": "val/a.jpg"}], "categories": categories_json([*NAMES, "cat"], [*IDS, 3])}
     for change in ({}, wrong):
         ids = change.get("categories", [*IDS[:2], 5])
         categories = [{"id": number, "name": name} for number, name in zip(ids, [*NAMES[:2], "other"], strict=True)]

@@ -27,7 +27,6 @@ def srun(job: str, step: int, restarts: int = 0) -> dict[str, str]:
 
 
 def batch(job: str, restarts: int = 0) -> dict[str, str]:
-    """The shell of a job script."""
     return {"SLURM_JOB_ID": job, "SLURM_NTASKS": "1"} | ({"SLURM_RESTART_COUNT": str(restarts)} if restarts else {})
 
 
@@ -84,7 +83,6 @@ class Job:
             lock_for(folder, process.pid)
 
     def end(self) -> None:
-        """End all trainings."""
         for stack in self.open.values():
             stack.close()
         self.open.clear()
@@ -106,7 +104,6 @@ Launch = Callable[..., dict[str, str]]
 
 @pytest.mark.parametrize("within", ["the job's shell", "torchrun"])
 def test_trainings_one_after_the_other_go_on_where_the_job_was_killed(within: str, job: Job) -> None:
-    """Earlier tasks are over, the running one resumes, later ones start."""
     base = "slurm-41"
 
     def launch(name: str, restarts: int = 0) -> dict[str, str]:

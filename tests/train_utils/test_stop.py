@@ -35,7 +35,6 @@ def test_under_nohup_a_closed_terminal_stops_nothing() -> None:
 
 
 def test_the_program_around_hears_of_the_signal_when_the_checkpoint_is_written() -> None:
-    """submitit requeues its job in a handler of USR2, and ends the process there."""
     order: list[str] = []
 
     def requeue(*_: object) -> None:

@@ -21,7 +21,6 @@ TOLERANCE = {torch.float64: 1e-13, torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
 
 def on_ranks(monkeypatch: pytest.MonkeyPatch, function: Callable[[int], Any], count: int) -> list[Any]:
-    """Run ``function(rank)`` on threads that play ranks."""
     barrier, given, place = threading.Barrier(count, timeout=30), [torch.empty(0)] * count, threading.local()
 
     def add(tensor: Tensor) -> Tensor:
@@ -49,7 +48,6 @@ def plain_norm(dtype: torch.dtype) -> nn.BatchNorm2d:
 
 
 def rows(maps: list[Tensor]) -> Tensor:
-    """All positions of all maps as one batch of 1x1 maps."""
     return torch.cat([x.detach().double().permute(0, 2, 3, 1).reshape(-1, CHANNELS) for x in maps])[:, :, None, None]
 
 

@@ -73,7 +73,6 @@ def test_what_is_taken_up_has_the_values_and_the_memory_layout_of_before(schedul
 
 
 def test_the_best_epoch_is_chosen_anew_on_another_validation_set() -> None:
-    """APs of two sets do not compare; patience begins again, too. Older versions stored no set."""
     _, saved = trained_and_saved()
     options = cast(Any, SimpleNamespace(epochs=9, patience=1))
     for before, is_other in (({"val": {"digest": "a"}}, True), ({"val": {"digest": "b"}}, False), ({}, False)):
@@ -89,7 +88,6 @@ def test_the_best_epoch_is_chosen_anew_on_another_validation_set() -> None:
 
 
 def test_each_rank_gets_its_own_generators_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a made-up CUDA: dropout on a GPU draws from that generator."""
     on_device = [torch.tensor([7, 8], dtype=torch.uint8)]
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda: on_device[0])

@@ -1,4 +1,4 @@
-"""One rank of a group that test_distributed.py starts: ``worker.py <folder> <scenario>``.
+"""One rank of a group that test_distributed.py starts.
 
 Writes what it saw to ``<folder>/<rank>.json``; the test compares the files of all ranks.
 """
@@ -6,7 +6,6 @@ Writes what it saw to ``<folder>/<rank>.json``; the test compares the files of a
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -34,7 +33,6 @@ from train_utils.results import make_detections
 
 
 def exchange(world: World, folder: Path) -> dict[str, Any]:
-    """This rank's world, and what the ranks exchange."""
     return {
         "rank": world.rank,
         "place": [world.world_size, world.local_rank, world.local_world_size, world.num_nodes],
@@ -80,7 +78,6 @@ def gather(world: World) -> list[Any]:
 
 
 def failure(world: World) -> list[Any]:
-    """How this rank sees a failing leader, and who reports it."""
     try:
         with torch_distributed_zero_first(world):
             raise ValueError("data.root=/x is missing. fix: set data.root")
@@ -91,7 +88,6 @@ def failure(world: World) -> list[Any]:
 
 
 def killed_builder(world: World, folder: Path) -> dict[str, Any]:
-    """Rank 0, which builds and holds the store, is killed."""
     with torch_distributed_zero_first(world):
         if world.rank == 0:
             time.sleep(0.5)
@@ -99,34 +95,17 @@ def killed_builder(world: World, folder: Path) -> dict[str, Any]:
     return {}
 
 
-def restarted(world: World, folder: Path) -> dict[str, Any]:
-    """The first attempt dies in a section; the second must ignore what it left."""
-    attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-    with torch_distributed_zero_first(world):
-        if attempt == 0 and world.is_main:
-            os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(0.2)
-    return {"attempt": attempt, "sum": float(sum_over_ranks(torch.ones(1)))}
-
-
 SCENARIOS: dict[str, Callable[[World, Path], dict[str, Any]]] = {
-    function.__name__: function for function in (exchange, killed_builder, restarted)
+    function.__name__: function for function in (exchange, killed_builder)
 }
 
 
-def run_in(environment: dict[str, str], *arguments: str) -> None:
-    """Run ``main`` in a forked process with this environment."""
+def run_in(environment: dict[str, str], folder: str, scenario: str) -> None:
+    """Join, run the scenario and write the report, in a forked process with this environment."""
     os.environ.clear()
     os.environ.update(environment)
-    sys.argv[1:] = arguments
     torch.set_num_threads(1)
-    main()
-
-
-def main() -> None:
-    """Join, run the scenario and write the report."""
     launch.LAUNCHER_SECONDS = 0.5  # nothing ends a rank that waits for its launcher here
-    folder, scenario = sys.argv[1:]
     try:
         world = init_distributed_mode("cpu", 60.0)
         report = SCENARIOS[scenario](world, Path(folder))
@@ -134,7 +113,3 @@ def main() -> None:
         report = {"error": str(explain_lost_peer(error)), "reports": claim_error()}
     Path(folder, f"{read_launch().rank}.json").write_text(json.dumps(report))
     shutdown()
-
-
-if __name__ == "__main__":
-    main()
