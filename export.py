@@ -40,8 +40,7 @@ from eval import Evaluator, class_numbers
 from models import ModelError
 from models import export as exporting
 from models.quantise import quantise
-from scripts import compare
-from train_utils import build, coco_eval, distributed
+from train_utils import bootstrap, build, coco_eval, distributed
 from train_utils.inference import open_checkpoint
 
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
@@ -147,7 +146,7 @@ def score(config: schema.ExportConfig, detector: open_checkpoint.TrainedNetwork,
         limits = {key: getattr(config, key) for key in ("confidence", "nms_iou", "max_detections")}
         options = replace(options, **limits)
         options.multi_label = False
-    groups, thresholds = [], []
+    scored: list[coco_eval.Evaluation] = []
     for name, model in (("network", detector.model), ("file", open_checkpoint.open_checkpoint(str(path)).model)):
         evaluator = Evaluator(
             val_set, options, image_size=detector.image_size, model=model, data_options=config.data, world=world,
@@ -155,14 +154,14 @@ def score(config: schema.ExportConfig, detector: open_checkpoint.TrainedNetwork,
         )  # fmt: skip
         evaluation = evaluator(model, print)
         assert evaluation is not None  # on rank 0
-        groups.append(compare.Group(name, {}, [path], [evaluation]))
-        thresholds.append(evaluation.at_best_f1["threshold"])
+        scored.append(evaluation)
         row = f"AP {evaluation.metrics['AP']:.4f}, AP50 {evaluation.metrics['AP50']:.4f}"
-        best, threshold = map(coco_eval.format_metric, (evaluation.at_best_f1["f1"], thresholds[-1]))
+        best, threshold = (coco_eval.format_metric(evaluation.at_best_f1[key]) for key in ("f1", "threshold"))
         print(f"{name}: {row}, best F1 {best} at threshold {threshold}", flush=True)
-    gain = compare.gain(groups[0], groups[1], RESAMPLES, seed=0)
+    gain = bootstrap.gain(scored[:1], scored[1:], RESAMPLES, seed=0)
     print(f"file against network: {gain.sentence()}", flush=True)
-    before, after = (group.mean() for group in groups)
+    before, after = (evaluation.metrics["AP"] for evaluation in scored)
+    thresholds = [evaluation.at_best_f1["threshold"] for evaluation in scored]
     limit = MAX_DROP[config.precision.value] if config.max_drop is None else config.max_drop
     if before - after > limit:
         raise ModelError(
@@ -170,7 +169,7 @@ def score(config: schema.ExportConfig, detector: open_checkpoint.TrainedNetwork,
             f"precision=float16, more calibration images, or max_drop={math.ceil((before - after) * 100) / 100:g}"
         )
     return {
-        "data": config.data.name, "images": len(val_set), "AP": after, "AP50": groups[1].mean("AP50"),
+        "data": config.data.name, "images": len(val_set), "AP": after, "AP50": scored[1].metrics["AP50"],
         "threshold": thresholds[1], "AP_of_network": before, "threshold_of_network": thresholds[0],
         "interval_of_difference": [gain.low, gain.high], "confidence": options.confidence, "nms_iou": options.nms_iou,
     }  # fmt: skip
