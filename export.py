@@ -38,11 +38,10 @@ from data.errors import printable
 from data.geometry import PAD_VALUE
 from data.progress import counted, log
 from data.shapes import draw_image
-from models import Darknet, ModelError
+from models import ModelError
 from models import export as exporting
 from models.quantise import quantise
-from scripts import compare
-from train_utils import build, coco_eval, distributed
+from train_utils import bootstrap, build, coco_eval, distributed
 from train_utils.evaluator import Evaluator, class_numbers
 from train_utils.inference import open_checkpoint
 
@@ -161,8 +160,8 @@ def score(config: schema.ExportConfig, detector: open_checkpoint.TrainedNetwork,
     if config.nms:
         options = replace(options, **{key: getattr(config, key) for key in LIMITS})
         options.multi_label = False
-
-    def scored(name: str, model: Darknet) -> compare.Group:
+    scored: list[coco_eval.Evaluation] = []
+    for name, model in (("network", detector.model), ("file", open_checkpoint.open_checkpoint(str(path)).model)):
         evaluator = Evaluator(
             val_set,
             options,
@@ -174,16 +173,14 @@ def score(config: schema.ExportConfig, detector: open_checkpoint.TrainedNetwork,
         )
         evaluation = evaluator(model, log.info)
         assert evaluation is not None  # on rank 0
+        scored.append(evaluation)
         best, threshold = (coco_eval.format_metric(evaluation.at_best_f1[key]) for key in ("f1", "threshold"))
         row = f"AP {evaluation.metrics['AP']:.4f}, AP50 {evaluation.metrics['AP50']:.4f}"
         log.info(f"{name}: {row}, best F1 {best} at threshold {threshold}")
-        return compare.Group(name, {}, [path], [evaluation])
-
-    network = scored("network", detector.model)
-    file = scored("file", open_checkpoint.open_checkpoint(str(path)).model)
-    gain = compare.find_gains(network, file, RESAMPLES, seed=0)[0]
+    gain = bootstrap.gain(scored[:1], scored[1:], RESAMPLES, seed=0)
     log.info(f"file against network: {gain.sentence()}")
-    before, after = network.mean(), file.mean()
+    before, after = (evaluation.metrics["AP"] for evaluation in scored)
+    thresholds = [evaluation.at_best_f1["threshold"] for evaluation in scored]
     limit = MAX_DROP[config.precision.value] if config.max_drop is None else config.max_drop
     if before - after > limit:
         raise ModelError(
@@ -194,10 +191,10 @@ def score(config: schema.ExportConfig, detector: open_checkpoint.TrainedNetwork,
         "data": data_options.name,
         "images": len(val_set),
         "AP": after,
-        "AP50": file.mean("AP50"),
-        "threshold": file.best[0].at_best_f1["threshold"],
+        "AP50": scored[1].metrics["AP50"],
+        "threshold": thresholds[1],
         "AP_of_network": before,
-        "threshold_of_network": network.best[0].at_best_f1["threshold"],
+        "threshold_of_network": thresholds[0],
         "interval_of_difference": [gain.low, gain.high],
         "confidence": options.confidence,
         "nms_iou": options.nms_iou,

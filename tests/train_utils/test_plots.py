@@ -26,7 +26,7 @@ from train_utils.results import Detections, GroundTruth, make_detections
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     figures: list[Figure] = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, out, dpi: figures.append(figure))
+    monkeypatch.setattr(Figure, "savefig", lambda figure, out: figures.append(figure))
     return figures
 
 
@@ -43,7 +43,7 @@ def lines_of(axis: Axes) -> dict[str, list[tuple[float, float]]]:
 def test_curves_are_the_columns_over_steps_and_the_first_best_epoch_is_marked(tmp_path, kept) -> None:
     table = tmp_path / "metrics.csv"
     table.write_text(
-        "epoch,step,lr,loss,loss_dfl,loss_l1,AP,AP50,val_loss\n1,10,0.01,5.5,0,0,,\n2,20,0.02,4.5,0,0,0.1,0.3,7\n"
+        "epoch,step,lr,loss,loss_dfl,loss_l1,AP,AP50,val_loss\n1,10,0.01,5.5,0,0,,,\n2,20,0.02,4.5,0,0,0.1,0.3,7\n"
         "3,30,0.01,4.0,0,0,-1.0,-1.0,8\n4,40,0.0,4,0,0.5,0.1,0.2,9\n"
     )
     plots.draw_curves(table, OUT)

@@ -1,6 +1,5 @@
 """Draw the plots of a training or an evaluation."""
 
-import csv
 import logging
 import warnings
 from collections.abc import Callable
@@ -19,19 +18,25 @@ from train_utils.train_state import LOSS_NAMES
 # matplotlib takes longer to import than to draw, so only the functions that draw import it.
 FOLDER = "plots"  # in the folder of the run or of the evaluation
 PLOTS = {  # titles by file name, in the order to look at them
-    "curves.png": "Losses (validation dashed), AP and learning rate by step; the dotted line is the best epoch",
+    "curves.png": "Losses (validation dashed), AP and learning rate by step; dotted: the best epoch",
     "precision_recall.png": "pycocotools' precision at each recall; the area under a line is its AP",
     "confidence.png": "F1, precision and recall at IoU .5 over the lowest score that counts",
     "confusion.png": "Labelled boxes by the class that was reported for them, and as shares of the labels",
     "val_detections.jpg": "The first validation images: labels left, detections right",
 }
-DPI = 110
 STYLE: dict[Any, Any] = {
-    "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True,
-    "grid.color": "0.9", "legend.frameon": False,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "0.9",
+    "figure.constrained_layout.use": True,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "savefig.dpi": 110,
     "text.parse_math": False,  # a "$" in a class name does not start a formula
     "font.family": ["sans-serif", "Noto Sans CJK SC", "WenQuanYi Zen Hei", "PingFang SC"],
-}  # fmt: skip
+}
 
 Warn = Callable[[str], object]
 Read = Callable[[int], np.ndarray | None]  # image (uint8 RGB) at a position of the data set; None: unreadable
@@ -40,7 +45,7 @@ NameOf = Callable[[int], str]
 
 def draw_training(folder: Path, metrics_csv: Path, warn: Warn) -> None:
     """Draw the curves of a training into ``folder``."""
-    _draw(folder / "curves.png", lambda out: draw_curves(metrics_csv, out), warn)
+    _draw(folder / "curves.png", warn, draw_curves, metrics_csv)
 
 
 def draw_evaluation(folder: Path, evaluation: Evaluation, read: Read, name_of: NameOf, warn: Warn) -> None:
@@ -49,27 +54,27 @@ def draw_evaluation(folder: Path, evaluation: Evaluation, read: Read, name_of: N
     ``read`` gives the image at a position, ``name_of`` its file name. Errors go to ``warn`` and
     remove an older picture of that name.
     """
-    best = evaluation.at_best_f1["threshold"]
-    threshold = best if best != ABSENT else USUAL_THRESHOLD
-    for name, draw in {
-        "precision_recall.png": lambda out: draw_precision_recall(evaluation, out),
-        "confidence.png": lambda out: draw_over_confidence(evaluation, out),
-        "confusion.png": lambda out: draw_confusion(evaluation, threshold, out),
-        "val_detections.jpg": lambda out: draw_detections(evaluation, read, name_of, max(threshold, LEAST_SCORE), out),
-    }.items():
-        _draw(folder / name, draw, warn)
+    threshold = evaluation.at_best_f1["threshold"]
+    if threshold == ABSENT:
+        threshold = USUAL_THRESHOLD
+    confidence = max(threshold, LEAST_SCORE)
+    _draw(folder / "precision_recall.png", warn, draw_precision_recall, evaluation)
+    _draw(folder / "confidence.png", warn, draw_over_confidence, evaluation)
+    _draw(folder / "confusion.png", warn, draw_confusion, evaluation, threshold)
+    _draw(folder / "val_detections.jpg", warn, draw_detections, evaluation, read, name_of, confidence)
 
 
-def _draw(out: Path, draw: Callable[[Path], None], warn: Warn) -> None:
+def _draw(out: Path, warn: Warn, draw: Callable[..., None], *arguments: Any) -> None:
     """Draw; an error is only a warning, because the training or evaluation must not be lost."""
     try:
         import matplotlib
 
         out.parent.mkdir(parents=True, exist_ok=True)
         out.unlink(missing_ok=True)
-        logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # it warns of each absent font of STYLE
+        # It warns of each absent font of STYLE.
+        logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
         with matplotlib.rc_context(STYLE), warnings.catch_warnings(record=True) as caught:
-            draw(out)
+            draw(*arguments, out)
         if caught:  # mostly letters that no font has
             warn(f"warning: {out} was drawn with {len(caught)} warning(s), the first: {caught[0].message}")
     except Exception as error:
@@ -93,93 +98,111 @@ def draw_curves(metrics_csv: Path, out: Path) -> None:
     """
     from matplotlib.figure import Figure
 
-    rows, steps_csv = _rows(metrics_csv), metrics_csv.with_name("steps.csv")
-    tables = (rows, _rows(steps_csv) if steps_csv.exists() else [])
-    scored = [row for row in rows if row.get("AP") and float(row["AP"]) >= 0]
-    best = max(scored, key=lambda row: float(row["AP"]), default=None)  # the first, as the checkpoint
-    figure = Figure(figsize=(10, 7.5), layout="constrained")  # as wide as a page shows it
+    epochs = _read(metrics_csv)
+    steps = _read(metrics_csv.with_name("steps.csv"))
+    figure = Figure(figsize=(10, 7.5))  # as wide as a page shows it
     axes = figure.subplots(2, 2, sharex=True)  # a single evaluation stands at its step
     for axis, (title, columns) in zip(axes.flat, CURVES.items(), strict=True):
         for number, column in enumerate(columns):
             for name, line in ((column, "-"), (f"val_{column}", "--")):
-                points = max((_points(table, name) for table in tables), key=len)
-                if len(points) and (points[:, 1].any() or column not in LOSS_NAMES):  # 0: the loss lacks this term
-                    axis.plot(*points.T, line, label=name, color=f"C{number}", marker="." if len(points) < 60 else "")
-        if best is not None:
-            text = f"best: epoch {best['epoch']}, AP {float(best['AP']):.3f}"
-            axis.axvline(int(best["step"]), color="black", linestyle=":", label=text)
+                points = max(_points(epochs, name), _points(steps, name), key=len)
+                is_absent = column in LOSS_NAMES and not points[:, 1].any()  # a term that the loss lacks
+                if len(points) and not is_absent:
+                    marker = "." if len(points) < 60 else ""
+                    axis.plot(*points.T, line, label=name, color=f"C{number}", marker=marker)
+        if (epochs["AP"] >= 0).any():
+            best = epochs[np.nanargmax(epochs["AP"])]  # the first, as the checkpoint
+            text = f"best: epoch {best['epoch']:.0f}, AP {best['AP']:.3f}"
+            axis.axvline(best["step"], color="black", linestyle=":", label=text)
         axis.set(title=title, xlabel="step", ylim=(0, 1.05 * axis.get_ylim()[1]))
         if axis.lines:
-            axis.legend(fontsize=8, ncol=2)
-    figure.savefig(out, dpi=DPI)
+            axis.legend(ncol=2)
+    figure.savefig(out)
 
 
-def _rows(table: Path) -> list[dict[str, str]]:
-    with table.open(newline="") as file:
-        return list(csv.DictReader(file))
+def _read(table: Path) -> np.ndarray:
+    """The rows of a table with float columns, NaN for empty cells; none if it is absent."""
+    if not table.exists():
+        return np.zeros(0, [("step", float)])
+    return np.atleast_1d(np.genfromtxt(table, delimiter=",", names=True))
 
 
-def _points(rows: list[dict[str, str]], column: str) -> np.ndarray:
+def _points(table: np.ndarray, column: str) -> np.ndarray:
     """Step and value (n, 2) of a column; more than MOST_POINTS become means of neighbours."""
-    points = [(float(row["step"]), float(row[column])) for row in rows if row.get(column) and float(row[column]) >= 0]
-    blocks = np.array_split(np.array(points).reshape(-1, 2), min(MOST_POINTS, max(1, len(points))))
-    return np.array([block.mean(0) for block in blocks if len(block)]).reshape(-1, 2)
+    if column not in table.dtype.fields:
+        return np.zeros((0, 2))
+    measured = table[table[column] >= 0]
+    points = np.stack([measured["step"], measured[column]], axis=1)
+    if len(points) > MOST_POINTS:
+        blocks = np.array_split(points, MOST_POINTS)
+        points = np.array([block.mean(axis=0) for block in blocks])
+    return points
 
 
 NAMED_CLASSES = 10  # in the legend: as many colours differ
+OF_ALL = {"color": "black", "linewidth": 2.5}  # the line of all classes
+BESIDE: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}  # a legend
+
+
+def _classes_with_boxes(evaluation: Evaluation) -> list[int]:
+    """Those with most boxes first."""
+    boxes = [row["boxes"] for row in evaluation.per_class.values()]
+    return [index for index in np.argsort(boxes)[::-1] if boxes[index]]
+
+
+def _style(number: int, text: str) -> dict[str, Any]:
+    """How to draw the line of the class with this place in the order."""
+    return {"label": text} if number < NAMED_CLASSES else {"color": "0.8", "zorder": 1}
 
 
 def draw_precision_recall(evaluation: Evaluation, out: Path) -> None:
     """Draw pycocotools' precision over recall; the mean height of a line is its AP."""
     from matplotlib.figure import Figure
 
-    truth = evaluation.truth
-    coco = match(truth, evaluation.detections, evaluation.scorer, every_size=False)
+    coco = match(evaluation.truth, evaluation.detections, evaluation.scorer, every_size=False)
     precision = coco.eval["precision"][..., 0, 2]  # (IoU thresholds, recalls, classes)
-    boxes = [row["boxes"] for row in evaluation.per_class.values()]
-    order = [index for index in np.argsort(boxes)[::-1] if boxes[index]]
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    for axis, values, title in (
-        (left, precision[0], "IoU .5: the area is AP50"),
-        (right, precision.mean(0), "mean over IoU .5 to .95: the area is AP"),
-    ):
+    recalls = np.linspace(0, 1, precision.shape[1])
+    order = _classes_with_boxes(evaluation)
+    figure = Figure(figsize=(11, 4.2))
+    titles = ("IoU .5: the area is AP50", "mean over IoU .5 to .95: the area is AP")
+    heights = (precision[0], precision.mean(axis=0))
+    for axis, title, values in zip(figure.subplots(1, 2), titles, heights, strict=True):
         axis.set(xlim=(0, 1), ylim=(0, 1.02), title=title, xlabel="recall", ylabel="precision")
-        recalls = np.linspace(0, 1, len(values))
         for number, index in enumerate(order):
-            named = {"label": f"{label(truth.names[index])}  {values[:, index].mean():.3f}"}
-            axis.plot(recalls, values[:, index], **(named if number < NAMED_CLASSES else {"color": "0.8", "zorder": 1}))
+            text = f"{label(evaluation.truth.names[index])}  {values[:, index].mean():.3f}"
+            axis.plot(recalls, values[:, index], **_style(number, text))
         if order:
-            mean = values[:, order].mean(1)
-            axis.plot(recalls, mean, color="black", linewidth=2.5, label=f"mean of all classes  {mean.mean():.3f}")
-            axis.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    figure.savefig(out, dpi=DPI)
+            mean = values[:, order].mean(axis=1)
+            axis.plot(recalls, mean, **OF_ALL, label=f"mean of all classes  {mean.mean():.3f}")
+            axis.legend(**BESIDE)
+    figure.savefig(out)
 
 
 def draw_over_confidence(evaluation: Evaluation, out: Path) -> None:
     """Draw F1, precision and recall over the score from which detections count, of each class."""
     from matplotlib.figure import Figure
 
-    names, boxes = evaluation.truth.names, [row["boxes"] for row in evaluation.per_class.values()]
     matches = find_matches(evaluation.truth, evaluation.detections, evaluation.scorer)
-    figure = Figure(figsize=(11, 3.8), layout="constrained")
+    figure = Figure(figsize=(11, 3.8))
     axes = figure.subplots(1, 3)
-    with_boxes = [index for index in np.argsort(boxes)[::-1].tolist() if boxes[index]]
-    for number, index in enumerate([*with_boxes, None]):
-        scores, *curves = over_scores(matches, index)
-        points = np.linspace(0, len(scores) - 1, min(MOST_POINTS, len(scores))).astype(int)
-        style: dict[str, Any] = {"label": label(names[index])} if index is not None else {}
-        style = style if number < NAMED_CLASSES else {"color": "0.8", "zorder": 1}
-        if index is None:
-            at = evaluation.at_best_f1
-            style = {"label": f"all: best F1 {at['f1']:.3f} from {at['threshold']:.3f} on"}
-            style |= {"color": "black", "linewidth": 2.5}
-        for axis, curve in zip(axes, curves, strict=True):
-            axis.plot(scores[points], curve[points], **style)
+    for number, index in enumerate(_classes_with_boxes(evaluation)):
+        style = _style(number, label(evaluation.truth.names[index]))
+        _plot_over_scores(axes, over_scores(matches, index), style)
+    best = evaluation.at_best_f1
+    text = f"all: best F1 {best['f1']:.3f} from {best['threshold']:.3f} on"
+    _plot_over_scores(axes, over_scores(matches), OF_ALL | {"label": text})
     for axis, title in zip(axes, ("F1", "precision", "recall"), strict=True):
         axis.set(xlim=(0, 1), ylim=(0, 1.02), title=title, xlabel="confidence")
-    axes[-1].legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    figure.savefig(out, dpi=DPI)
+    axes[-1].legend(**BESIDE)
+    figure.savefig(out)
+
+
+def _plot_over_scores(axes: np.ndarray, columns: tuple[np.ndarray, ...], style: dict[str, Any]) -> None:
+    """Plot the columns after the first over the first, an axis each."""
+    scores, *curves = columns
+    step = len(scores) // MOST_POINTS + 1
+    for axis, curve in zip(axes, curves, strict=True):
+        axis.plot(scores[::step], curve[::step], **style)
 
 
 def label(name: str) -> str:
@@ -200,17 +223,22 @@ def count_confusions(evaluation: Evaluation, threshold: float) -> np.ndarray:
     class: by falling score, at most 100 on an image, those on crowds do not count.
     """
     truth, found = evaluation.truth, evaluation.detections
-    found = canonical_order(found[found["score"] >= threshold]).astype(DETECTION_AS_READ)  # keeps this order
-    reported, found["class"] = found["class"].copy(), 0
+    found = canonical_order(found[found["score"] >= threshold])
+    found = found.astype(DETECTION_AS_READ)  # keeps this order
+    reported = found["class"].copy()
+    found["class"] = 0
     one_class = replace(truth, classes=np.zeros_like(truth.classes), names=["any"])
-    labelled = np.append(truth.classes, len(truth.names))  # the last one is for match 0: none
-    counts = np.zeros((len(truth.names) + 1, len(truth.names) + 1), np.int64)
+    classes = len(truth.names)
+    labelled = np.append(truth.classes, classes)  # the last one is for match 0: none
+    counts = np.zeros((classes + 1, classes + 1), np.int64)
     for image in match(one_class, found, evaluation.scorer, every_size=False).evalImgs:
         if image is not None:
-            rows = image["dtMatches"][0], image["dtIds"], image["dtIgnore"][0]
-            matches, numbers, ignored = (np.array(row, np.int64) for row in rows)
-            np.add.at(counts, (labelled[matches - 1], reported[numbers - 1]), 1 - ignored)
-    counts[:-1, -1] = [row["boxes"] for row in evaluation.per_class.values()] - counts[:-1].sum(1)
+            columns = [image["dtMatches"][0], image["dtIds"], image["dtIgnore"][0]]
+            rows = np.array(columns, np.int64)
+            pairs = labelled[rows[0] - 1], reported[rows[1] - 1]
+            np.add.at(counts, pairs, 1 - rows[2])
+    boxes = [row["boxes"] for row in evaluation.per_class.values()]
+    counts[:-1, -1] = boxes - counts[:-1].sum(axis=1)
     return counts
 
 
@@ -218,27 +246,36 @@ def draw_confusion(evaluation: Evaluation, threshold: float, out: Path) -> None:
     """Draw the confusions from a score on, of at most MOST_CONFUSED classes."""
     from matplotlib.figure import Figure
 
-    counts, classes = count_confusions(evaluation, threshold), len(evaluation.truth.names)
+    counts = count_confusions(evaluation, threshold)
+    classes = len(evaluation.truth.names)
     between = counts[:-1, :-1] * ~np.eye(classes, dtype=bool)
-    drawn = np.sort(np.argsort(-between.sum(0) - between.sum(1), kind="stable")[:MOST_CONFUSED])
+    confused = between.sum(axis=0) + between.sum(axis=1)
+    drawn = sorted(np.argsort(-confused, kind="stable")[:MOST_CONFUSED])
     names = [label(evaluation.truth.names[index]) for index in drawn]
-    counts = counts[np.ix_([*drawn, classes], [*drawn, classes])]
+    drawn.append(classes)
+    counts = counts[drawn][:, drawn]
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    from_score = f"score from {threshold:.3g}"
+    if len(names) < classes:
+        from_score += f", the {len(names)} most confused of {classes} classes"
     side = 4 + 0.35 * len(names)
     figure = Figure(figsize=(2 * side, side), layout="tight")
-    limit = f", the {len(names)} most confused of {classes} classes" if len(names) < classes else ""
-    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    for axis, cells, what in zip(figure.subplots(1, 2), (counts, shares), ("boxes", "shares of each row"), strict=True):
+    left, right = figure.subplots(1, 2)
+    left.set_title(f"boxes, {from_score}")
+    right.set_title(f"shares of each row, {from_score}")
+    for axis, cells in ((left, counts), (right, shares)):
         most = cells[:-1].max(initial=0) or 1  # detections where nothing is may outnumber all others
         axis.imshow(cells, cmap="Blues", vmin=0, vmax=most)
         for row, column in np.argwhere(cells):
-            text = f"{cells[row, column]:.2f}".removeprefix("0") if what != "boxes" else str(cells[row, column])
-            color = "white" if cells[row, column] > most / 2 else "black"
+            cell = cells[row, column]
+            text = str(cell) if axis is left else f"{cell:.2f}"
+            color = "white" if cell > most / 2 else "black"
             axis.text(column, row, text, ha="center", va="center", color=color, fontsize=8)
         axis.set_xticks(range(len(cells)), [*names, "missed"], rotation=90)
         axis.set_yticks(range(len(cells)), [*names, "nothing there"])
         axis.grid(visible=False)
-        axis.set(xlabel="reported class", ylabel="labelled class", title=f"{what}, score from {threshold:.3g}{limit}")
-    figure.savefig(out, dpi=DPI)
+        axis.set(xlabel="reported class", ylabel="labelled class")
+    figure.savefig(out)
 
 
 USUAL_THRESHOLD = 0.3  # if no detection is right, so that no score is better than another
@@ -246,18 +283,23 @@ SHEET_IMAGES, MOST_DRAWN = 8, 30  # images, and detections on one; more hide one
 LEAST_SCORE = 0.1  # of a drawn detection: the best threshold of a young network may be lower
 
 
-def draw_detections(evaluation: Evaluation, read: Read, name_of: NameOf, confidence: float, out: Path) -> None:
+def draw_detections(result: Evaluation, read: Read, name_of: NameOf, confidence: float, out: Path) -> None:
     """Save the first images twice: labels without crowds left, the best detections right."""
-    truth, found, cells = evaluation.truth, evaluation.detections, []
-    for i in range(min(SHEET_IMAGES, len(truth.image_ids))):
-        if (image := read(i)) is None:
+    truth, found = result.truth, result.detections
+    counted = ~truth.crowd.astype(bool)
+    cells = []
+    for i, number in enumerate(truth.image_ids[:SHEET_IMAGES]):
+        image = read(i)
+        if image is None:
             continue
-        labels = np.flatnonzero((truth.image_of_box == i) & ~truth.crowd.astype(bool))
+        labels = np.flatnonzero((truth.image_of_box == i) & counted)
+        boxes = to_xyxy(truth.boxes_xywh[labels])
         title = f"{name_of(i)}, labels: {len(labels)}"
-        cells.append(Cell(image, to_xyxy(truth.boxes_xywh[labels]), truth.classes[labels], truth.names, None, title))
-        of_image = found[(found["image_id"] == truth.image_ids[i]) & (found["score"] >= confidence)]
+        cells.append(Cell(image, boxes, truth.classes[labels], truth.names, None, title))
+        of_image = found[(found["image_id"] == number) & (found["score"] >= confidence)]
         best = of_image[np.argsort(-of_image["score"], kind="stable")][:MOST_DRAWN]
+        boxes = to_xyxy(best["box_xywh"])
         title = f"detections: {len(best)}, score from {confidence:.3g}"
-        cells.append(Cell(image, to_xyxy(best["box_xywh"]), best["class"], truth.names, best["score"], title))
+        cells.append(Cell(image, boxes, best["class"], truth.names, best["score"], title))
     if cells:
         save_sheet(cells, 4, out)

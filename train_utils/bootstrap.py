@@ -1,0 +1,104 @@
+"""Whether a gain in AP is real: a paired bootstrap over the validation images."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from data.progress import tracked
+from train_utils.coco_eval import Evaluation, Matches, find_matches
+
+INTERVAL = (0.025, 0.975)  # quantiles of the samples
+SIMULATED = 200_000  # sums of two errors, for their quantiles
+RECALLS = np.linspace(0, 1, 101)
+
+
+class Gain(NamedTuple):
+    """The AP of a setting minus that of another, or a part of it, with its interval."""
+
+    value: float
+    low: float
+    high: float
+    source: str  # of the error: "images", or "images and seeds"
+
+    def sentence(self) -> str:
+        """The verdict: a gain is real if its interval excludes 0."""
+        word = "gain" if self.value >= 0 else "loss"
+        verdict = "is real" if self.low > 0 or self.high < 0 else "is unproven"
+        interval = f"95% interval {self.low:+.3f} to {self.high:+.3f} over {self.source}"
+        return f"the {word} of {abs(self.value):.3f} AP {verdict}: {interval}"
+
+
+def gain(first: Sequence[Evaluation], second: Sequence[Evaluation], resamples: int, seed: int) -> Gain:
+    """The gain from the runs of one setting to those of another, all scored on the same images.
+
+    Each sample holds the same images for all runs.
+    """
+    draws = draw_images(len(first[0].truth.image_ids), resamples, seed)
+    return with_interval(resampled_aps(first, draws), resampled_aps(second, draws), seed)
+
+
+def draw_images(images: int, resamples: int, seed: int) -> np.ndarray:
+    """How often each of N images is in samples of N with replacement, int (1 + resamples, N).
+
+    The first one holds each image once.
+    """
+    chances = np.full(images, 1 / images)
+    draws = np.random.default_rng(seed).multinomial(images, chances, resamples)
+    return np.concatenate([np.ones((1, images), int), draws])
+
+
+def with_interval(first: np.ndarray, second: np.ndarray, seed: int) -> Gain:
+    """The gain from one setting to another, by the ``resampled_aps`` of their runs.
+
+    The samples give the error over images. Where a setting has several runs, Student's t with the
+    pooled variance of AP adds the error over seeds.
+    """
+    value, *samples = second.mean(axis=0) - first.mean(axis=0)
+    values = value + samples - np.mean(samples)
+    source = "images"
+    freedom = len(first) + len(second) - 2
+    if freedom:
+        source = "images and seeds"
+        squares = first[:, 0].var() * len(first) + second[:, 0].var() * len(second)
+        variance = squares / freedom * (1 / len(first) + 1 / len(second))
+        generator = np.random.default_rng(seed)
+        of_images = generator.choice(values, SIMULATED)
+        of_seeds = generator.standard_t(freedom, SIMULATED) * np.sqrt(variance)
+        values = of_images + of_seeds
+    low, high = np.quantile(values, INTERVAL)
+    return Gain(float(value), float(low), float(high), source)
+
+
+def resampled_aps(runs: Sequence[Evaluation], draws: np.ndarray) -> np.ndarray:
+    """The AP of each run (rows) in each sample (columns).
+
+    ``draws``, int (samples, images), says how often a sample holds an image, in the order of ids.
+    AP is pycocotools' mean over the classes with boxes, the IoUs and 101 recalls of the best
+    precision at that recall or a higher one.
+    """
+    matches = [find_matches(run.truth, run.detections) for run in runs]
+    return np.array([_resampled_ap(of_run, draws) for of_run in matches])
+
+
+def _resampled_ap(matches: Matches, draws: np.ndarray) -> np.ndarray:
+    labels = draws @ matches.boxes.T  # of each class in each sample
+    total = np.zeros(len(draws))
+    by_score = np.argsort(-matches.scores, kind="stable")
+    for index in tracked(range(len(matches.boxes)), len(matches.boxes), "AP of samples", "class"):
+        of_class = by_score[matches.classes[by_score] == index]
+        images = matches.images[of_class]
+        right = matches.right[:, of_class]
+        wrong = matches.wrong[:, of_class]
+        for sample in np.flatnonzero(labels[:, index]):
+            times = draws[sample, images]
+            found = (right * times).cumsum(axis=1)
+            reported = found + (wrong * times).cumsum(axis=1)
+            precision = found / np.maximum(reported, 1)
+            best = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
+            recall = found / labels[sample, index]
+            for iou in range(len(right)):
+                at = np.searchsorted(recall[iou], RECALLS)
+                total[sample] += best[iou, at[at < len(of_class)]].sum()
+    classes = np.maximum((labels > 0).sum(axis=1), 1)
+    return total / classes / len(matches.right) / len(RECALLS)
