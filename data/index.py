@@ -193,7 +193,7 @@ def load_index(folder: Path, image_root: remote.Place) -> Annotations | None:
         if layouts.read_file(folder / "crc32") != _checksum(folder):
             return None
         about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
-        columns = {name: _column(folder, name) for name in about.pop("columns")}
+        columns: dict[str, Any] = {name: _column(folder, name) for name in about.pop("columns")}
     except OSError as error:
         if error.errno in DAMAGE:
             return None
@@ -229,7 +229,8 @@ def read_annotations(config: DataConfig, split: str) -> tuple[Annotations, Findi
     """
     located = locate(config, split)
     columns, about, source = _read(replace(config, on_error=OnError.skip), split, located)
-    return Annotations(**columns, **about, image_root=located.image_root), source.findings, source.notes
+    fields: dict[str, Any] = {**columns, **about}
+    return Annotations(**fields, image_root=located.image_root), source.findings, source.notes
 
 
 def _read(config: DataConfig, split: str, located: LocatedSplit) -> tuple[Columns, dict[str, Any], Source]:

@@ -107,7 +107,8 @@ def _mixed(values: NDArray[Any]) -> NDArray[Any]:
     """Each number hashed to 64 bits: the finaliser of SplitMix64 (Steele, Lea & Flood 2014)."""
     values = (values ^ (values >> 30)) * 0xBF58476D1CE4E5B9
     values = (values ^ (values >> 27)) * 0x94D049BB133111EB
-    return values ^ (values >> 31)
+    mixed: NDArray[Any] = values ^ (values >> 31)
+    return mixed
 
 
 class TrainSampler(torch.utils.data.DistributedSampler[int]):

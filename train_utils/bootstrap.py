@@ -101,4 +101,5 @@ def _resampled_ap(matches: Matches, draws: np.ndarray) -> np.ndarray:
                 at = np.searchsorted(recall[iou], RECALLS)
                 total[sample] += best[iou, at[at < len(of_class)]].sum()
     classes = np.maximum((labels > 0).sum(axis=1), 1)
-    return total / classes / len(matches.right) / len(RECALLS)
+    means: np.ndarray = total / classes / len(matches.right) / len(RECALLS)
+    return means

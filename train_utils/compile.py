@@ -47,7 +47,8 @@ def choose_mode(options: TrainSection, world: World) -> str:
     network with ``train.fused_norm`` is not compiled. Raises TrainError for options that it cannot
     go with.
     """
-    mode, rect, fused = options.compile.value, options.rect, fuses_norm(options, world)
+    mode: str = options.compile.value
+    rect, fused = options.rect, fuses_norm(options, world)
     if mode == "auto":
         if world.device.type == "cpu" or distributed.any_rank(not can_generate_code()):
             return "off"

@@ -73,7 +73,7 @@ def test_every_row_of_the_table_can_be_pasted_and_means_its_key(program, tmp_pat
     for line in lines:
         if "run_dir" in line:
             line.pop("resume", None)  # which excludes it
-        config = compose(program, PROGRAMS[program].schema, [*BASES[program], *line.values()])
+        config: Any = compose(program, PROGRAMS[program].schema, [*BASES[program], *line.values()])
         for key, fix in line.items():
             found, meant = attrgetter(key)(config), fix.partition("=")[2]
             assert choices_of(key) or str(found) == meant or found == yaml.safe_load(meant), fix

@@ -38,8 +38,10 @@ YOLOX = YoloxLossConfig(
 
 
 class LastEpochs(YoloxLoss):
-    def sums(self, *inputs: Any) -> tuple[LossParts, Tensor]:
-        return super().sums(*inputs[:4], refines=True)
+    def sums(
+        self, raw_maps: Any, targets: Any, positives: Any, ratio: Any = 1.0, refines: bool = False
+    ) -> tuple[LossParts, Tensor]:
+        return super().sums(raw_maps, targets, positives, ratio, True)
 
 
 REFINING = LastEpochs(WIDE_HEADS, YOLOX)

@@ -17,6 +17,9 @@ from typing import Any
 
 import torch
 
+from conf import REPOSITORY
+from conf.cli.launch import environment_of_one
+
 SECONDS = 120
 
 
@@ -144,3 +147,8 @@ def _run_one(
     except Exception:
         results.put((rank, False, traceback.format_exc()))
     shutdown()
+
+
+def clean_environment(**more: str) -> dict[str, str]:
+    """The environment without any launcher's variables."""
+    return environment_of_one() | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"} | more

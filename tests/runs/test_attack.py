@@ -196,8 +196,8 @@ def start(arguments: Sequence[str], folder: Path) -> tuple[int, str]:
 
 
 def run_here(arguments: Sequence[str], folder: Path) -> None:
+    from conf.cli import program
     from conf.cli.command_line import print_error
-    from conf.cli.program import options_of
     from conf.schema import TrainConfig
 
     os.setsid()
@@ -211,9 +211,9 @@ def run_here(arguments: Sequence[str], folder: Path) -> None:
         if arguments[0] == "prepare":
             prepare()
         elif arguments[0] == "demo":  # which waits
-            options_of("demo", arguments[1:])
+            program.options_of("demo", arguments[1:])
         else:
-            start(arguments[0])
+            program.start(arguments[0])
     except SystemExit as end:
         code = int(end.code or 0)
     except BaseException as error:

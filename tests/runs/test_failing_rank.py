@@ -16,6 +16,7 @@ import torch
 
 from tests.runs.kill_resume import OPTIONS
 from tests.runs.process_group import (
+    clean_environment,
     finish_python,
     fork_context,
     free_port,
@@ -24,7 +25,6 @@ from tests.runs.process_group import (
     take_place,
     write_to,
 )
-from tests.train_utils.test_distributed import clean_environment
 
 MORE = ("train.epochs=1", "evaluate.every=1", "evaluate.batch_size=1", "train.timeout_seconds=8")
 

@@ -129,7 +129,7 @@ def _read(table: Path) -> np.ndarray:
 
 def _points(table: np.ndarray, column: str) -> np.ndarray:
     """Step and value (n, 2) of a column; more than MOST_POINTS become means of neighbours."""
-    if column not in table.dtype.fields:
+    if column not in (table.dtype.names or ()):
         return np.zeros((0, 2))
     measured = table[table[column] >= 0]
     points = np.stack([measured["step"], measured[column]], axis=1)
