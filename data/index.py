@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 Int64 = NDArray[np.int64]
 Int32 = NDArray[np.int32]
 Float64 = NDArray[np.float64]
-Columns = dict[str, NDArray[Any]]
+Columns = dict[str, Any]  # arrays by the name of their field
 FORMAT_VERSION = 15  # raise it when the columns or the checks change
 # A lost file, something else in its place, a bad sector. Other errors say nothing about the files.
 DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO)
@@ -193,7 +193,7 @@ def load_index(folder: Path, image_root: remote.Place) -> Annotations | None:
         if layouts.read_file(folder / "crc32") != _checksum(folder):
             return None
         about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
-        columns = {name: _column(folder, name) for name in about.pop("columns")}
+        columns: Columns = {name: _column(folder, name) for name in about.pop("columns")}
     except OSError as error:
         if error.errno in DAMAGE:
             return None
