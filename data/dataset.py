@@ -218,7 +218,8 @@ class EvalDataset(torch.utils.data.Dataset[Batch]):
     """Images resized as ``resize`` says; the targets of the loss are as small as in training."""
 
     def __init__(self, annotations: Annotations, images: ImageSource, resize: Resize = Resize.letterbox) -> None:
-        self.annotations, self.images, self.resize = annotations, images, resize
+        self.annotations, self.images = annotations, images
+        self.resize = resize
 
     def __len__(self) -> int:
         return len(self.annotations)
@@ -230,7 +231,8 @@ class EvalDataset(torch.utils.data.Dataset[Batch]):
         """Return the batch of requests of one size; torch's loader calls this once per batch."""
         buffer = empty_images(requests)
         self.images.begin(request.index for request in (*requests, *getattr(requests, "ahead", ())))
-        targets, letterboxes, num_readable = list[Targets](), list[Letterbox](), 0
+        targets, letterboxes = list[Targets](), list[Letterbox]()
+        num_readable = 0
         for number, (canvas, request) in enumerate(zip(buffer.numpy(), requests, strict=True)):
             image = self.images.read(request.index)
             if image is None:  # skipped: a grey image, so its objects count as missed

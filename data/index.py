@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 Int64 = NDArray[np.int64]
 Int32 = NDArray[np.int32]
 Float64 = NDArray[np.float64]
-Columns = dict[str, NDArray[Any]]
+Columns = dict[str, Any]  # arrays by the name of their field
 FORMAT_VERSION = 15  # raise it when the columns or the checks change
 # A lost file, something else in its place, a bad sector. Other errors say nothing about the files.
 DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO)

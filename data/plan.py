@@ -45,8 +45,9 @@ class Placed:
 
     def matrix(self) -> Matrix:
         """Return the matrix from the image to the canvas."""
-        factor_x, factor_y = self.scaled[1] / self.size[1], self.scaled[0] / self.size[0]
-        return np.array([[factor_x, 0, self.corner[0]], [0, factor_y, self.corner[1]], [0, 0, 1]])
+        height, width = self.scaled
+        x, y = self.corner
+        return np.array([[width / self.size[1], 0, x], [0, height / self.size[0], y], [0, 0, 1]])
 
 
 # Images and two points, low and high, that have the x and y of a corner of each image.
@@ -75,10 +76,12 @@ class Plan:
 def draw_plan(request: Request, sizes: NDArray[np.int32], augment: AugmentConfig, seed: int) -> Plan:
     """Draw the plan of one sample; ``sizes`` (N, 2) are heights and widths of all images."""
     generator = np.random.default_rng([seed, request.epoch, request.index, request.repeat])
-    gains = 1 + generator.uniform(-1, 1, 3) * [augment.hsv_hue, augment.hsv_saturation, augment.hsv_value]
+    most = [augment.hsv_hue, augment.hsv_saturation, augment.hsv_value]
+    gains = 1 + generator.uniform(-1, 1, 3) * most
     mixes = generator.random() < augment.mixup
     images = _images(request, generator)
-    pictures, share = [_draw_picture(images, request, sizes, augment, generator)], 1.0
+    pictures = [_draw_picture(images, request, sizes, augment, generator)]
+    share = 1.0
     if mixes:
         pictures.append(_draw_picture(images, request, sizes, augment, generator))
         share = float(generator.beta(MIXUP_BETA, MIXUP_BETA))
@@ -90,7 +93,7 @@ def _images(request: Request, generator: np.random.Generator) -> Iterator[int]:
     yield request.index
     others = [index for index in request.pool if index != request.index] or [request.index]
     while True:
-        yield from [others[number] for number in generator.permutation(len(others))]
+        yield from generator.permutation(others).tolist()
 
 
 def _draw_picture(
@@ -101,19 +104,21 @@ def _draw_picture(
     generator: np.random.Generator,
 ) -> Picture:
     target = (request.height, request.width)
-    indices = list(islice(images, 4 if generator.random() < augment.mosaic else 1))
-    of_images: list[Size] = list(map(tuple, sizes[indices].tolist()))
-    if len(indices) == 1:
-        placed, low, high = place_one(of_images[0], target)
-    else:
+    is_mosaic = generator.random() < augment.mosaic
+    indices = list(islice(images, 4 if is_mosaic else 1))
+    of_images = [(height, width) for height, width in sizes[indices].tolist()]
+    if is_mosaic:
         placed, low, high = place_four(of_images, target, generator)
+    else:
+        placed, low, high = place_one(of_images[0], target)
     return Picture(indices, placed, snapped(random_affine(augment, target, generator), low, high))
 
 
 def place_one(size: Size, target: Size) -> Arrangement:
     """Place one image, scaled to fit ``target`` and centred."""
     height, width = scaled_size(size, target)
-    left, top = (target[1] - width) // 2 - target[1] // 2, (target[0] - height) // 2 - target[0] // 2
+    left = (target[1] - width) // 2 - target[1] // 2
+    top = (target[0] - height) // 2 - target[0] // 2
     return [Placed(size, (height, width), (left, top))], (left, top), (left + width, top + height)
 
 
@@ -123,10 +128,12 @@ def place_four(sizes: list[Size], target: Size, generator: np.random.Generator) 
     The point is at most half a target from the centre. Unlike in published systems, the edge of a
     canvas does not cut the images.
     """
-    shares = generator.uniform(-0.5, 0.5, 2).tolist()
-    x, y = round(shares[0] * target[1]), round(shares[1] * target[0])
+    shares = generator.uniform(-0.5, 0.5, 2)
+    x, y = np.round(shares * target[::-1]).astype(int).tolist()
     placed = []
-    for size, (right, below) in zip(sizes, ((0, 0), (1, 0), (0, 1), (1, 1)), strict=True):
+    for number, size in enumerate(sizes):
         height, width = scaled_size(size, target)
-        placed.append(Placed(size, (height, width), (x - (1 - right) * width, y - (1 - below) * height)))
+        left = x if number % 2 else x - width
+        top = y if number >= 2 else y - height
+        placed.append(Placed(size, (height, width), (left, top)))
     return placed, (x, y), (x, y)

@@ -8,7 +8,6 @@ if its total size is the same.
 import logging
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -103,12 +102,11 @@ def permuted(positions: Numbers, count: int, key: Sequence[int]) -> Numbers:
     return values.astype(np.int64)
 
 
-def _mixed(values: NDArray[Any]) -> NDArray[Any]:
+def _mixed(values: np.ndarray) -> np.ndarray:
     """Each number hashed to 64 bits: the finaliser of SplitMix64 (Steele, Lea & Flood 2014)."""
     values = (values ^ (values >> 30)) * 0xBF58476D1CE4E5B9
     values = (values ^ (values >> 27)) * 0x94D049BB133111EB
-    mixed: NDArray[Any] = values ^ (values >> 31)
-    return mixed
+    return np.asarray(values ^ (values >> 31))
 
 
 class TrainSampler(torch.utils.data.DistributedSampler[int]):

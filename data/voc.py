@@ -123,7 +123,8 @@ def read_voc(listed: list[_Listed], path: Path, image_root: Path, names: Sequenc
     area of an object is that of its box. Unreadable entries become findings.
     """
     category_ids = {name: number for number, name in enumerate(names, start=1)}
-    findings, notes, places = Findings(), Findings(), _Images()
+    findings, notes = Findings(), Findings()
+    places = _Images()
     file_names = list[str]()
     images = list[tuple[int, ...]]()  # id, height, width
     boxes = list[tuple[float, ...]]()  # image id, category id, number in its file, left, top, width, height
