@@ -252,6 +252,7 @@ EXPORTS: dict[str, tuple[Write, int, int, str]] = {  # images of train and val w
     "linked folders": (
         both(yolo("images/train", "labels/train"), linked("images"), linked("labels")), 4, 3, "cat"
     ),
+    "names beside the images": (yolo(".", ".", obj_names="cat"), 4, 4, ""),
     "classes beside the labels": (both(yolo("images", "labels"), file("labels/classes.txt", "cat")), 4, 4, ""),
     "objects with attributes": (
         changed(voc("a", "a", name="&#29483;"), ("<object>", '<object id="1">')), 4, 4, ""
