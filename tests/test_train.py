@@ -261,6 +261,7 @@ def test_the_options_of_such_repositories_do_what_they_say(shapes: Path, tmp_pat
     assert not list(Path("/dev/shm").glob("hydra-yolov3-spp-*")), "the cache was left in memory"
 
 
+@pytest.mark.release
 def test_fitted_anchors_go_with_the_checkpoint(shapes, tmp_path, capsys, monkeypatch) -> None:
     own = ["train.save_every_steps=1", "data.single_class=true"]
     own += ["model.anchors=auto", "loss.anchor_iou=0.9", "train.multi_scale=[0.5,1.5]"]  # .9: more than the .cfg's give

@@ -12,7 +12,7 @@ from conf.compose import compose
 from conf.schema import TrainConfig
 from data import Annotations, DataConfig, DataError, open_annotations
 from data.voc import CORNERS
-from tests.data.sets import SIZES, YoloSet, assert_whole
+from tests.data.sets import SIZES, YoloSet, a_few_of, assert_whole
 
 NAMES = ["x", "y", "z"]
 
@@ -188,7 +188,7 @@ def composed(program: str, *options: str) -> DataConfig:
     return data
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", a_few_of(LAYOUTS, 3))
 def test_a_layout_is_read_by_its_path(layout, yolo_set, tmp_path, monkeypatch) -> None:
     path, images, labels, texts = LAYOUTS[layout]
     for split in ("train", "val", "valid"):
@@ -221,7 +221,7 @@ OF_TESTS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("layout", OF_TESTS)
+@pytest.mark.parametrize("layout", a_few_of(OF_TESTS, 3))
 def test_the_test_images_of_a_set_are_read_by_its_path(layout, yolo_set, tmp_path, monkeypatch) -> None:
     path, images, labels, texts = LAYOUTS[layout]
     for split in ("train", "val", "valid", "test"):
