@@ -25,7 +25,7 @@ from train import train
 from train_utils import auto, coco_eval
 from train_utils.checkpoint import CheckpointWriter, load_checkpoint, load_last
 from train_utils.coco_eval import METRICS
-from train_utils.inference.open_checkpoint import open_checkpoint, open_detector
+from train_utils.inference.open_checkpoint import open_detector
 from train_utils.train_state import TrainState
 
 
@@ -261,25 +261,7 @@ def test_the_options_of_such_repositories_do_what_they_say(shapes: Path, tmp_pat
     assert not list(Path("/dev/shm").glob("hydra-yolov3-spp-*")), "the cache was left in memory"
 
 
-def test_initial_weights_from_a_checkpoint_and_from_darknet(shapes, trained, tmp_path) -> None:
-    best = trained[0] / "checkpoints" / "best.pt"
-    model = open_checkpoint(str(best)).model
-    darknet = tmp_path / "trained.weights"
-    save_darknet_weights(model, darknet)
-    own = options(shapes, tmp_path / "own", f"model.weights={darknet}", "evaluate.image_size=64")
-    of_checkpoint = compose("eval", EvalConfig, [f"ckpt={best}"], complete_from_checkpoint)
-    of_darknet = replace(of_checkpoint, ckpt=None, model=own.model, data=own.data, evaluate=own.evaluate)
-    assert evaluate(of_darknet) == evaluate(of_checkpoint) == trained[1]
-    for source in (best, darknet):
-        # Frozen layers stay as loaded; at a rate of next to nothing so do the others' kernels.
-        run = tmp_path / source.suffix
-        train(options(shapes, run, f"model.weights={source}", "optim.lr=1e-12", "model.freeze=22"))
-        loaded = load_last(run)[0]["ema"]
-        for name, value in model.state_dict().items():
-            if not name.endswith("num_batches_tracked"):  # Darknet keeps no such counter
-                torch.testing.assert_close(loaded[name], value, msg=name)
-
-
+@pytest.mark.release
 def test_fitted_anchors_go_with_the_checkpoint(shapes, tmp_path, capsys, monkeypatch) -> None:
     own = ["train.save_every_steps=1", "data.single_class=true"]
     own += ["model.anchors=auto", "loss.anchor_iou=0.9", "train.multi_scale=[0.5,1.5]"]  # .9: more than the .cfg's give

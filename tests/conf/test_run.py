@@ -18,10 +18,10 @@ import yaml
 from hydra.core.global_hydra import GlobalHydra
 
 from conf import REPOSITORY, ConfigError
-from conf.cli.command_line import in_one_sentence, override
-from conf.cli.program import PROGRAMS, options_of, ranks_to_start, start
+from conf.cli.command_line import in_one_sentence
+from conf.cli.program import PROGRAMS, ranks_to_start, start
 from conf.compose import compose
-from conf.schema import PredictConfig, TrainConfig
+from conf.schema import TrainConfig
 from data import DataError, ShapesConfig, ensure_shapes, io
 from eval import evaluate
 from train import train
@@ -226,13 +226,6 @@ def test_a_place_without_rights_or_space_is_one_sentence_and_other_errors_are_bu
         assert sentence is not None and sentence.startswith(f"{[*path, 'a file'][0]} cannot be used (")
     for error in (FileNotFoundError(errno.ENOENT, "gone", "x"), ValueError("1"), OSError("plain")):
         assert in_one_sentence(error, TrainConfig) is None
-
-
-def test_a_text_goes_through_hydra_unchanged() -> None:
-    for text in ('say "it\'s" a=b,c \\', "[1]", "null", "~/ü", ""):
-        config = options_of("predict", [override("source", text), override("out", None)])
-        assert isinstance(config, PredictConfig) and (config.source, config.out) == (text, None)
-    assert override("train.multi_scale", (0.5, 1)) == "train.multi_scale=[0.5,1]"
 
 
 @pytest.fixture

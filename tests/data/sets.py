@@ -4,13 +4,14 @@ Every set holds a good image ``a`` with one box and, beside it, the image, label
 case is about.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import cv2
 import numpy as np
+import pytest
 
 from conf.compose import compose
 from conf.schema import TrainConfig
@@ -22,6 +23,11 @@ GOOD_ROW = "0 0.5 0.5 0.5 0.5\n"
 GOOD_BOX = [15.0, 10.0, 30.0, 20.0]
 GOOD_BOXES = [[0.0, *GOOD_BOX]]
 SIZES = {"a": (40, 60), "b": (30, 50), "c": (64, 32)}  # height, width
+
+
+def a_few_of(cases: Iterable[Any], every: int = 4) -> list[Any]:
+    """The cases as parameters; those between each fourth one are for a release."""
+    return [pytest.param(case, marks=[pytest.mark.release] * (n % every > 0)) for n, case in enumerate(cases)]
 
 
 @dataclass(frozen=True)

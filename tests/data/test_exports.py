@@ -18,6 +18,7 @@ from conf.cli.command_line import override
 from conf.schema import AnchorsConfig
 from data import Annotations, DataConfig, open_annotations
 from data.index import warn_of_shared_images
+from tests.data.sets import a_few_of
 
 HEIGHT, WIDTH, ROW, BOX = 32, 64, "0 .5 .5 .25 .5\n", [24.0, 8.0, 16.0, 16.0]
 Write = Callable[[Path], None]
@@ -252,6 +253,7 @@ EXPORTS: dict[str, tuple[Write, int, int, str]] = {  # images of train and val w
     "linked folders": (
         both(yolo("images/train", "labels/train"), linked("images"), linked("labels")), 4, 3, "cat"
     ),
+    "names beside the images": (yolo(".", ".", obj_names="cat"), 4, 4, ""),
     "classes beside the labels": (both(yolo("images", "labels"), file("labels/classes.txt", "cat")), 4, 4, ""),
     "objects with attributes": (
         changed(voc("a", "a", name="&#29483;"), ("<object>", '<object id="1">')), 4, 4, ""
@@ -282,7 +284,7 @@ def opened(root: Path, split: str, *more: str) -> Annotations:
     return open_annotations(typed(root, *more), split)
 
 
-@pytest.mark.parametrize("case", EXPORTS)
+@pytest.mark.parametrize("case", a_few_of(EXPORTS))
 def test_exports_are_read_as_they_are(case: str, tmp_path: Path) -> None:
     write, train, val, option = EXPORTS[case]
     write(tmp_path / "set")
@@ -297,7 +299,7 @@ def test_exports_are_read_as_they_are(case: str, tmp_path: Path) -> None:
 JSONS = {"train_all.json": "eval_all.json", "a/training.json": "a/validation.json", "train/a.json": "val/a.json"}
 
 
-@pytest.mark.parametrize("folders", [("pictures_train", "pictures_eval"), ("train/images", "val/images")])
+@pytest.mark.parametrize("folders", a_few_of([("pictures_train", "pictures_eval"), ("train/images", "val/images")]))
 @pytest.mark.parametrize("json_file", JSONS)
 def test_images_of_one_name_are_those_of_their_split(json_file: str, folders: list[str], tmp_path: Path) -> None:
     both(coco_at(json_file, folders[0]), coco_at(JSONS[json_file], folders[1]))(tmp_path / "set")
@@ -371,7 +373,7 @@ GUESSES: dict[str, tuple[Write, str]] = {  # what is left out or may be meant ot
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", GUESSES)
+@pytest.mark.parametrize("case", a_few_of(GUESSES))
 def test_what_is_guessed_or_left_out_is_named(case: str, tmp_path: Path) -> None:
     write, line = GUESSES[case]
     write(tmp_path / "set")
@@ -398,7 +400,7 @@ UNCLEAR: dict[str, tuple[Write, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", UNCLEAR)
+@pytest.mark.parametrize("case", a_few_of(UNCLEAR, 2))
 def test_what_cannot_be_told_apart_is_refused(case: str, tmp_path: Path) -> None:
     write, said = UNCLEAR[case]
     write(tmp_path / "set")

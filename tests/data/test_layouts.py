@@ -12,7 +12,7 @@ from conf.compose import compose
 from conf.schema import TrainConfig
 from data import Annotations, DataConfig, DataError, open_annotations
 from data.voc import CORNERS
-from tests.data.sets import SIZES, YoloSet, assert_whole
+from tests.data.sets import SIZES, YoloSet, a_few_of, assert_whole
 
 NAMES = ["x", "y", "z"]
 
@@ -188,7 +188,7 @@ def composed(program: str, *options: str) -> DataConfig:
     return data
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", a_few_of(LAYOUTS, 3))
 def test_a_layout_is_read_by_its_path(layout, yolo_set, tmp_path, monkeypatch) -> None:
     path, images, labels, texts = LAYOUTS[layout]
     for split in ("train", "val", "valid"):
@@ -221,7 +221,7 @@ OF_TESTS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("layout", OF_TESTS)
+@pytest.mark.parametrize("layout", a_few_of(OF_TESTS, 3))
 def test_the_test_images_of_a_set_are_read_by_its_path(layout, yolo_set, tmp_path, monkeypatch) -> None:
     path, images, labels, texts = LAYOUTS[layout]
     for split in ("train", "val", "valid", "test"):
@@ -244,23 +244,6 @@ def test_the_test_images_of_a_set_are_read_by_its_path(layout, yolo_set, tmp_pat
     if layout == "Roboflow, a level too high":
         with pytest.raises(DataError, match=rf"fix: data={yolo_set.root}$"):
             composed("anchors", "data=train/images")
-
-
-@pytest.mark.release
-@pytest.mark.parametrize("names_file", ["classes.txt", "obj.names", "data.names", "names", None])
-def test_pictures_beside_label_files_take_the_names_in_their_folder(names_file: str | None, yolo_set: YoloSet) -> None:
-    yolo_set.add(".", ".")
-    config = [f"data={yolo_set.root}", "data.split=0.5", f"data.index_dir={yolo_set.root.parent}/index"]
-    if names_file is None:
-        with pytest.raises(DataError, match=r"no class names\. fix: .*data\.names=classes\.txt"):
-            open_annotations(composed("train", *config), "train")
-        yolo_set.write("classes.txt", "x\ny\nz\n")
-        config.append("data.names=classes.txt")
-    else:
-        yolo_set.write(names_file, "x\ny\nz\n")
-    parts = [open_annotations(composed("train", *config), split) for split in ("train", "val")]
-    assert [part.names for part in parts] == [NAMES, NAMES] and sum(map(len, parts)) == 3
-    assert open_annotations(composed("train", *config, "data.names=[p,q,r]"), "train").names == ["p", "q", "r"]
 
 
 def test_a_file_of_our_own_options_and_a_choice_by_its_name(yolo_set: YoloSet, monkeypatch: pytest.MonkeyPatch) -> None:

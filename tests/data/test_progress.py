@@ -1,26 +1,14 @@
 """What a person sees of a training: lines on stderr, a live line on a terminal."""
 
-import os
-import pty
 import re
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from data.progress import Progress, duration, log
+from data.progress import Progress, log
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-SESSION = """
-from data import progress as screen
-screen.SECONDS_BETWEEN_UPDATES = -1.0
-with screen.Progress(40, "epoch 1/3", enabled=True) as progress:
-    progress.at(20, lambda: {"loss": "12.35"})
-    screen.log.info("a note in the middle of an epoch")
-    progress.at(40)
-"""
 
 
 @pytest.mark.parametrize("total", [100, 1, 0])  # 0: unknown
@@ -48,34 +36,9 @@ def test_lines_of_programs_go_to_stdout_unless_a_caller_raises_the_level(capsys)
     assert capsys.readouterr() == ("100 % done\n", "")
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(3723.4, "1:02:03"), (90_000, "25:00:00"), (12 * 86_400, "288:00:00")])
-def test_days_are_hours(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
-
-
 def test_silent_progress_computes_no_metrics(monkeypatch, capfd) -> None:
     monkeypatch.setattr("data.progress.SECONDS_BETWEEN_LINES", -1.0)
     with Progress(4, "x", enabled=False) as progress:
         for done in range(1, 5):
             progress.at(done, lambda: pytest.fail("a loss is read, which waits for the device"))
     assert capfd.readouterr() == ("", "")
-
-
-def test_a_terminal_shows_a_live_line_below_the_others() -> None:
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-c", SESSION], stdin=theirs, stdout=theirs, stderr=theirs, cwd=REPOSITORY,
-        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "100"},
-    )  # fmt: skip
-    os.close(theirs)
-    seen = b""
-    while True:
-        try:
-            piece = os.read(ours, 65536)
-        except OSError:  # the process has ended
-            break
-        seen += piece
-    os.close(ours)
-    assert process.wait() == 0 and b"\x1b[?25l" not in seen, "a killed process would leave no cursor"
-    text = re.sub(rb"\x1b\[[\d;?]*[A-Za-z]", b"", seen).decode()
-    assert "20/40  loss 12.35" in text and "a note in the middle of an epoch\r\n" in text

@@ -78,21 +78,6 @@ def test_a_computed_order_holds_each_image_once(count: int) -> None:
     assert count < 64 or (orders[0] == orders[1]).mean() < 0.1
 
 
-def test_a_computed_order_is_uniform_by_chi_square() -> None:
-    count, epochs = 97, 2000
-    places, pairs = np.zeros((count, count)), np.zeros((count, count))
-    for epoch in range(epochs):
-        order = permuted(np.arange(count), count, (5, epoch))
-        places[np.arange(count), order] += 1
-        pairs[order[:-1], order[1:]] += 1
-    for found, degrees in (
-        (places.ravel(), (count - 1) ** 2),
-        (pairs[~np.eye(count, dtype=bool)], count**2 - count - 1),
-    ):
-        statistic = ((found - found.mean()) ** 2 / found.mean()).sum()
-        assert abs(statistic - degrees) < 4 * np.sqrt(2 * degrees)
-
-
 def test_an_epoch_of_a_hundred_million_images_takes_no_memory() -> None:
     size, first = MultiScale(64, 1, 1, 32, 0), list[Any]()
     tracemalloc.start()

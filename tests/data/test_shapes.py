@@ -2,17 +2,11 @@
 
 import hashlib
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import cv2
 import numpy as np
-import pytest
 
 from data import ShapesConfig, ensure_shapes
 from data.shapes import CLASSES, draw_image, visible_box
@@ -36,26 +30,6 @@ def test_boxes_and_areas_are_those_of_the_visible_pixels() -> None:
             objects += 1
             kinds.add(kind)
     assert objects > 150 and kinds == set(range(len(CLASSES)))
-
-
-@pytest.mark.release
-def test_the_processes_that_draw_end_with_a_program_that_is_killed(tmp_path: Path) -> None:
-    draw = "import sys; from pathlib import Path; from data import ShapesConfig, ensure_shapes; "
-    draw += "ensure_shapes(Path(sys.argv[1]), ShapesConfig(10**5, 1, 64))"
-    with subprocess.Popen([sys.executable, "-c", draw, tmp_path], start_new_session=True) as program:
-        while len([*tmp_path.glob(".*.tmp/train/*.jpg")]) < 100:
-            assert program.poll() is None
-            time.sleep(0.01)
-        program.kill()
-    until = time.monotonic() + 10
-    while time.monotonic() < until:
-        try:
-            os.killpg(program.pid, 0)
-        except ProcessLookupError:
-            return
-        time.sleep(0.05)
-    os.killpg(program.pid, signal.SIGKILL)
-    raise AssertionError("they go on without it")
 
 
 def digest(folder: Path) -> str:

@@ -106,16 +106,3 @@ def test_20_in_a_row_are_too_many_of_any_set(jpeg_set: CocoSet, tmp_path: Path) 
     rewrite(jpeg_set.root / "images", lambda _: b"", 20)
     with pytest.raises(DataError, match=r"20 of 3,000 images cannot be read"):
         [source.read(index) for index in range(20)]
-
-
-@pytest.mark.parametrize(("kind", "workers"), [("rect", 0), ("val", 2)])
-def test_a_whole_batch_is_too_many_of_any_set(kind: str, workers: int, jpeg_set: CocoSet) -> None:
-    source = jpeg_set.source(on_error=OnError.skip)
-    loader = loader_of(source, kind, workers)
-    rewrite(jpeg_set.root / "images", lambda _: b"", 3)
-    assert len(list(loader)) == COUNT // 4
-    rewrite(jpeg_set.root / "images", lambda _: b"", 4)
-    with pytest.raises(DataError, match=r"none of the 4 images of a batch can be read, .*jpg\. fix: replace the file$"):
-        list(loader)
-    if workers:
-        loader._iterator._shutdown_workers()

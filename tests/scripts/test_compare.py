@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -74,16 +73,6 @@ def test_the_text(runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys
     assert re.search(r"train\.epochs +300 +300 +7$", said, re.M)
     assert "data.workers" not in said and "run_dir" not in said
     assert all(name in said for name in names)
-
-
-def test_short_names(runs, tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(runs["c"], "runs/y/1")
-    (tmp_path / "runs/y/1/checkpoints").mkdir()
-    (tmp_path / "runs/y/1/checkpoints/last.pt").touch()
-    for name in ("last", "runs/y"):
-        compare(CompareConfig([name], 10, 0, False))
-        assert "page: runs/y/1/report.html" in capsys.readouterr().out
 
 
 def test_seeds_are_one_setting(runs: dict[str, Path]) -> None:

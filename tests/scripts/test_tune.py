@@ -11,7 +11,6 @@ from conf import ConfigError
 from conf.cli.program import PROGRAMS
 from conf.compose import compose
 from conf.schema import TrainConfig, TuneConfig
-from plugins import import_plugins
 from scripts import tune
 
 RATE = "optim.lr=tag(log,interval(1e-4,1))"
@@ -100,14 +99,3 @@ def test_a_search_that_is_stopped_leaves_no_training_behind(configured, monkeypa
     assert Path("runs/x/trial-0000/stopped").exists()
     tune.tune(config)
     assert lengths()[1:] == [8, 8], "the stopped trial is none of the two"
-
-
-def test_failed_trials_are_named(configured: Callable[..., TuneConfig], capsys: pytest.CaptureFixture[str]) -> None:
-    plugin = tune.TRAIN.parent / "mine.py"
-    plugin.write_text("import torch\nfrom plugins import OPTIMISERS\nOPTIMISERS['mine'] = torch.optim.SGD\n")
-    given = "data=shapes", "train.epochs=13", f"plugins=[{plugin}]", "optim.name=mine"
-    tune.tune(configured("trials=2", "--", *given, RATE))
-    import_plugins([])
-    output = capsys.readouterr().out
-    assert "trial 1: AP nan, its output is in runs/x/trial-0001/terminal.txt" in output and "best" not in output
-    assert "the loss is not finite" in Path("runs/x/trial-0001/terminal.txt").read_text()

@@ -132,6 +132,7 @@ def test_without_detections_and_without_ground_truth() -> None:
         assert result.per_class[name] == absent | {"images": 0, "boxes": 0}
 
 
+@pytest.mark.release
 def test_coco128(shared_dir: Path, tmp_path: Path) -> None:
     truth, found, category_ids = coco128(shared_dir)
     path = shared_dir / "data" / "coco128" / "annotations" / "instances_val2017.json"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from conf.errors import TrainError
-from train_utils.report.draw import GAP, LINE, SIDE, Cell, DrawnFiles, class_color, draw_boxes, draw_targets, save_sheet
+from train_utils.report.draw import GAP, LINE, SIDE, DrawnFiles, class_color, draw_boxes, draw_targets
 
 
 def test_a_box_is_drawn_on_its_edge_the_best_on_top_and_the_image_is_left_alone() -> None:
@@ -24,7 +24,6 @@ def test_a_box_is_drawn_on_its_edge_the_best_on_top_and_the_image_is_left_alone(
     assert tuple(drawn[160, 100]) == class_color(1)
 
 
-NO_BOXES = (np.zeros((0, 4)), np.zeros(0, int))
 SECOND = 2 * GAP + SIDE  # left edge of the second cell
 
 
@@ -32,18 +31,6 @@ def sheet_of(path: Path) -> np.ndarray:
     picture = cv2.imread(str(path))
     assert picture is not None
     return picture[..., ::-1].astype(int)
-
-
-def test_a_sheet_keeps_aspect_ratios_and_colours(tmp_path: Path) -> None:
-    red = np.zeros((50, 100, 3), np.uint8)
-    red[..., 0] = 255
-    save_sheet([Cell(red, *NO_BOXES, names=[])] * 3, 2, tmp_path / "sheet.png")
-    sheet = sheet_of(tmp_path / "sheet.png")
-    assert sheet.shape == (2 * (LINE + SIDE // 2 + GAP) + GAP, 2 * (SIDE + GAP) + GAP, 3)
-    for left in (GAP, SECOND):
-        cell = sheet[LINE : LINE + SIDE // 2 + GAP, left : left + SIDE]
-        assert (cell[:-GAP] == [255, 0, 0]).all() and (cell[-GAP:] == 255).all(), "no higher than its images"
-    assert (sheet[LINE + SIDE // 2 + GAP :, SECOND:] == 255).all(), "the fourth place is empty"
 
 
 def test_targets_are_drawn_on_the_image_they_belong_to(tmp_path: Path) -> None:

@@ -45,7 +45,10 @@ def forward(name: str, precision: torch.dtype = torch.float32) -> tuple[Darknet,
         return model, model(batch().to(CUDA).network_input())
 
 
-@pytest.mark.parametrize(("name", "precision"), [("yolov3-tiny", torch.float16), ("yolov4-csp", torch.bfloat16)])
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [("yolov3-tiny", torch.float16), pytest.param("yolov4-csp", torch.bfloat16, marks=pytest.mark.release)],
+)
 def test_input_network_losses_and_decoding_stay_on_their_device(fake, name, precision) -> None:
     model, raw_maps = forward(name, precision)
     assert all(raw.device == CUDA and raw.dtype == precision for raw in raw_maps)
@@ -59,6 +62,7 @@ def test_input_network_losses_and_decoding_stay_on_their_device(fake, name, prec
     assert boxes.device == scores.device == CUDA and boxes.shape[:2] == scores.shape[:2]
 
 
+@pytest.mark.release
 def test_compiled_parts_hold_nothing_of_the_host(fake: FakeTensorMode, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else torch does not record them as CUDA graphs."""
     graphs: list[torch.fx.GraphModule] = []

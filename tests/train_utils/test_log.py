@@ -10,7 +10,7 @@ import torch
 from conf.errors import TrainError
 from tests.small_run import rows
 from train_utils.distributed import World
-from train_utils.report.log import EPOCH_COLUMNS, MetricsCsv, epoch_row
+from train_utils.report.log import MetricsCsv
 from train_utils.report.run_report import RunReport
 
 
@@ -27,19 +27,6 @@ def test_run_log_writes_to_both_on_the_main_process_only(tmp_path: Path, capsys:
     lines = (tmp_path / "train.log").read_text(encoding="utf-8").splitlines()
     assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", line) for line in lines)
     assert [line[20:] for line in lines] == ["one", "two \u00e9"]
-
-
-@pytest.mark.parametrize("loss", [0.0, 3e-7, 0.012345, 12.3456, 1234.56, 9.6e9, float("nan")])
-@pytest.mark.parametrize(
-    "texts", [("4/4", "1.1G", "7:00:07"), ("1000/1000", "79.2G", "27:00:09"), ("9/9", "-", "288:07:04")]
-)
-def test_a_row_of_an_epoch_has_each_text_whole_and_fits_80_columns(loss: float, texts: tuple[str, str, str]) -> None:
-    epoch, memory, left = texts
-    row = epoch_row([epoch, *[loss] * 4, "0.500", "-", "0.123", "-", 1234.5, memory, left])
-    shown = row.split()
-    assert [shown[0], *shown[10:]] == [epoch, memory, left]
-    assert [float(cell) for cell in shown[1:5]] == [pytest.approx(loss, rel=0.06, nan_ok=True)] * 4
-    assert max(map(len, (row, epoch_row(list(EPOCH_COLUMNS))))) + len(" *") <= 80
 
 
 def test_metrics_keep_every_digit_and_go_on_after_the_resumed_epoch(tmp_path: Path) -> None:

@@ -164,6 +164,7 @@ def test_detections_stand_beside_the_labels_of_their_picture(tmp_path: Path) -> 
         assert tuple(sheet[LINE + 150, SIDE + 2 * GAP + 200]) == shown, "the detection"
 
 
+@pytest.mark.release
 def test_plots_of_odd_names_nothing_found_and_nothing_labelled(tmp_path: Path) -> None:
     truth, found = draw(1)
     empty = {key: getattr(truth, key)[:0] for key in ("boxes_xywh", "classes", "crowd", "areas")}

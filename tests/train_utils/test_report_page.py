@@ -76,6 +76,7 @@ def test_written_again_without_what_may_be_absent(run_folder: Path, tmp_path: Pa
         compare(compose("compare", CompareConfig, [f"runs=[{tmp_path.parent}/nowhere]"]))
 
 
+@pytest.mark.release
 def test_plots_and_table_are_of_the_best_epoch_also_after_a_resume(tmp_path, monkeypatch) -> None:
     drawn: list[Evaluation] = []
     monkeypatch.setattr(plots, "draw_evaluation", lambda folder, evaluation, *more: drawn.append(evaluation))
