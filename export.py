@@ -223,7 +223,7 @@ def output_path(config: schema.ExportConfig, suffix: str) -> Path:
         source = Path(weights)
         out = (source / CHECKPOINTS / "best" if source.is_dir() else source).with_suffix(suffix)
     else:
-        raise ConfigError("no weights are given. fix: ckpt=<run folder or .pt file>, or model= and model.weights=")
+        raise ConfigError(build.NO_WEIGHTS)
     if out.suffix != suffix:
         fix = f"out={out.with_suffix(suffix)}"
         raise ConfigError(f"out={out} does not end in {suffix}, as format={config.format} does. fix: {fix}")

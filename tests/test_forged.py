@@ -86,7 +86,7 @@ def resume(run: Path) -> None:
     checkpoint.to_plain(state.to_plain())
 
 
-NETWORK = set(checkpoint.NETWORK)
+NETWORK = set(checkpoint.NetworkState.__struct_fields__)
 READERS: dict[str, tuple[Callable[[Path], object], set[str]]] = {  # and the entries that it reads
     "options of eval": (read_options("eval", EvalConfig, complete_from_checkpoint), {"config"}),
     "options of convert": (read_options("convert", ConvertConfig, complete_conversion), {"config"}),

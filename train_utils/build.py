@@ -37,6 +37,7 @@ from train_utils.distributed import World, torch_distributed_zero_first
 MEMORY_FILES = Path("/dev/shm")
 MOST_WORKERS = 16  # of a rank, by data.workers=auto; each holds batches that it has made ahead
 CPU_WORKERS = 2
+NO_WEIGHTS = "no weights are given. fix: ckpt=<run folder or .pt file>, or model= and model.weights="
 
 
 def load_network(config: models.ModelConfig) -> models.Cfg:
@@ -76,7 +77,7 @@ def build_model(
     model.init_head_biases()
     if path is None:
         if whole:
-            raise ConfigError("no weights are given. fix: ckpt=<run folder or .pt file>, or model.weights=")
+            raise ConfigError(NO_WEIGHTS)
         return model, None
     if state is not None:
         report = models.load_weights_of_checkpoint(

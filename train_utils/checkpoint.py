@@ -19,9 +19,8 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from conf import errors
 from conf.cli import run_files
-from conf.errors import CheckpointError
+from conf.errors import CheckpointError, TrainError, first_line
 from conf.train_options import TrainSection
 from data.errors import printable
 from data.index import UNREADABLE_FIX
@@ -33,25 +32,56 @@ VERSION = 1
 OF_THE_SYSTEM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM)  # not of the file
 PREVIOUS = "last.previous"  # stem of the file that the newest last.pt replaced
 
-WHOLE, NAMED, TENSORS = Annotated[int, Meta(ge=0, le=2**63 - 1)], dict[str, Any], dict[str, Tensor]
-LINE, WIDTH = Annotated[str, Meta(pattern=r"^[^\n\r]*\Z")], Annotated[float, Meta(gt=0, le=8)]
-SHAPE = [("cfg", str), ("source", LINE), ("num_classes", Annotated[int, Meta(ge=1, lt=2**31)]), ("width", WIDTH)]
-# What a state needs to serve as a network. A right digest does not vouch for right content.
-NETWORK = {
-    "config": NAMED,  # conf knows what is in it
-    "network": msgspec.defstruct("Shape", SHAPE),
-    "names": list[str],
-    "category_ids": list[Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]],
-    "weights_version": Annotated[list[Annotated[int, Meta(ge=0, lt=1000)]], Meta(min_length=3, max_length=3)],
-    **dict.fromkeys(("epoch", "step", "seen"), WHOLE),
-    "ema": TENSORS,
-}
-# What a resumed training needs as well; torch checks the states of optimiser and scaler.
-TRAINING = NETWORK | {
-    **dict.fromkeys(("best_epoch", "evaluated_epoch", "loss_steps", "ema_updates", "world_size"), WHOLE),
-    **{"best": float, "metrics": dict[str, float], "data": NAMED, "model": TENSORS, "optimizer": NAMED},
-    "scaler": dict[str, Annotated[float, Meta(ge=0, le=2**32)]],
-}
+Whole = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Tensors = dict[str, torch.Tensor]
+
+
+class ConfigState(msgspec.Struct):
+    """What a state needs to tell its options; conf knows what is in them."""
+
+    config: dict[str, Any]
+
+
+class Shape(msgspec.Struct):
+    """A network without its values."""
+
+    cfg: str
+    source: Annotated[str, Meta(pattern=r"^[^\n\r]*\Z")]
+    num_classes: Annotated[int, Meta(ge=1, lt=2**31)]
+    width: Annotated[float, Meta(gt=0, le=8)]
+
+
+class NetworkState(ConfigState):
+    """What a state needs to serve as a network. A right digest does not vouch for right content."""
+
+    network: Shape
+    names: list[str]
+    category_ids: list[Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]]
+    weights_version: Annotated[list[Annotated[int, Meta(ge=0, lt=1000)]], Meta(min_length=3, max_length=3)]
+    epoch: Whole
+    step: Whole
+    seen: Whole
+    ema: Tensors
+
+    def __post_init__(self) -> None:
+        if not len(self.names) == len(self.category_ids) == self.network.num_classes:
+            raise ValueError("names, category_ids and num_classes differ in number")
+
+
+class TrainingState(NetworkState):
+    """What a resumed training needs; torch checks the states of optimiser and scaler."""
+
+    best: float
+    best_epoch: Whole
+    evaluated_epoch: Whole
+    loss_steps: Whole
+    ema_updates: Whole
+    world_size: Whole
+    metrics: dict[str, float]
+    data: dict[str, Any]
+    model: Tensors
+    optimizer: dict[str, Any]
+    scaler: dict[str, Annotated[float, Meta(ge=0, le=2**32)]]
 
 
 def save_checkpoint(path: Path, state: dict[str, Any], keep_previous: bool = False) -> None:
@@ -69,7 +99,7 @@ def save_checkpoint(path: Path, state: dict[str, Any], keep_previous: bool = Fal
             torch.save(content, file)
     except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError about positions
         raise CheckpointError(
-            f"cannot write {path}: {errors.first_line(error)}. fix: free some space, or choose another run_dir"
+            f"cannot write {path}: {first_line(error)}. fix: free some space, or choose another run_dir"
         ) from error
 
 
@@ -87,15 +117,10 @@ def load_checkpoint(path: Path, which: str = "best") -> dict[str, Any]:
     raise CheckpointError(f"{file} is damaged: its content does not match its digest. fix: use another one")
 
 
-def check_entries(state: dict[str, Any], source: object, kinds: dict[str, Any] = NETWORK) -> dict[str, Any]:
+def check_entries(state: dict[str, Any], source: object, kind: type[msgspec.Struct] = NetworkState) -> dict[str, Any]:
     """Return ``state``. Raises CheckpointError, naming ``source``, for an entry of a wrong type."""
     try:
-        msgspec.convert(state, msgspec.defstruct("State", list(kinds.items())))
-        if (
-            "names" in kinds
-            and not len(state["names"]) == len(state["category_ids"]) == state["network"]["num_classes"]
-        ):
-            raise msgspec.ValidationError("names, category_ids and num_classes differ in number")
+        msgspec.convert(state, kind)
     except msgspec.ValidationError as error:
         raise CheckpointError(f"{source} is damaged ({error}). fix: use another one") from error
     return state
@@ -103,8 +128,8 @@ def check_entries(state: dict[str, Any], source: object, kinds: dict[str, Any] =
 
 def peek_config(path: Path) -> dict[str, Any]:
     """Read only the configuration of the checkpoint that ``load_checkpoint`` would read."""
-    state: dict[str, Any] = _content(run_files.find_checkpoint(path, "best"), mapped=True)["state"]
-    config: dict[str, Any] = check_entries(state, path, {"config": NAMED})["config"]
+    content = _content(run_files.find_checkpoint(path, "best"), mapped=True)
+    config: dict[str, Any] = check_entries(content["state"], path, ConfigState)["config"]
     return config
 
 
@@ -146,7 +171,7 @@ def continue_from(folder: Path | None) -> tuple[dict[str, Any] | None, str | Non
             f"resume={folder}: its checkpoint holds converted weights, not a training."
             " fix: start a new run with model.weights=<the .pt file>"
         )
-    return check_entries(state, f"resume={folder}", TRAINING), message
+    return check_entries(state, f"resume={folder}", TrainingState), message
 
 
 def _content(file: Path, mapped: bool = False) -> dict[str, Any]:
@@ -158,8 +183,7 @@ def _content(file: Path, mapped: bool = False) -> dict[str, Any]:
     except Exception as error:
         is_short = isinstance(error, OSError) and error.errno in OF_THE_SYSTEM
         if is_short or isinstance(error, MemoryError) or "llocate memory" in str(error):
-            why = errors.first_line(error)
-            raise errors.TrainError(f"{file} cannot be read ({why}). fix: {UNREADABLE_FIX}") from error
+            raise TrainError(f"{file} cannot be read ({first_line(error)}). fix: {UNREADABLE_FIX}") from error
         # Damaged bytes can raise any error. Its text is left out: for a pickle of more than plain
         # data, torch advises to load it anyway.
         damaged = (
@@ -208,14 +232,10 @@ def digest_of(state: Any) -> str:
         if isinstance(value, Tensor):
             sha.update(f"{key}:{value.dtype}{list(value.shape)}\n".encode())
             sha.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-        elif isinstance(value, dict):
-            sha.update(f"{key}:dict {len(value)}\n".encode())
-            for name, entry in value.items():
-                walk(entry, f"{key}/{name!r}")
-        elif isinstance(value, (list, tuple)):
+        elif isinstance(value, (dict, list, tuple)):
             sha.update(f"{key}:{type(value).__name__} {len(value)}\n".encode())
-            for index, entry in enumerate(value):
-                walk(entry, f"{key}/{index}")
+            for name, entry in value.items() if isinstance(value, dict) else enumerate(value):
+                walk(entry, f"{key}/{name!r}")
         else:
             sha.update(f"{key}:{value!r}\n".encode())
 
@@ -237,9 +257,9 @@ class CheckpointWriter:
         run_mirror: str | None = None,
     ) -> None:
         """Write to ``folder``, then ``run_mirror``; without ``options`` none is due in an epoch."""
-        self._folder, self._log_line = folder / run_files.CHECKPOINTS, log_line
-        self._every_steps = options.save_every_steps if options is not None else 0
-        self._every_seconds = 60 * options.save_every_minutes if options is not None else 0.0
+        self._folder = folder / run_files.CHECKPOINTS
+        self._log_line = log_line
+        self._options = options
         self._last_save = time.monotonic()
         self._pool = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[None] | None = None
@@ -247,9 +267,11 @@ class CheckpointWriter:
 
     def is_due(self, step: int) -> bool:
         """Whether this rank asks for a checkpoint within the epoch, after ``step`` steps."""
-        waited = time.monotonic() - self._last_save
-        by_steps = self._every_steps > 0 and step % self._every_steps == 0
-        return by_steps or 0 < self._every_seconds <= waited
+        if self._options is None:
+            return False
+        steps = self._options.save_every_steps
+        seconds = 60 * self._options.save_every_minutes
+        return (steps > 0 and step % steps == 0) or 0 < seconds <= time.monotonic() - self._last_save
 
     def save(self, state: dict[str, Any] | None, is_best: bool = False) -> None:
         """Copy ``state`` and write it to last.pt, and before that to best.pt if ``is_best``.
@@ -262,7 +284,8 @@ class CheckpointWriter:
         if state is None:
             return
         copy: dict[str, Any] = to_plain(state, copied=True)
-        if error := self.wait():
+        error = self.wait()
+        if error is not None:
             self._log_line(f"{error}. Training continues with the previous checkpoint and will try again")
         self._pending = self._pool.submit(self._write, copy, is_best)
         if self._mirror is not None:
@@ -280,7 +303,8 @@ class CheckpointWriter:
         self._pool.shutdown()
         if self._mirror is not None:
             self._mirror.close()
-        if error := self.wait():
+        error = self.wait()
+        if error is not None:
             raise error
 
     def _write(self, state: dict[str, Any], is_best: bool) -> None:

@@ -6,8 +6,10 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+import torch
 
 from conf.errors import TrainError
+from data import Batch
 from train_utils.report.draw import GAP, LINE, SIDE, DrawnFiles, class_color, draw_boxes, draw_targets
 
 
@@ -34,8 +36,8 @@ def sheet_of(path: Path) -> np.ndarray:
 
 
 def test_targets_are_drawn_on_the_image_they_belong_to(tmp_path: Path) -> None:
-    images = np.full((2, 3, SIDE, SIDE), 90, np.uint8)
-    draw_targets(images, np.array([[1, 0, 200, 200, 100, 60]], np.float32), ["box"], tmp_path / "batch.png")
+    images, targets = torch.full((2, 3, SIDE, SIDE), 90).byte(), torch.tensor([[1, 0, 200, 200, 100, 60.0]])
+    draw_targets(Batch(images, targets, torch.arange(2)), ["box"], tmp_path / "batch.png")
     sheet = sheet_of(tmp_path / "batch.png")
     assert not (sheet[LINE:, GAP : GAP + SIDE] == class_color(0)).all(-1).any(), "the first image has no boxes"
     assert tuple(sheet[LINE + 200, SECOND + 150]) == class_color(0)

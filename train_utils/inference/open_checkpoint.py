@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor, nn
 
@@ -48,35 +49,42 @@ def open_detector(
     size does not suit the network.
     """
     if ckpt is not None:
-        opened = open_checkpoint(ckpt)
-        opened = replace(opened, image_size=image_size or opened.image_size)
-    elif config is None or config.weights is None:
-        raise ConfigError("no weights are given. fix: ckpt=<run folder or .pt file>, or model= and model.weights=")
+        network = open_checkpoint(ckpt)
+    elif config is not None:
+        network = open_weights(config, names)
     else:
-        class_names, ids = data.read_names(Path(names)) if names is not None else ([], None)
-        class_names = list(map(printable, class_names))
-        model, report = build.build_model(config, len(class_names) or None, whole=True, names=class_names)
-        note = str(report)
-        if names is None:
-            class_names = default_names(model.num_classes)
-            note += f"; without names=, the classes are {class_names[0]} to {class_names[-1]}"
-        ids = ids or list(range(1, len(class_names) + 1))
-        origin = f"the weights {Path(config.weights).name}"
-        opened = TrainedNetwork(
-            model.eval(), class_names, ids, image_size or models.image_size_of(model.cfg), note, origin
-        )
-    check_size(opened.model, opened.image_size, "image_size")
-    return opened
+        raise ConfigError(build.NO_WEIGHTS)
+    if image_size is not None:
+        network = replace(network, image_size=image_size)
+    check_size(network.model, network.image_size, "image_size")
+    return network
+
+
+def open_weights(config: models.ModelConfig, names: str | None) -> TrainedNetwork:
+    """The network of ``config`` with Darknet weights; ``names`` as in open_detector."""
+    class_names, ids = data.read_names(Path(names)) if names is not None else ([], None)
+    class_names = list(map(printable, class_names))
+    model, report = build.build_model(config, len(class_names) or None, whole=True, names=class_names)
+    note = str(report)
+    if names is None:
+        class_names = default_names(model.num_classes)
+        note += f"; without names=, the classes are {class_names[0]} to {class_names[-1]}"
+    ids = ids or list(range(1, len(class_names) + 1))
+    origin = f"the weights {Path(str(config.weights)).name}"
+    return TrainedNetwork(model.eval(), class_names, ids, models.image_size_of(model.cfg), note, origin)
 
 
 def check_size(model: Darknet, image_size: int | list[int], key: str) -> None:
     """Raise ConfigError unless the network takes images of this size, the option ``key``."""
     height, width = data.both_sides(image_size)
-    if (fits := model.nearest_size(height, width)) != (height, width):
-        nearest, stride = (fits[0] if height == width else [*fits]), model.max_stride
-        said = f"{key}={image_size} is not a multiple of the network's largest stride {stride}"
-        said = said if model.takes_any_size else f"{key}={image_size} is not the size of the exported file"
-        raise ConfigError(f"{said}. fix: {key}={nearest}".replace(", ", ","))
+    fits = model.nearest_size(height, width)
+    if fits == (height, width):
+        return
+    nearest = fits[0] if height == width else list(fits)
+    problem = "is not the size of the exported file"
+    if model.takes_any_size:
+        problem = f"is not a multiple of the network's largest stride {model.max_stride}"
+    raise ConfigError(f"{key}={image_size} {problem}. fix: {key}={nearest}".replace(", ", ","))
 
 
 def default_names(count: int) -> list[str]:
@@ -92,38 +100,41 @@ def open_checkpoint(ckpt: str) -> TrainedNetwork:
     CheckpointError or ModelError if the content is not what training or export.py wrote.
     """
     if Path(ckpt).suffix in EXPORTED:
-        file = ExportedNetwork(Path(ckpt))
-        size = file.image_size[0] if file.image_size[0] == file.image_size[1] else file.image_size
-        note = f"{ckpt}: an exported file, {counted(len(file.names), 'class')}"
-        note += "" if file.takes_any_size else ", all images at one size (rect=false)"
-        note += "".join(f", {key}={limit}" for key, limit in file.limits.items())
-        return TrainedNetwork(file, file.names, file.category_ids, size, note, Path(ckpt).name)
+        return ExportedNetwork(Path(ckpt)).opened()
     state = checkpoint.check_entries(checkpoint.load_checkpoint(Path(ckpt)), ckpt)
     model = models.network_of_checkpoint(state["network"], ckpt, state["ema"])
+    model.seen = state["seen"]
     major, minor, revision = state["weights_version"]
-    model.seen, model.weights_version = state["seen"], (major, minor, revision)
-    names, size = list(map(printable, state["names"])), trained_size(state["config"], ckpt)
-    origin = (
-        f"epoch {state['epoch']}" if state["epoch"] else "converted weights"
-    ) + f", {counted(len(names), 'class')}"
+    model.weights_version = major, minor, revision
+    names = list(map(printable, state["names"]))
+    origin = f"epoch {state['epoch']}" if state["epoch"] else "converted weights"
+    origin += f", {counted(len(names), 'class')}"
+    size = trained_size(state["config"], ckpt)
     return TrainedNetwork(model.eval(), names, state["category_ids"], size, f"{ckpt}: {origin}", origin)
 
 
-REQUIRED = {"names": list, "category_ids": list, "image_size": list, "stride": int, "open": list, "suppression": dict}
+class Facts(msgspec.Struct):
+    """What a file of export.py says about itself."""
+
+    names: list[str]
+    category_ids: list[int]
+    image_size: list[int]  # height, width
+    stride: int
+    open: list[str]  # axes of any length: batch, height, width
+    batch_size: int = 1
+    suppression: dict[str, float] = {}  # limits by option; empty for a file without
 
 
 def read_facts(path: Path) -> dict[str, Any]:
-    """What a file of export.py says about itself; ``suppression`` is empty for one without.
+    """The metadata of a file of export.py, with the keys of Facts.
 
     Raises ModelError for a missing package, and for a file without the metadata of export.py.
     """
     with _reading(path):
-        known = {key: json.loads(text) for key, text in read_metadata(path).items() if text[:1] in '[{"0123456789'}
-    limits = known.setdefault("suppression", {})
-    wrong = [key for key, kind in REQUIRED.items() if not isinstance(known.get(key), kind)]
-    if wrong or not all(type(limit) in (int, float) for limit in limits.values()):
-        raise ModelError(f"{path} does not say its {[*wrong, 'suppression'][0]}. fix: a file of export.py")
-    return known
+        texts = read_metadata(path)
+        known = {key: json.loads(text) for key, text in texts.items() if text[:1] in '[{"0123456789'}
+        msgspec.convert(known, Facts)
+    return {"batch_size": 1, "suppression": {}, **known}
 
 
 @contextmanager
@@ -143,7 +154,8 @@ def check_limits(model: Darknet, config: DetectionSection, prefix: str = "") -> 
     """
     for key, limit in limits_of(model).items():
         wanted = getattr(config, key, limit)
-        if wanted < limit if key == "confidence" else wanted > limit:
+        is_looser = wanted < limit if key == "confidence" else wanted > limit
+        if is_looser:
             says = f"{prefix}{key}={wanted} is looser than {limit}, by which the file drops detections"
             raise ConfigError(f"{says}. fix: {prefix}{key}={limit}, or export it anew")
 
@@ -165,22 +177,39 @@ class ExportedNetwork(Darknet):
         known = read_facts(path)
         with _reading(path):
             self.run = RUNS[path.suffix](path)
-        self.names, self.category_ids = [printable(str(name)) for name in known["names"]], known["category_ids"]
-        self.num_classes, self.max_stride, self.image_size = len(self.names), known["stride"], known["image_size"]
+        self.path = path
+        self.names = [printable(name) for name in known["names"]]
+        self.category_ids = known["category_ids"]
+        self.num_classes = len(self.names)
+        self.max_stride = known["stride"]
+        self.image_size = known["image_size"]
         self.takes_any_size = "height" in known["open"]
-        self.batch_size = None if "batch" in known["open"] else known.get("batch_size", 1)
+        self.batch_size = None if "batch" in known["open"] else known["batch_size"]
         self.limits: dict[str, float] = known["suppression"]
-        self.heads, self.layers, self.num_frozen = [], nn.ModuleList(), 0
+        self.heads = []
+        self.layers = nn.ModuleList()
+        self.num_frozen = 0
 
     def __deepcopy__(self, memo: Any) -> "ExportedNetwork":
         return self
+
+    def opened(self) -> TrainedNetwork:
+        """The file with what it says about itself."""
+        height, width = self.image_size
+        note = f"{self.path}: an exported file, {counted(self.num_classes, 'class')}"
+        if not self.takes_any_size:
+            note += ", all images at one size (rect=false)"
+        note += "".join(f", {key}={limit}" for key, limit in self.limits.items())
+        size = height if height == width else self.image_size
+        return TrainedNetwork(self, self.names, self.category_ids, size, note, self.path.name)
 
     def forward(self, images: Tensor) -> list[Tensor]:
         """All boxes_xyxy (batch, n, 4) and scores (batch, n, classes) of images like Darknet's.
 
         Of a file with suppression these are its detections: each scores for one class alone.
         """
-        size, parts = self.batch_size or len(images), []
+        size = self.batch_size or len(images)
+        parts = []
         for part in images.contiguous().split(size):  # contiguous: a .pt2 of one batch has fixed strides
             missing = part.new_zeros(size - len(part), *part.shape[1:])
             outputs = self.run(torch.cat((part, missing)) if len(missing) else part)
@@ -193,4 +222,6 @@ class ExportedNetwork(Darknet):
 
     def nearest_size(self, height: int, width: int) -> tuple[int, int]:
         """The (height, width) of images, in pixels, nearest to these that the file takes."""
-        return super().nearest_size(height, width) if self.takes_any_size else (self.image_size[0], self.image_size[1])
+        if self.takes_any_size:
+            return super().nearest_size(height, width)
+        return self.image_size[0], self.image_size[1]

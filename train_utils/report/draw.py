@@ -12,7 +12,9 @@ import numpy as np
 from numpy import ndarray
 
 from conf.errors import TrainError
+from data import Batch
 from data.errors import printable
+from models.decode import cxcywh_to_xyxy
 
 DARK = (0, 0, 0)
 LIGHT = (255, 255, 255)
@@ -64,6 +66,7 @@ def draw_boxes(
 SIDE = 440  # pixels of a cell's picture
 GAP = 8  # between cells
 LINE = 24  # of text
+MOST_DRAWN = 16  # images of a batch
 MAX_TITLE = 46  # characters that fit above a cell
 
 
@@ -109,18 +112,16 @@ def _draw_row(cells: Sequence[Cell], width: int) -> ndarray:
     return row
 
 
-def draw_targets(images: ndarray, targets: ndarray, names: Sequence[str], out: Path, count: int = 16) -> None:
-    """Save the first images of a training batch with their boxes.
-
-    ``images`` is uint8 RGB (B, 3, H, W); ``targets`` (T, 6) are image in the batch, class, cx, cy,
-    w, h in pixels.
-    """
+def draw_targets(batch: Batch, names: Sequence[str], out: Path) -> None:
+    """Save the first images of a training batch, which is on the CPU, with their boxes."""
+    images = (255 * batch.network_input()).round().byte().permute(0, 2, 3, 1).numpy()
+    boxes_xyxy = cxcywh_to_xyxy(batch.targets[:, 2:6]).numpy()
+    owners = batch.targets[:, 0].numpy()
+    classes = batch.targets[:, 1].numpy()
     cells = []
-    for i, image in enumerate(images[:count]):
-        rows = targets[targets[:, 0] == i]
-        half = rows[:, 4:6] / 2
-        boxes_xyxy = np.concatenate([rows[:, 2:4] - half, rows[:, 2:4] + half], axis=1)
-        cells.append(Cell(image.transpose(1, 2, 0), boxes_xyxy, rows[:, 1], names))
+    for index, image in enumerate(images[:MOST_DRAWN]):
+        own = owners == index
+        cells.append(Cell(image, boxes_xyxy[own], classes[own], names))
     save_sheet(cells, 4, out)
 
 

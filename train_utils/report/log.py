@@ -14,9 +14,12 @@ from data import progress
 
 def of_busy_cores(threads: int) -> str | None:
     """A line for busy cores, where ``threads`` of an operator wait for each other; else None."""
-    cores, load = os.cpu_count() or 1, os.getloadavg()[0]
+    cores = os.cpu_count() or 1
+    load = os.getloadavg()[0]
+    if threads == 1 or load <= 1.5 * cores:
+        return None
     fix = "OMP_NUM_THREADS=1 before the command may be many times as fast"
-    return f"the {cores} cores are busy (load {load:.0f}):\n  {fix}" if threads > 1 and load > 1.5 * cores else None
+    return f"the {cores} cores are busy (load {load:.0f}):\n  {fix}"
 
 
 class GrowingFile:
@@ -26,7 +29,9 @@ class GrowingFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path, self._waiting, self._failed = path, "", False
+        self._path = path
+        self._waiting = ""
+        self._failed = False
 
     def add(self, text: str) -> None:
         """Append whole lines, after those that wait."""
@@ -47,7 +52,8 @@ class GrowingFile:
                 progress.warn(f"cannot write {self._path} ({error.strerror}): its lines wait until it can")
             self._failed = True
         else:
-            self._waiting, self._failed = "", False
+            self._waiting = ""
+            self._failed = False
 
 
 class MetricsCsv:
@@ -59,7 +65,8 @@ class MetricsCsv:
         Values stay under their names, if an older version wrote other columns. Raises TrainError if
         it cannot be written.
         """
-        self._file, self._columns = GrowingFile(path), columns
+        self._file = GrowingFile(path)
+        self._columns = columns
         rows = []
         if done > 0 and path.is_file():
             text = path.read_bytes().decode(errors="surrogateescape")
@@ -84,16 +91,18 @@ class MetricsCsv:
         self._file.add(text.getvalue())
 
 
-EPOCH_COLUMNS = {  # of the table on the terminal: widths by title
-    "epoch": 7, "loss": 5, "box": 5, "obj": 5, "cls": 5, "P": 5, "R": 5, "AP": 5, "AP50": 5, "img/s": 5, "mem": 5,
-    "left": 8,
-}  # fmt: skip
+# Of the table on the terminal: widths by title.
+EPOCH_COLUMNS = {"epoch": 7, **dict.fromkeys("loss box obj cls P R AP AP50 img/s mem".split(), 5), "left": 8}
 
 
 def epoch_row(cells: Sequence[str | float]) -> str:
     """A row below the titles EPOCH_COLUMNS: texts whole, of numbers up to four digits that fit."""
     texts = []
     for cell, width in zip(cells, EPOCH_COLUMNS.values(), strict=True):
-        forms = [cell] if isinstance(cell, str) else [f"{cell:.{digits}g}" for digits in (4, 3, 2, 1)]
-        texts.append(next((form for form in forms if len(form) <= width), forms[-1]).rjust(width))
+        digits = 4
+        text = cell if isinstance(cell, str) else f"{cell:.{digits}g}"
+        while len(text) > width and digits > 1 and not isinstance(cell, str):
+            digits -= 1
+            text = f"{cell:.{digits}g}"
+        texts.append(text.rjust(width))
     return " ".join(texts)

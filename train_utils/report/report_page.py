@@ -8,18 +8,34 @@ from html import escape
 from pathlib import Path
 from string import Template
 from typing import Any
-from zipfile import BadZipFile
 
+import msgspec
 import numpy as np
 
 from conf.cli import run_files
-from conf.errors import TrainError
+from conf.errors import TrainError, first_line
 from conf.options import flat, option
 from data.errors import as_started, printable
 from train_utils import coco_eval, results
 from train_utils.report import plots
 
 BEST_DETECTIONS = "best_detections.npz"
+
+
+def _numbers(*names: str) -> Any:
+    return msgspec.defstruct("Numbers", [(name, float) for name in names])
+
+
+SCORES = msgspec.defstruct(
+    "Scores",
+    [
+        ("metrics", _numbers(*coco_eval.METRICS)),
+        ("per_class", dict[str, _numbers(*coco_eval.PER_CLASS, *coco_eval.OPERATING_POINT, "images", "boxes")]),
+        ("at_best_f1", _numbers(*coco_eval.OPERATING_POINT)),
+        ("scorer", str),
+        ("about", dict[str, Any], {}),
+    ],
+)
 
 
 def keep_best(folder: Path, best: coco_eval.Evaluation) -> None:
@@ -40,30 +56,34 @@ def read_best(folder: Path) -> coco_eval.Evaluation:
     try:
         with np.load(path) as file:
             arrays = dict(file)
-        text, reported, names = map(arrays.pop, ("scores", "detections", "names"))
+        scores = json.loads(str(arrays.pop("scores")))
+        msgspec.convert(scores, SCORES)
+        found = arrays.pop("detections")
+        names = arrays.pop("names").tolist()
         files = [os.fsdecode(name) for name in arrays.pop("file_names", ())]
-        truth = results.GroundTruth(**arrays, names=names.tolist(), file_names=files)
-        images, boxes = (len(truth.image_ids),), (len(truth.classes),)
-        shapes = {"sizes": (*images, 2), "offsets": (images[0] + 1,), "boxes_xywh": (*boxes, 4)}
-        shapes |= {"image_ids": images, **dict.fromkeys(("classes", "crowd", "areas"), boxes)}
-        wrong = [key for key, shape in shapes.items() if arrays[key].shape != shape or arrays[key].dtype.kind in "OSU"]
-        of_detections = reported.dtype in (results.DETECTION, results.DETECTION_AS_READ)
-        if wrong or not of_detections or len(files) not in (0, *images):
-            raise ValueError(f"{', '.join(wrong) or 'detections'} of another shape")
-        classes, ids = range(len(names)), truth.image_ids
-        known = (truth.classes, classes), (reported["class"], classes), (reported["image_id"], ids)
-        if not all(np.isin(found, all_of).all() for found, all_of in known) or len(truth.image_of_box) != boxes[0]:
-            raise ValueError("objects of an unknown class or image")
-        scores = json.loads(str(text))
-        columns = (*coco_eval.PER_CLASS, *coco_eval.OPERATING_POINT, "images", "boxes")
-        rows = [(scores["metrics"], coco_eval.METRICS), (scores["at_best_f1"], coco_eval.OPERATING_POINT)]
-        rows += [(row, columns) for row in scores["per_class"].values()]
-        if not isinstance(scores.get("about", {}), dict):
-            raise ValueError("it does not say what was evaluated")
-        sum(abs(row[key]) for row, keys in rows for key in keys)  # TypeError if one is not a number
-        return coco_eval.Evaluation(**scores, truth=truth, detections=reported, losses={})
-    except (OSError, AttributeError, ValueError, KeyError, TypeError, EOFError, BadZipFile) as error:
-        raise TrainError(f"{path} is damaged ({error}). {again}") from error
+        truth = results.GroundTruth(**arrays, names=names, file_names=files)
+        check_arrays(truth, found)
+        return coco_eval.Evaluation(**scores, truth=truth, detections=found, losses={})
+    except Exception as error:  # damaged bytes raise any
+        raise TrainError(f"{path} is damaged ({first_line(error)}). {again}") from error
+
+
+def check_arrays(truth: results.GroundTruth, found: results.Detections) -> None:
+    """Raise ValueError unless these may be scored."""
+    images, boxes = len(truth.image_ids), len(truth.classes)
+    shapes = {"image_ids": (images,), "sizes": (images, 2), "offsets": (images + 1,), "boxes_xywh": (boxes, 4)}
+    shapes |= dict.fromkeys(("classes", "crowd", "areas"), (boxes,))
+    for key, shape in shapes.items():
+        column = getattr(truth, key)
+        if column.shape != shape or column.dtype.kind not in "biuf":
+            raise ValueError(f"{key} of another shape")
+    if len(truth.image_of_box) != boxes or len(truth.file_names) not in (0, images):
+        raise ValueError("objects or names of no image")
+    if found.dtype not in (results.DETECTION, results.DETECTION_AS_READ) or found.ndim != 1:
+        raise ValueError("detections of another shape")
+    classes = np.concatenate([truth.classes, found["class"]])
+    if not (np.isin(classes, range(len(truth.names))).all() and np.isin(found["image_id"], truth.image_ids).all()):
+        raise ValueError("objects of an unknown class or image")
 
 
 PICTURES = {f"{plots.FOLDER}/{name}": title for name, title in plots.PLOTS.items()}  # titles by path in the run
@@ -97,32 +117,42 @@ def write_report(folder: Path, options: Mapping[str, Any], defaults: Mapping[str
     ``options`` are those of the run by full key, ``defaults`` their default values. Raises
     TrainError if the run's detections are damaged, and OSError.
     """
-    metrics, of_epoch = "<p>No epoch was evaluated yet.</p>", ""
+    metrics = "<p>No epoch was evaluated yet.</p>"
+    of_epoch = ""
     if (folder / BEST_DETECTIONS).is_file():
         best = read_best(folder)
-        metrics = html_table(list(best.metrics), [list(map(coco_eval.format_metric, best.metrics.values()))])
+        cells = [coco_eval.format_metric(metric) for metric in best.metrics.values()]
+        metrics = html_table(list(best.metrics), [cells])
         metrics += html_table(*coco_eval.rows_of_classes(best))
-        about = [f"{key}={_text(value)}" for key, value in flat(best.about).items()]
-        metrics += f"<p>{escape(', '.join(about))}</p>"
-        of_epoch = f" (epoch {best.about['epoch']})" if "epoch" in best.about else ""
+        about = ", ".join(f"{key}={_text(value)}" for key, value in flat(best.about).items())
+        metrics += f"<p>{escape(about)}</p>"
+        if "epoch" in best.about:
+            of_epoch = f" (epoch {best.about['epoch']})"
     pictures = ""
     for name, title in PICTURES.items():
-        if (folder / name).is_file():
-            data = base64.b64encode((folder / name).read_bytes()).decode()
-            source = f"data:image/{'png' if name.endswith('.png') else 'jpeg'};base64,{data}"
-            caption = title + escape(of_epoch) * (name in OF_BEST)
+        path = folder / name
+        if path.is_file():
+            caption = title + escape(of_epoch) if name in OF_BEST else title
+            kind = "png" if path.suffix == ".png" else "jpeg"
+            source = f"data:image/{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
             pictures += f'<figure><img alt="{title}" src="{source}"><figcaption>{caption}</figcaption></figure>'
-    rows_of_options = [(key, _text(value), _text(defaults.get(key, "-"))) for key, value in options.items()]
-    text = PAGE.substitute(
+    changed, unchanged = [], []
+    for key, value in options.items():
+        text, default = _text(value), _text(defaults.get(key, "-"))
+        if text == default:
+            unchanged.append((key, text))
+        else:
+            changed.append((key, text, default))
+    page = PAGE.substitute(
         title=escape(printable(f"{options['name']} · {folder.name}")),
         folder=escape(printable(str(folder))),
         metrics=metrics,
         pictures=pictures,
-        changed=html_table(["option", "value", "default"], [row for row in rows_of_options if row[1] != row[2]]),
-        unchanged=html_table(["option", "value"], [row[:2] for row in rows_of_options if row[1] == row[2]]),
+        changed=html_table(["option", "value", "default"], changed),
+        unchanged=html_table(["option", "value"], unchanged),
     )
     with run_files.whole_file(folder / "report.html") as file:
-        file.write(text)
+        file.write(page)
     return folder / "report.html"
 
 

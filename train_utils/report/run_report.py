@@ -6,7 +6,6 @@ import textwrap
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -19,9 +18,9 @@ from conf.cli import command_line, from_checkpoint, help, run_files
 from conf.errors import TrainError
 from conf.options import flat, option
 from conf.schema import TrainConfig
-from data import Annotations, progress
+from data import Annotations
 from data.errors import as_started, from_here, printable
-from data.progress import counted
+from data.progress import Progress, counted, duration, log
 from train_utils import auto, coco_eval, distributed, engine, run_folder
 from train_utils.report import draw, plots, report_page
 from train_utils.report.log import EPOCH_COLUMNS, GrowingFile, MetricsCsv, epoch_row, of_busy_cores
@@ -44,28 +43,35 @@ class RunReport:
     """
 
     def __init__(self, folder: Path, config: TrainConfig, world: distributed.World) -> None:
-        self.folder, self._config, self._world = folder, config, world
+        self.folder = folder
+        self._config = config
+        self._world = world
         self._log = GrowingFile(folder / "train.log")
         self._tables: dict[str, MetricsCsv] = {}  # these and the services: on rank 0
         self._services: list[LoggerThread] = []
-        self._is_complete, self._first_epoch, self._epoch_images = False, 0, 0
+        self._is_complete = False
+        self._first_epoch = 0
+        self._epoch_images = 0
         self._started = self._epoch_started = time.monotonic()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        if isinstance(error, Exception) and (sentence := command_line.in_one_sentence(error, TrainConfig)):
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        sentence = command_line.in_one_sentence(error, TrainConfig) if isinstance(error, Exception) else None
+        if sentence is not None:
             self.line(f"error: {sentence}", on_terminal=False)  # the program prints it
         for service in self._services:
             service.close(self._is_complete)
 
     def line(self, *texts: str | None, on_terminal: bool = True) -> None:
         """Write ``texts`` to train.log, with the time, and to the terminal; skip None and ""."""
-        for text in filter(None, texts if self._world.is_main else ()):
+        for text in texts:
+            if not text or not self._world.is_main:
+                continue
             lines = list(map(printable, text.split("\n")))
             if on_terminal:
-                progress.log.info("\n".join(lines))
+                log.info("\n".join(lines))
             stamp = time.strftime("%Y-%m-%d %H:%M:%S")
             for line in lines:
                 self._log.add(f"{stamp} {line}".rstrip() + "\n")
@@ -78,35 +84,40 @@ class RunReport:
         model: models.Darknet,
     ) -> None:
         """Log what is about to happen: data, network, versions, ranks, precision and length."""
-        config, world, size = self._config, self._world, data.both_sides(self._config.train.image_size)
-        anchors = np.array(sorted({anchor for head in model.heads for anchor in head.anchors}))
+        config, world = self._config, self._world
+        height, width = data.both_sides(config.train.image_size)
+        anchors = sorted({anchor for head in model.heads for anchor in head.anchors})
         self.line(config.data.line())
         for split, annotations in (("train", train_set), ("val", val_set)):
-            about, warning = data.describe_set(annotations, size, anchors, auto.min_iou_of(config))
+            about, warning = data.describe_set(annotations, (height, width), np.array(anchors), auto.min_iou_of(config))
             self.line(f"{split}: {about}")
-            self.line(warning if split == "train" else None)
-            self.line(*(f"{split}: {note}" for note in (*annotations.skipped, *annotations.notes)))
+            if split == "train":
+                self.line(warning)
+            for note in (*annotations.skipped, *annotations.notes):
+                self.line(f"{split}: {note}")
         if config.data.split is not None:
             total = len(train_set) + len(val_set)
             self.line(
                 f"data.split={config.data.split:g} holds out {len(val_set)} of {counted(total, 'image')}, by name"
             )
-        parameters, flops = models.count_parameters(model), models.count_flops(model, size)
+        gigaflops = models.count_flops(model, (height, width)) / 1e9
         self.line(
-            f"{from_here(model.cfg.source)}:\n  {parameters:,} parameters, {flops / 1e9:.2f} GFLOPs for "
-            f"{size[0]}x{size[1]} (a multiply-add is two)"
+            f"{from_here(model.cfg.source)}:\n  {models.count_parameters(model):,} parameters, {gigaflops:.2f} GFLOPs "
+            f"for {height}x{width} (a multiply-add is two)"
         )
         self.line(*model.notes)
         if world.is_main:
             self.line(data.warn_of_shared_images(train_set, val_set))
-            self.line(textwrap.fill(", ".join(help.version_page().splitlines()), 80, subsequent_indent="  "))
+            versions = ", ".join(help.version_page().splitlines())
+            self.line(textwrap.fill(versions, 80, subsequent_indent="  "))
         if config.plugins:
             self.line(f"plugins: {', '.join(config.plugins)}")
         self.line(
             f"{counted(world.world_size, 'process')} on {world.device.type} ({world.launcher}), "
             f"forward pass in {config.train.precision.value}"
         )
-        self.line(of_busy_cores(torch.get_num_threads()) if world.device.type == "cpu" else None)
+        if world.device.type == "cpu":
+            self.line(of_busy_cores(torch.get_num_threads()))
         self.line(
             f"{counted(config.train.epochs, 'epoch')} x {counted(batches.steps_per_epoch, 'step')} x "
             f"{counted(config.train.batch_size, 'image')} ({counted(world.world_size, 'rank')} x "
@@ -131,9 +142,8 @@ class RunReport:
         self._epoch_images = batches.steps_per_epoch * self._config.train.batch_size
         picture = self.folder / "train_batch.jpg"
         if self._world.is_main and self._config.logger.pictures and state.step == 0:
-            batch = dataset.__getitems__(next(iter(batches))).to(torch.device("cpu"))
-            pixels = (batch.network_input() * 255).round().byte().numpy()
-            draw.draw_targets(pixels, batch.targets.numpy(), dataset.annotations.names, picture)
+            requests = next(iter(batches))
+            draw.draw_targets(dataset.__getitems__(requests), dataset.annotations.names, picture)
         run_folder.on_main(self._world, lambda: self._start_outputs(requested, state))
         self._send_pictures(state.step, picture.name)
         self._epoch_started = time.monotonic()
@@ -147,11 +157,11 @@ class RunReport:
         logged = LoggedRun(self.folder, run_id_of(self.folder), state.step, options)
         self._services = start_services(self._config.logger.services, logged, self.line)
 
-    def progress(self, state: TrainState) -> progress.Progress:
+    def progress(self, state: TrainState) -> Progress:
         """A progress bar of the images that the epoch still has."""
-        options, done = self._config.train, state.steps_of_epoch * self._config.train.batch_size
-        title = f"epoch {state.epoch + 1}/{options.epochs}"
-        return progress.Progress(self._epoch_images - done, title, self._world.is_main)
+        options = self._config.train
+        left = self._epoch_images - state.steps_of_epoch * options.batch_size
+        return Progress(left, f"epoch {state.epoch + 1}/{options.epochs}", self._world.is_main)
 
     def stopped(self, state: TrainState, by: signal.Signals) -> None:
         """Report that a signal stopped the run, and how to continue it."""
@@ -170,33 +180,41 @@ class RunReport:
     ) -> None:
         """Report the epoch that ``state`` has just counted; keep the detections of the best one."""
         now = time.monotonic()
-        seconds, self._epoch_started = now - self._epoch_started, now
+        seconds = now - self._epoch_started
+        self._epoch_started = now
         if not self._tables:
             return
         metrics, losses = dict[str, float](), dict[str, float]()
         if evaluation is not None:
-            metrics, losses = evaluation.metrics | evaluation.at_best_f1, evaluation.losses
-        row = {"epoch": state.epoch, "step": state.step, "lr": result.lr, **result.losses, **metrics}
+            metrics = evaluation.metrics | evaluation.at_best_f1
+            losses = {f"val_{name}": loss for name, loss in evaluation.losses.items()}
+        epoch = {"epoch": state.epoch}
+        training = {"lr": result.lr, **result.losses}
         speed = {"seconds": seconds, "images_per_second": result.images_per_second, "waiting": result.waiting}
-        self._tables["metrics"].write(row | {f"val_{name}": loss for name, loss in losses.items()})
-        self._tables["times"].write({"epoch": state.epoch, **speed})
-        self._send(state.step, "train_epoch", {"epoch": state.epoch, "lr": result.lr, **result.losses})
-        self._send(state.step, "val", metrics | losses)
+        self._tables["metrics"].write({**epoch, "step": state.step, **training, **metrics, **losses})
+        self._tables["times"].write({**epoch, **speed})
+        self._send(state.step, "train_epoch", {**epoch, **training})
+        self._send(state.step, "val", metrics | (evaluation.losses if evaluation is not None else {}))
         self._send(state.step, "train_speed", speed)
-
-        scores = (coco_eval.format_metric(metrics.get(name)) for name in ("precision", "recall", "AP", "AP50"))
-        memory = f"{torch.cuda.max_memory_allocated() / 1e9:.1f}G" if torch.cuda.is_initialized() else "-"
-        epochs, done = self._config.train.epochs, state.epoch - self._first_epoch
-        left = (now - self._started) / done * (epochs - state.epoch)  # evaluations included
-        if done == 1:
-            self.line(epoch_row(list(EPOCH_COLUMNS)))
-        speeds = result.images_per_second, memory, progress.duration(left)
-        texts = epoch_row([f"{state.epoch}/{epochs}", *list(result.losses.values())[:4], *scores, *speeds])
-        self.line(texts + " *" * is_best)
+        self._print_epoch(state, result, metrics, is_best)
         if is_best and evaluation is not None:
             with self.failure_logged("best_detections.npz"):
-                about = {"epoch": state.epoch, "split": "val", "evaluate": compose.to_dictionary(self._config.evaluate)}
+                about = {**epoch, "split": "val", "evaluate": compose.to_dictionary(self._config.evaluate)}
                 report_page.keep_best(self.folder, evaluation._replace(about=about))
+
+    def _print_epoch(
+        self, state: TrainState, result: engine.EpochResult, metrics: Mapping[str, float], is_best: bool
+    ) -> None:
+        epochs = self._config.train.epochs
+        done = state.epoch - self._first_epoch
+        left = (self._epoch_started - self._started) / done * (epochs - state.epoch)  # evaluations included
+        memory = f"{torch.cuda.max_memory_allocated() / 1e9:.1f}G" if torch.cuda.is_initialized() else "-"
+        cells = [f"{state.epoch}/{epochs}", *list(result.losses.values())[:4]]
+        cells += [coco_eval.format_metric(metrics.get(name)) for name in ("precision", "recall", "AP", "AP50")]
+        cells += [result.images_per_second, memory, duration(left)]
+        if done == 1:
+            self.line(epoch_row(list(EPOCH_COLUMNS)))
+        self.line(epoch_row(cells) + (" *" if is_best else ""))
 
     def finish(self, state: TrainState, val_set: Annotations, evaluation: coco_eval.Evaluation | None) -> None:
         """Report the result of a training: metrics by class, plots, page, next steps.
@@ -213,16 +231,18 @@ class RunReport:
         self.line(coco_eval.format_table(best))
         self.line(state.best_sentence())
         if self._config.logger.pictures:
-            plots.draw_training(self.folder / plots.FOLDER, self.folder / "metrics.csv", self.line)
+            folder = self.folder / plots.FOLDER
+            plots.draw_training(folder, self.folder / "metrics.csv", self.line)
             read = data.ImageSource(val_set, self._config.data.on_error).read
-            plots.draw_evaluation(self.folder / plots.FOLDER, best, read, val_set.file_name, self.line)
+            plots.draw_evaluation(folder, best, read, val_set.file_name, self.line)
         with self.failure_logged("report.html"):
             report_run(self.folder)
         self._send(state.step, "val_best", state.best_metrics)
         self._send_pictures(state.step, "plots/*.[jp][pn]g")
         self._is_complete = True
-        ckpt, seconds = option("ckpt", from_here(self.folder)), time.monotonic() - self._started
-        self.line(f"trained for {progress.duration(seconds)}; see {from_here(self.folder / 'report.html')}")
+        page = from_here(self.folder / "report.html")
+        self.line(f"trained for {duration(time.monotonic() - self._started)}; see {page}")
+        ckpt = option("ckpt", from_here(self.folder))
         source = printable(option("source", from_here(val_set.path(0))))
         self.line(as_started(f"next:\n  python eval.py {ckpt}\n  python predict.py {ckpt} \\\n      {source}"))
 
@@ -236,13 +256,14 @@ class RunReport:
 
     def _send(self, step: int, group: str, metrics: Mapping[str, float]) -> None:
         present = {name: metric for name, metric in metrics.items() if metric != coco_eval.ABSENT}
-        for service in self._services if present else ():
-            service.send("scalars", step, group, present)
+        if present:
+            for service in self._services:
+                service.send("scalars", step, group, present)
 
     def _send_pictures(self, step: int, pattern: str) -> None:
-        for path in sorted(self.folder.glob(pattern)) if self._services else ():
-            name = path.relative_to(self.folder).with_suffix("").as_posix()
-            for service in self._services:
+        for service in self._services:
+            for path in sorted(self.folder.glob(pattern)):
+                name = path.relative_to(self.folder).with_suffix("").as_posix()
                 service.send("picture", step, name, path)
 
 
@@ -261,6 +282,7 @@ def save_config(folder: Path, config: TrainConfig) -> None:
 
 def report_run(folder: Path) -> Path:
     """Write ``report.html`` of a run into its folder; return the file. Raises TrainError."""
-    options, defaults = flat(from_checkpoint.read_config(folder, "")), flat(compose.defaults("train", TrainConfig))
+    options = flat(from_checkpoint.read_config(folder, ""))
+    defaults = flat(compose.defaults("train", TrainConfig))
     # Of the defaults, only the name stands for another option.
     return report_page.write_report(folder, options, defaults | {"name": options["data.name"]})
