@@ -49,8 +49,8 @@ FAULTS: dict[str, Callable[[Path], object]] = {
 
 def loader_of(source: data.ImageSource, kind: str, workers: int) -> BatchLoader:
     """Loads all images in batches of 4, with ``rect`` as wide as they are."""
-    width = 96 if kind == "rect" else 64
-    batches = [[Request(i + k, 64, width, 0) for k in range(4)] for i in range(0, COUNT, 4)]
+    width, pool = 96 if kind == "rect" else 64, tuple(range(COUNT))
+    batches = [[Request(i + k, 64, width, 0, pool=pool) for k in range(4)] for i in range(0, COUNT, 4)]
     augment = EVERY_AUGMENT if kind == "mosaic" else NO_AUGMENT
     trained = data.TrainDataset(source.annotations, source, augment, seed=0, epochs=1)
     return data.make_loader(

@@ -230,7 +230,7 @@ def test_each_rank_drops_what_one_alone_drops_of_its_images() -> None:
         torch.manual_seed(1)
         images = x.view(-1, place[1], 2, 40, 9, 7)[:, place[0]].flatten(0, 1)
         results.append(layer(images))
-        assert torch.equal(results[-1], torch.where(results[-1] == 0, 0, images / 0.75))
+        assert torch.equal(results[-1], torch.where(results[-1] == 0, 0, images * (1 / 0.75)))
     whole, *parts = results
     assert torch.equal(whole.view(2, 2, 2, 40, 9, 7), torch.stack([part.view(2, 2, 40, 9, 7) for part in parts], 1))
     assert (whole == 0).double().mean() == pytest.approx(0.25, abs=0.01) and torch.equal(layer.eval()(x), x)
