@@ -125,6 +125,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.release
 def test_what_out_holds_and_pycocotools_makes_the_same_metrics_of_it(trained, tmp_path, capsys) -> None:
     metrics = evaluate([*of_run(trained, 96), f"ckpt={trained}", "plots=true", f"out={tmp_path}"])  # its newest run
     said = capsys.readouterr().out

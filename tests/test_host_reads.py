@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from conf.train_options import Optimizer
 from data import Batch
 from models import Darknet, zoo_cfg
+from tests.data.sets import a_few_of
 from tests.models.small_network import small
 from tests.train_utils.losses import COST, LOSSES, loss_of
 from tests.train_utils.small_training import CONFIG, new_state, train_epoch
@@ -174,7 +175,7 @@ def test_a_step_is_queued_without_a_wait_but_for_its_decision(world, loss, optim
     assert not any(each.copies for each in steps[2:]), "only the first step copies the anchors"
 
 
-@pytest.mark.parametrize(("loss", "most"), [(LOSSES[0], 1341), (COST, 1554), (("loss=darknet",), 1243)])
+@pytest.mark.parametrize(("loss", "most"), a_few_of([(LOSSES[0], 1341), (COST, 1554), (("loss=darknet",), 1243)]))
 def test_a_step_of_yolov3_spp_starts_few_kernels(world: World, loss: tuple[str, ...], most: int) -> None:
     steps: list[HostReads] = []
     epoch_on_cuda(world, Darknet(zoo_cfg("yolov3-spp"), 80, width=0.125), loss)(counted([batch(), batch()], steps))

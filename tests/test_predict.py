@@ -22,6 +22,7 @@ from data import DataError, Frame, InputFit, ShapesConfig, ensure_shapes
 from data.shapes import CLASSES
 from eval import evaluate
 from predict import predict
+from tests.data.sets import a_few_of
 from tests.data.test_media import picture, video
 from tests.file_server import serving_folder
 from tests.random_network import save_random_network
@@ -52,7 +53,9 @@ def drawn_in(folder: Path) -> list[str]:
     return ["data=shapes", f"data.root={folder}/shapes", f"data.index_dir={folder}/index", f"data.shapes={shapes}"]
 
 
-@pytest.mark.parametrize("options", [["rect=false", "image_size=[64,128]"], ["resize=stretch"], ["merge_nms=true"]])
+@pytest.mark.parametrize(
+    "options", a_few_of([["rect=false", "image_size=[64,128]"], ["resize=stretch"], ["merge_nms=true"]])
+)
 def test_predictions_are_those_of_an_evaluation_at_any_batch_size(folder, options, tmp_path) -> None:
     """The last bits may differ: those of a convolution depend on the number of images."""
     options = [*options, "confidence=0.7"]

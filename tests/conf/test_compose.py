@@ -14,6 +14,7 @@ from conf import CONF_DIR, ConfigError
 from conf.cli.program import PROGRAMS, start
 from conf.compose import compose, defaults, from_dictionary, to_dictionary, to_plain, to_yaml
 from conf.schema import TrainConfig, kinds_of
+from tests.data.sets import a_few_of
 
 Program = Callable[..., str]
 
@@ -44,40 +45,40 @@ SHAPES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("argument", "sentence"),
-    [
-        ("+train.foo=1", "train.foo=1 is not an option here"),
-        ("data=/x/my.yaml", "data=/x/my.yaml: there is no /x/my.yaml. fix: a name, or the path of a data.yaml"),
-        ("data=coko", "no choice data=coko; did you mean data=coco?"),
-        ("logger=[csv,tensorbord]", "no choice logger=tensorbord; did you mean logger=tensorboard? there are: csv, "),
-        ("train.epochs=null", "train.epochs: "),
-        ("train.epochs='99999999999999999'", "train.epochs: 99999999999999999 is not finite, or too large. fix"),
-        ("train.epochs=0", "train.epochs must be >= 1, got 0"),
-        ("optim.lr=0", "optim.lr must be > 0, got 0"),
-        ("evaluate.nms_iou=1.1", "evaluate.nms_iou must be >= 0 and <= 1, got 1.1"),
-        ("loss.anchor_iou=1", "loss.anchor_iou must be >= 0 and < 1, or null, got 1"),
-        ("loss=yolov3 loss.l1=0", "loss.l1 is not an option of the loss= that is chosen. fix: leave it out"),
-        ("model.anchors=[[0.001,1]]", "model.anchors must be pairs"),
-        ("model.box_bins=16", "model.box_bins=0"),
-        ("loss.box=-1", "loss.box must be >= 0, or null, got -1"),
-        ("loss.iou=riou", "loss.iou"),
-        ("train.multi_scale=[2,1]", "train.multi_scale must be [low, high]"),
-        ("data=coco data.shapes.image_size=64", "data.shapes.image_size=64: a section is null here"),
-        (
-            "data=coco resume=x data.shapes.image_size=64",
-            "a section is null here. fix: leave out what would change the training",
-        ),
-        ("data.root=a=b", "cannot read the option data.root=a=b. fix: quote "),
-        ("run_dir=/proc/nothing", "cannot be written"),
-        ("train.batch_size=9 train.micro_batch_size=2", "train.micro_batch_size=2 must divide"),
-        ("train.batch_size=64", "fewer than train.batch_size=64"),
-        ("train.image_size=50", "train.image_size=50 is not a multiple"),
-        ("model.weights=nothing.weights", "nothing.weights"),
-        ("data.names=[circle,hexagon]", "'hexagon'"),
-        ("resume=a run_dir=b", "leave run_dir out"),
-    ],
-)
+MISFITS = [
+    ("+train.foo=1", "train.foo=1 is not an option here"),
+    ("data=/x/my.yaml", "data=/x/my.yaml: there is no /x/my.yaml. fix: a name, or the path of a data.yaml"),
+    ("data=coko", "no choice data=coko; did you mean data=coco?"),
+    ("logger=[csv,tensorbord]", "no choice logger=tensorbord; did you mean logger=tensorboard? there are: csv, "),
+    ("train.epochs=null", "train.epochs: "),
+    ("train.epochs='99999999999999999'", "train.epochs: 99999999999999999 is not finite, or too large. fix"),
+    ("train.epochs=0", "train.epochs must be >= 1, got 0"),
+    ("optim.lr=0", "optim.lr must be > 0, got 0"),
+    ("evaluate.nms_iou=1.1", "evaluate.nms_iou must be >= 0 and <= 1, got 1.1"),
+    ("loss.anchor_iou=1", "loss.anchor_iou must be >= 0 and < 1, or null, got 1"),
+    ("loss=yolov3 loss.l1=0", "loss.l1 is not an option of the loss= that is chosen. fix: leave it out"),
+    ("model.anchors=[[0.001,1]]", "model.anchors must be pairs"),
+    ("model.box_bins=16", "model.box_bins=0"),
+    ("loss.box=-1", "loss.box must be >= 0, or null, got -1"),
+    ("loss.iou=riou", "loss.iou"),
+    ("train.multi_scale=[2,1]", "train.multi_scale must be [low, high]"),
+    ("data=coco data.shapes.image_size=64", "data.shapes.image_size=64: a section is null here"),
+    (
+        "data=coco resume=x data.shapes.image_size=64",
+        "a section is null here. fix: leave out what would change the training",
+    ),
+    ("data.root=a=b", "cannot read the option data.root=a=b. fix: quote "),
+    ("run_dir=/proc/nothing", "cannot be written"),
+    ("train.batch_size=9 train.micro_batch_size=2", "train.micro_batch_size=2 must divide"),
+    ("train.batch_size=64", "fewer than train.batch_size=64"),
+    ("train.image_size=50", "train.image_size=50 is not a multiple"),
+    ("model.weights=nothing.weights", "nothing.weights"),
+    ("data.names=[circle,hexagon]", "'hexagon'"),
+    ("resume=a run_dir=b", "leave run_dir out"),
+]
+
+
+@pytest.mark.parametrize(("argument", "sentence"), a_few_of(MISFITS, 3))
 def test_what_does_not_fit_is_named_before_a_run_folder_is_made(error_of, argument, sentence) -> None:
     words = argument.split()
     assert sentence in error_of(*([] if words[0].startswith("data=") else SHAPES), *words)

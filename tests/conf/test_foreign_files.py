@@ -16,6 +16,7 @@ from conf import ConfigError
 from conf.cli.command_line import in_one_sentence
 from conf.cli.program import PROGRAMS
 from conf.compose import compose
+from tests.data.sets import a_few_of
 from tests.small_run import small_run
 from train import train
 from train_utils.checkpoint import load_checkpoint, save_checkpoint
@@ -131,7 +132,7 @@ def test_a_resumed_checkpoint_imports_nothing_and_refers_to_nothing(case: str, r
     assert "evil" not in sys.modules and not Path("trace").exists()
 
 
-@pytest.mark.parametrize("case", [*SAVED, "bomb", "hydra"])
+@pytest.mark.parametrize("case", a_few_of([*SAVED, "bomb", "hydra"], 3))
 def test_a_run_folder_imports_nothing_and_refers_to_nothing(case: str, run: Path, place: Path) -> None:
     shutil.copytree(run, place / "own")
     path = place / "own" / "config.yaml"

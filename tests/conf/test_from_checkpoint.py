@@ -25,6 +25,7 @@ from conf.schema import TrainConfig
 from data import DataError
 from models import Darknet, ModelError, published, save_darknet_weights, zoo_cfg
 from models.published import PUBLISHED, Published
+from tests.data.sets import a_few_of
 from tests.file_server import serving
 from tests.runs.kill_resume import differences
 from tests.small_run import dying_after, rows, small_run
@@ -248,7 +249,7 @@ def test_what_is_called_last_comes_before_the_word(runs: Path) -> None:
             options_of(*command)
 
 
-@pytest.mark.parametrize("job", ["slurm", "torchrun", "train -m", "tune trials=1 --"])
+@pytest.mark.parametrize("job", a_few_of(["slurm", "torchrun", "train -m", "tune trials=1 --"]))
 def test_a_training_that_starts_again_names_its_weights(job, runs, monkeypatch, capsys) -> None:
     if job == "slurm":
         monkeypatch.setenv("SLURM_JOB_ID", "1")

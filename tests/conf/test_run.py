@@ -34,21 +34,15 @@ CASES = {  # options and what stderr says; for None stdout has the answer
         "-sc query=bash": None,
         "--version": None,
         "train.epoch=3": "train.epoch=3 is not an option here.\nfix: train.epochs=3",
-        "train.epochs=many": "train.epochs: Value 'many'",
-        "--help data.shapes.image_size=64": "data.shapes.image_size=64: a section is null here",
         "resume=nowhere": "resume=nowhere: ",
-        "data.root=nowhere": "there is no",
         "--config-dir nowhere data=cats": "--config-dir: there is no folder ",
-        "data=cats --config-dir": "--config-dir: there is no folder ",
         "data=shapes devices=2 model.weights=a.pt": "model.weights: there is no",
-        "data=yolo data.root=nowhere": "there is no data.yaml",
     },
     "eval": {"--help": None, "": "nothing to evaluate", "ckpt=nowhere": "there is no checkpoint"},
     "predict": {
         "--help": None,
         "source=a model=yolov3 model.weights=a.pt": "there is no a.pt",
         "": "source has no value",
-        "source=a device=tpu": "device",
     },
     "export": {"--help": None, "model=yolov3 batch_size=0": "batch_size must be >= 1"},
     "check_data": {"--help": None, "data=voc data.root=nowhere": "there is no"},
@@ -64,10 +58,8 @@ CASES = {  # options and what stderr says; for None stdout has the answer
     },
     "tune": {
         "--help": None,
-        "-- data=bcd optim.lr=1,2": "no choice data=bcd",
         "-- optim.rl=1,2": "optim.rl= is not an option here",
         "-- data=bccd optim.lr=interval(-1,1)": "optim.lr must be > 0",
-        "-- data=bccd optim.lr=1": "nothing to search",
     },
 }
 # Starts each case as `python <program> <options>` does and prints what it wrote, its exit code and

@@ -27,7 +27,8 @@ SIZES = {"a": (40, 60), "b": (30, 50), "c": (64, 32)}  # height, width
 
 def a_few_of(cases: Iterable[Any], every: int = 4) -> list[Any]:
     """The cases as parameters; those between each fourth one are for a release."""
-    return [pytest.param(case, marks=[pytest.mark.release] * (n % every > 0)) for n, case in enumerate(cases)]
+    rows = [case if isinstance(case, tuple) else (case,) for case in cases]
+    return [pytest.param(*row, marks=[pytest.mark.release] * (n % every > 0)) for n, row in enumerate(rows)]
 
 
 @dataclass(frozen=True)

@@ -299,7 +299,7 @@ def test_exports_are_read_as_they_are(case: str, tmp_path: Path) -> None:
 JSONS = {"train_all.json": "eval_all.json", "a/training.json": "a/validation.json", "train/a.json": "val/a.json"}
 
 
-@pytest.mark.parametrize("folders", a_few_of([("pictures_train", "pictures_eval"), ("train/images", "val/images")]))
+@pytest.mark.parametrize("folders", a_few_of([["pictures_train", "pictures_eval"], ["train/images", "val/images"]]))
 @pytest.mark.parametrize("json_file", JSONS)
 def test_images_of_one_name_are_those_of_their_split(json_file: str, folders: list[str], tmp_path: Path) -> None:
     both(coco_at(json_file, folders[0]), coco_at(JSONS[json_file], folders[1]))(tmp_path / "set")
