@@ -42,6 +42,7 @@ def test_what_a_training_keeps(run_folder: Path) -> None:
     assert best.metrics | best.at_best_f1 in kept
 
 
+@pytest.mark.release
 def test_the_report_in_a_browser(run_folder: Path, page, tmp_path: Path) -> None:
     loaded: list[str] = []
     page.on("request", lambda request: loaded.append(request.url.split(":")[0]))
