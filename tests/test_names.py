@@ -14,6 +14,7 @@ import yaml
 
 from conf.cli.command_line import override
 from conf.cli.from_checkpoint import model_or_exported
+from conf.cli.program import start as start_program
 from conf.compose import compose
 from conf.schema import DemoConfig
 from data.errors import printable
@@ -43,7 +44,7 @@ def test_any_name_goes_through_every_program(tmp_path, monkeypatch, capsys) -> N
 
     def start(program: str, *arguments: str) -> None:
         monkeypatch.setattr(sys, "argv", [f"{program}.py", *arguments])
-        start(program)
+        start_program(program)
 
     network = ["model=yolov3-tiny", "model.width=0.125"]
     training = ["train.image_size=64", "train.batch_size=4", "device=cpu", "data.workers=0"]
