@@ -209,7 +209,7 @@ class RunReport:
         done = state.epoch - self._first_epoch
         left = (self._epoch_started - self._started) / done * (epochs - state.epoch)  # evaluations included
         memory = f"{torch.cuda.max_memory_allocated() / 1e9:.1f}G" if torch.cuda.is_initialized() else "-"
-        cells = [f"{state.epoch}/{epochs}", *list(result.losses.values())[:4]]
+        cells: list[str | float] = [f"{state.epoch}/{epochs}", *list(result.losses.values())[:4]]
         cells += [coco_eval.format_metric(metrics.get(name)) for name in ("precision", "recall", "AP", "AP50")]
         cells += [result.images_per_second, memory, duration(left)]
         if done == 1:
