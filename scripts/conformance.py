@@ -198,8 +198,9 @@ def largest_difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Te
     """The largest difference of a value, relative to the largest value of its tensor."""
     worst = 0.0
     for name, their in theirs.items():
-        scale = float(their.double().abs().max().clamp(min=1e-12))
-        worst = max(worst, float((ours[name].double() - their.double()).abs().max()) / scale)
+        scale = float(their.double().abs().max().nan_to_num(1.0).clamp(min=1e-12))
+        difference = (ours[name].double() - their.double()).abs().max().nan_to_num(float("inf"))
+        worst = max(worst, float(difference) / scale)
     return worst
 
 
