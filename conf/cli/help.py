@@ -73,7 +73,7 @@ def help_page(name: str, command: str, schema: type, arguments: Sequence[str]) -
     for section, options in sections(schema, values):
         parts.append(f"\n{' '.join((section.__doc__ or '').partition(chr(10) * 2)[0].split())}")
         parts += [row(f"{option.key}={option.value}", f"{option.meaning} ({option.kind})") for option in options]
-    parts.append("\ndocs/train/options.md of the repository has all options, docs/coming-from.md other programs'")
+    parts.append("\ndocs/train/options.md of the repository has all options, conf/names.yaml other programs'")
     return "\n".join(parts)
 
 

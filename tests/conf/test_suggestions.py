@@ -11,7 +11,7 @@ from typing import Any, get_args, get_origin
 import pytest
 import yaml
 
-from conf import REPOSITORY, suggestions
+from conf import suggestions
 from conf.cli.program import PROGRAMS
 from conf.compose import compose
 from conf.options import choices_of
@@ -125,18 +125,3 @@ def test_what_is_typed_is_answered(typed: str) -> None:
     said = answer(*typed.split(" ", 1))
     assert said.startswith(ANSWERS[typed]) and (said or not ANSWERS[typed])
     assert said == ANSWERS[typed] or ANSWERS[typed].endswith((" ", "file")), said
-
-
-def test_the_documentation_has_the_names_of_the_table() -> None:
-    rows = ""
-    for names, keys in suggestions.FOREIGN_NAMES.items():
-        if keys.startswith("(leave it out"):  # no counterpart
-            continue
-        ours, _, note = keys.partition("(")
-        ours = "; ".join(filter(None, [_as_code(ours), note.strip(")")]))
-        rows += f"| {_as_code(names)} | {ours} |\n"
-    assert (REPOSITORY / "docs/coming-from.md").read_text(encoding="utf-8").endswith(f"\n|---|---|\n{rows}")
-
-
-def _as_code(words: str) -> str:
-    return ", ".join(f"`{word}`" for word in words.split())
