@@ -34,7 +34,7 @@ from data.errors import as_started, printable
 from data.progress import counted
 from train_utils.bootstrap import Gain, draw_images, gain, resampled_aps, with_interval
 from train_utils.coco_eval import Evaluation, format_metric
-from train_utils.report import report_page, run_report
+from train_utils.report import report_page
 
 METRICS = ("AP", "AP50", "AP75")
 PARTS = ("by the network, on common images", "by images and labels")
@@ -68,7 +68,7 @@ def compare(config: schema.CompareConfig) -> list[Gain]:
     """
     folders = [Path(run_files.full_name(run)) for run in config.runs]
     if len(folders) == 1:
-        print(f"page: {run_report.report_run(folders[0])}")
+        print(f"page: {report_page.write_report(folders[0])}")
         return []
     groups = read_groups(folders)
     print_groups(groups)

@@ -39,7 +39,8 @@ def reserve_run_folder(world: World, config: TrainConfig) -> Iterator[Callable[[
 
     def choose() -> None:
         nonlocal folder
-        mirror.refuse_other(config)
+        if config.run_mirror is not None:
+            mirror.refuse_other(config.run_mirror, config.resume)
         if resume is not None and not is_fetched:
             folder = _locked(Path(resume).resolve(), "resume")
             return

@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from conf.compose import compose
 from conf.errors import TrainError
-from conf.schema import TrainConfig
 from tests.file_server import SECRET, serving_bucket
 from tests.runs.kill_resume import PATIENCE, differing_parts, finish, start, train_well
 from train_utils.report.mirror import refuse_other
@@ -47,7 +45,7 @@ def test_killed_and_its_folder_lost_a_run_goes_on_from_the_bucket_as_if_undistur
         assert len(bucket.asked) > 200
         assert last.read_bytes() == (tmp_path / "three" / "checkpoints" / "last.pt").read_bytes()
         with pytest.raises(TrainError, match=rf"fix: resume={mirror} "):
-            refuse_other(compose("train", TrainConfig, [f"run_mirror={mirror}"]))
+            refuse_other(mirror, None)
         bucket.fault = lambda key, number: "denied" if "runs/" in key else None  # which costs a line
         train_well(tmp_path / "denied", 1, *OPTIONS, "run_mirror=s3://b/runs/b", "resume=null")
     assert differing_parts(whole, tmp_path / "three") == []

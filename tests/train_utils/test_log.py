@@ -10,8 +10,7 @@ import torch
 from conf.errors import TrainError
 from tests.small_run import rows
 from train_utils.distributed import World
-from train_utils.report.log import MetricsCsv
-from train_utils.report.run_report import RunReport
+from train_utils.report.run_report import RunReport, open_table
 
 
 def report_of(folder: Path, rank: int) -> RunReport:
@@ -31,30 +30,30 @@ def test_run_log_writes_to_both_on_the_main_process_only(tmp_path: Path, capsys:
 
 def test_metrics_keep_every_digit_and_go_on_after_the_resumed_epoch(tmp_path: Path) -> None:
     path, columns = tmp_path / "metrics.csv", ("epoch", "loss", "AP")
-    metrics = MetricsCsv(path, columns)
+    metrics = open_table(path, columns)
     for epoch in range(1, 5):
-        metrics.write({"epoch": epoch, "loss": 0.1 + epoch / 5})
+        metrics.writerow({"epoch": epoch, "loss": 0.1 + epoch / 5})
     whole = path.read_bytes()
     with path.open("a") as file:
         file.write("2,0.")  # cut by a kill: neither an epoch nor a loss to trust
-    again = MetricsCsv(path, columns, done=2)
+    again = open_table(path, columns, done=2)
     for epoch in (3, 4):
-        again.write({"epoch": epoch, "loss": 0.1 + epoch / 5})
+        again.writerow({"epoch": epoch, "loss": 0.1 + epoch / 5})
     assert path.read_bytes() == whole
     assert rows(tmp_path)[0] == {"epoch": "1", "loss": repr(0.1 + 0.2), "AP": ""}
-    MetricsCsv(path, ("epoch", "loss_new", "AP", "loss"), done=4)  # a later version
+    open_table(path, ("epoch", "loss_new", "AP", "loss"), done=4)  # a later version
     assert rows(tmp_path)[3] == {"epoch": "4", "loss_new": "", "AP": "", "loss": repr(0.1 + 4 / 5)}
-    MetricsCsv(path, columns)
+    open_table(path, columns)
     assert rows(tmp_path) == []
     with pytest.raises(TrainError, match=r"cannot write .*metrics\.csv .*fix: "):
-        MetricsCsv(tmp_path / "none" / "metrics.csv", columns)
+        open_table(tmp_path / "none" / "metrics.csv", columns)
 
 
 def test_a_full_disk_delays_rows_and_lines_and_loses_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    table, log = MetricsCsv(tmp_path / "metrics.csv", ("epoch", "loss")), report_of(tmp_path, rank=0)
+    table, log = open_table(tmp_path / "metrics.csv", ("epoch", "loss")), report_of(tmp_path, rank=0)
 
     def write(epoch: int) -> None:
-        table.write({"epoch": epoch, "loss": 0.25})
+        table.writerow({"epoch": epoch, "loss": 0.25})
         log.line(f"line {epoch}")
 
     write(1)

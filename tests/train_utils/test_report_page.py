@@ -19,7 +19,7 @@ from tests.small_run import small_run
 from train import train
 from train_utils.coco_eval import Evaluation, score
 from train_utils.evaluator import Evaluator
-from train_utils.report import plots, run_report
+from train_utils.report import plots, report_page
 from train_utils.report.report_page import read_best, write_report
 
 
@@ -93,14 +93,14 @@ def test_plots_and_table_are_of_the_best_epoch_also_after_a_resume(tmp_path, mon
     train([f"resume={tmp_path / 'run'}", "train.epochs=3"])
     assert [(one.metrics["AP"], one.about["epoch"]) for one in drawn] == [(0.5, 1)] * 2
     (tmp_path / "run/plots/confusion.png").touch()
-    text = write_report(tmp_path / "run", {"name": "a"}, {}).read_text()
+    text = write_report(tmp_path / "run").read_text()
     assert "epoch=1, split=val, evaluate.image_size=null" in text
     assert re.findall(r"<figcaption>([^<]*epoch 1[^<]*)<", text) == [f"{plots.PLOTS['confusion.png']} (epoch 1)"]
 
 
 def test_a_report_that_fails_is_a_line_and_the_training_goes_on(tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(run_report, "report_run", lambda folder: 1 / 0)
-    monkeypatch.setattr("train_utils.report.report_page.keep_best", lambda *given: 1 / 0)
+    monkeypatch.setattr(report_page, "write_report", lambda folder: 1 / 0)
+    monkeypatch.setattr(report_page, "keep_best", lambda *given: 1 / 0)
     train(small_run(tmp_path / "shapes", tmp_path / "run", "train.epochs=1", "train.batch_size=8"))
     said = capsys.readouterr().out
     assert "warning: report.html was not written (ZeroDivisionError" in said

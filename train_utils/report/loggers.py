@@ -95,17 +95,19 @@ LOGGERS: dict[str, Callable[[LoggedRun], Any]] = {}  # of the plugins in use, by
 END_SECONDS = 20.0  # that the end of a training waits for each logger
 
 
-class LoggerThread:
-    """Calls a logger in a separate thread: if it fails or hangs, that is one warning.
+class LoggerThread(threading.Thread):
+    """Calls a logger in a thread of its own: if it fails or hangs, that is one warning.
 
     No executor, because Python waits for the threads of those before it ends.
     """
 
-    def __init__(self, name: str, logger: Any, warn: Callable[[str], None]) -> None:
-        self._name, self._logger, self._warn, self._warned = name, logger, warn, False
-        self._messages: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()  # a method and its arguments
-        self._thread = threading.Thread(target=self._work, name=f"logger-{name}", daemon=True)
-        self._thread.start()
+    def __init__(self, name: str, logger: Any, log_line: Callable[[str], None]) -> None:
+        super().__init__(name=f"logger={name}", daemon=True)
+        self._logger = logger
+        self._log_line = log_line
+        self._has_warned = False
+        self._messages = queue.SimpleQueue[tuple[Any, ...]]()  # a method and its arguments
+        self.start()
 
     def send(self, method: str, *content: Any) -> None:
         """Queue a call of the logger's ``method``; never waits."""
@@ -114,52 +116,48 @@ class LoggerThread:
     def close(self, complete: bool) -> None:
         """Let the logger take what waits and close, for END_SECONDS at most."""
         self.send("close", complete)
-        self._messages.put(None)
-        self._thread.join(END_SECONDS)
-        if self._thread.is_alive():
-            self._warn_once("does not answer")
+        self.join(END_SECONDS)
+        if self.is_alive():
+            self._warn("does not answer")
 
-    def _work(self) -> None:
-        for method, *content in iter(self._messages.get, None):
+    def run(self) -> None:
+        """Pass the messages on, until it is closed."""
+        method = ""
+        while method != "close":
+            method, *content = self._messages.get()
             try:
                 getattr(self._logger, method)(*content)
             except Exception as error:  # of somebody else's client: of any kind
-                self._warn_once(f"failed ({in_short(error)})")
+                self._warn(f"failed ({in_short(error)})")
 
-    def _warn_once(self, failure: str) -> None:
-        if not self._warned:
-            self._warned = True
-            self._warn(
-                f"warning: logger={self._name} {failure}: training is not affected; metrics may be missing there"
-            )
+    def _warn(self, failure: str) -> None:
+        if not self._has_warned:
+            self._log_line(f"warning: {self.name} {failure}: training is not affected; metrics may be missing there")
+        self._has_warned = True
 
 
-def start_services(names: Sequence[str], run: LoggedRun, log_line: Callable[[str], None]) -> list[LoggerThread]:
+def start_services(
+    names: Sequence[str], folder: Path, step: int, options: dict[str, Any], log_line: Callable[[str], None]
+) -> list[LoggerThread]:
     """Start these services and the loggers of plugins, a thread each.
 
-    If one cannot start, a new run raises TrainError; a resumed one logs a warning.
+    They find a resumed run again by the id in ``run_id.txt``. If one cannot start, a new run raises
+    TrainError; a resumed one logs a warning.
     """
-    started = []
-    for name in [*names, *LOGGERS]:
-        try:
-            logger = (LOGGERS | SERVICES)[name](run)
-        except Exception as error:  # of somebody else's client: of any kind
-            reason = f"logger={name} cannot start ({in_short(error)})"
-            if run.step == 0:
-                raise errors.TrainError(f"{reason}. fix: that, or leave {name} out") from error
-            log_line(f"warning: {reason}: training is not affected; metrics are missing there")
-        else:
-            started.append(LoggerThread(name, logger, log_line))
-    return started
-
-
-def run_id_of(folder: Path) -> str:
-    """The id by which services find the run in ``folder`` again, from ``run_id.txt``."""
     path = folder / "run_id.txt"
     if not path.exists():
         with run_files.whole_file(path) as file:
             file.write(secrets.token_hex(6))
-    return path.read_text()
+    run, started = LoggedRun(folder, path.read_text(), step, options), []
+    for name in [*names, *LOGGERS]:
+        try:
+            started.append(LoggerThread(name, (LOGGERS | SERVICES)[name](run), log_line))
+        except Exception as error:  # of somebody else's client: of any kind
+            reason = f"logger={name} cannot start ({in_short(error)})"
+            if step == 0:
+                raise errors.TrainError(f"{reason}. fix: that, or leave {name} out") from error
+            log_line(f"warning: {reason}: training is not affected; metrics are missing there")
+    return started
 
 
 def in_short(error: BaseException) -> str:

@@ -9,7 +9,6 @@ from typing import IO
 from conf import errors
 from conf.cli import from_checkpoint, run_files
 from conf.errors import TrainError
-from conf.schema import TrainConfig
 from data import DataError, remote
 
 LAST, PREVIOUS, BEST = (f"{run_files.CHECKPOINTS}/{name}.pt" for name in ("last", "last.previous", "best"))
@@ -24,7 +23,7 @@ class Mirror:
         self._folder, self._address, self._log_line = folder, address, log_line
         self._pool = ThreadPoolExecutor(1, "mirror")
         self._next: Future[None] | None = None
-        self._sent: dict[str, int] = {}  # when the file that was copied had been written
+        self._sent: dict[str, int | None] = {}  # when the file that was copied had been written
         self._failure = self._told = ""
 
     def follow(self, written: Future[None]) -> None:
@@ -53,10 +52,11 @@ class Mirror:
     def _send(self, last: IO[bytes]) -> str:
         """Write all that is new; return what failed."""
         try:
-            for name in filter(lambda name: (self._folder / name).exists(), BESIDE):
-                stamp = (self._folder / name).stat().st_mtime_ns
-                if self._sent.get(name) != stamp:
-                    remote.write(f"{self._address}/{name}", self._folder / name)
+            for name in BESIDE:
+                path = self._folder / name
+                stamp = path.stat().st_mtime_ns if path.exists() else None
+                if stamp != self._sent.get(name):
+                    remote.write(f"{self._address}/{name}", path)
                     self._sent[name] = stamp
             with suppress(FileNotFoundError, remote.FetchError):  # then an older one stays
                 remote.copy(f"{self._address}/{LAST}", f"{self._address}/{PREVIOUS}")
@@ -66,13 +66,12 @@ class Mirror:
         return ""
 
 
-def refuse_other(config: TrainConfig) -> None:
-    """Raise TrainError if ``run_mirror`` holds a run that this one does not continue."""
-    address, before = config.run_mirror, config.resume
-    if before is not None and not remote.is_remote(before):
-        before = from_checkpoint.read_config(Path(before)).get("run_mirror")
+def refuse_other(address: str, resumed: str | None) -> None:
+    """Raise TrainError if ``address`` holds a run that this one does not continue."""
+    if resumed is not None and not remote.is_remote(resumed):
+        resumed = from_checkpoint.read_config(Path(resumed)).get("run_mirror")
     with suppress(remote.FetchError):  # which the first copy tells
-        if address not in (None, before) and run_files.is_mirrored(address):
+        if address != resumed and run_files.is_mirrored(address):
             fix = f"fix: resume={address} to continue it, or another run_mirror"
             raise TrainError(f"run_mirror={address} already holds a run. {fix}")
 

@@ -12,9 +12,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from conf.cli import run_files
+from conf import compose
+from conf.cli import from_checkpoint, run_files
 from conf.errors import TrainError, first_line
 from conf.options import flat, option
+from conf.schema import TrainConfig
 from data.errors import as_started, printable
 from train_utils import coco_eval, results
 from train_utils.report import plots
@@ -26,12 +28,11 @@ def _numbers(*names: str) -> Any:
     return msgspec.defstruct("Numbers", [(name, float) for name in names])
 
 
-_OF_A_CLASS = _numbers(*coco_eval.PER_CLASS, *coco_eval.OPERATING_POINT, "images", "boxes")
 SCORES = msgspec.defstruct(
     "Scores",
     [
         ("metrics", _numbers(*coco_eval.METRICS)),
-        ("per_class", dict[str, _OF_A_CLASS]),  # type: ignore[valid-type]
+        ("per_class", dict[str, _numbers(*coco_eval.PER_CLASS, *coco_eval.OPERATING_POINT, "images", "boxes")]),
         ("at_best_f1", _numbers(*coco_eval.OPERATING_POINT)),
         ("scorer", str),
         ("about", dict[str, Any], {}),
@@ -41,10 +42,10 @@ SCORES = msgspec.defstruct(
 
 def keep_best(folder: Path, best: coco_eval.Evaluation) -> None:
     """Write ``best_detections.npz`` whole or not at all. Raises OSError."""
-    scored = {key: getattr(best, key) for key in ("metrics", "per_class", "at_best_f1", "scorer")}
-    scores = json.dumps({**scored, "about": dict(best.about)})
+    scored = {"metrics": best.metrics, "per_class": best.per_class, "at_best_f1": best.at_best_f1}
+    scores = json.dumps({**scored, "scorer": best.scorer, "about": dict(best.about)})
     with run_files.whole_file(folder / BEST_DETECTIONS, "wb") as file:
-        names = np.array([*map(os.fsencode, best.truth.file_names)], np.bytes_)
+        names = np.array(list(map(os.fsencode, best.truth.file_names)), np.bytes_)
         np.savez(file, scores=scores, detections=best.detections, **{**vars(best.truth), "file_names": names})
 
 
@@ -61,7 +62,7 @@ def read_best(folder: Path) -> coco_eval.Evaluation:
         msgspec.convert(scores, SCORES)
         found = arrays.pop("detections")
         names = arrays.pop("names").tolist()
-        files = [os.fsdecode(name) for name in arrays.pop("file_names", ())]
+        files = list(map(os.fsdecode, arrays.pop("file_names", ())))
         truth = results.GroundTruth(**arrays, names=names, file_names=files)
         check_arrays(truth, found)
         return coco_eval.Evaluation(**scores, truth=truth, detections=found, losses={})
@@ -112,40 +113,39 @@ $pictures
 """)
 
 
-def write_report(folder: Path, options: Mapping[str, Any], defaults: Mapping[str, Any]) -> Path:
+def write_report(folder: Path) -> Path:
     """Write the report of a run, which may be unfinished, into its folder; return its path.
 
-    ``options`` are those of the run by full key, ``defaults`` their default values. Raises
-    TrainError if the run's detections are damaged, and OSError.
+    Raises TrainError if the run's options or detections are damaged, and OSError.
     """
-    metrics = "<p>No epoch was evaluated yet.</p>"
-    of_epoch = ""
+    metrics, of_epoch, pictures = "<p>No epoch was evaluated yet.</p>", "", ""
     if (folder / BEST_DETECTIONS).is_file():
         best = read_best(folder)
-        cells = [coco_eval.format_metric(metric) for metric in best.metrics.values()]
-        metrics = html_table(list(best.metrics), [cells])
-        metrics += html_table(*coco_eval.rows_of_classes(best))
-        about = ", ".join(f"{key}={_text(value)}" for key, value in flat(best.about).items())
-        metrics += f"<p>{escape(about)}</p>"
-        if "epoch" in best.about:
-            of_epoch = f" (epoch {best.about['epoch']})"
-    pictures = ""
+        about = texts_of(best.about)
+        cells = map(coco_eval.format_metric, best.metrics.values())
+        metrics = html_table(list(best.metrics), [list(cells)]) + html_table(*coco_eval.rows_of_classes(best))
+        metrics += f"<p>{escape(', '.join(map('='.join, about.items())))}</p>"
+        if "epoch" in about:
+            of_epoch = f" (epoch {escape(about['epoch'])})"
     for name, title in PICTURES.items():
         path = folder / name
         if path.is_file():
-            caption = title + escape(of_epoch) if name in OF_BEST else title
+            caption = title + of_epoch if name in OF_BEST else title
             kind = "png" if path.suffix == ".png" else "jpeg"
             source = f"data:image/{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
             pictures += f'<figure><img alt="{title}" src="{source}"><figcaption>{caption}</figcaption></figure>'
+    options = texts_of(from_checkpoint.read_config(folder, ""))
+    defaults = texts_of(compose.defaults("train", TrainConfig))
+    defaults["name"] = options["data.name"]  # of the defaults, only the name stands for another option
     changed, unchanged = [], []
-    for key, value in options.items():
-        text, default = _text(value), _text(defaults.get(key, "-"))
+    for key, text in options.items():
+        default = defaults.get(key, "-")
         if text == default:
             unchanged.append((key, text))
         else:
             changed.append((key, text, default))
     page = PAGE.substitute(
-        title=escape(printable(f"{options['name']} · {folder.name}")),
+        title=escape(f"{options['name']} · {printable(folder.name)}"),
         folder=escape(printable(str(folder))),
         metrics=metrics,
         pictures=pictures,
@@ -157,14 +157,15 @@ def write_report(folder: Path, options: Mapping[str, Any], defaults: Mapping[str
     return folder / "report.html"
 
 
-def html_table(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+def html_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """An HTML table of ``titles`` and escaped cells."""
     text = f"<table>\n<tr><th>{'</th><th>'.join(titles)}</th></tr>\n"
     for row in rows:
-        text += f"<tr>{''.join(f'<td>{escape(printable(str(cell)))}</td>' for cell in row)}</tr>\n"
+        text += f"<tr><td>{'</td><td>'.join(map(escape, map(printable, row)))}</td></tr>\n"
     return f"{text}</table>\n"
 
 
-def _text(value: Any) -> str:
-    """A value of an option as the command line writes it."""
-    return printable(value) if isinstance(value, str) else json.dumps(value)
+def texts_of(options: Mapping[str, Any]) -> dict[str, str]:
+    """Values by full key, as the command line writes them."""
+    values = flat(options).items()
+    return {key: printable(value) if isinstance(value, str) else json.dumps(value) for key, value in values}

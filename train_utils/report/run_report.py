@@ -1,12 +1,16 @@
 """What a run reports: its log, its tables, the services it logs to, and the page at its end."""
 
 import contextlib
+import csv
+import os
 import signal
 import textwrap
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 import torch
@@ -14,17 +18,16 @@ import torch
 import data
 import models
 from conf import compose
-from conf.cli import command_line, from_checkpoint, help, run_files
+from conf.cli import command_line, help, run_files
 from conf.errors import TrainError
-from conf.options import flat, option
+from conf.options import option
 from conf.schema import TrainConfig
 from data import Annotations
 from data.errors import as_started, from_here, printable
-from data.progress import Progress, counted, duration, log
+from data.progress import Progress, counted, duration, log, warn
 from train_utils import auto, coco_eval, distributed, engine, run_folder
 from train_utils.report import draw, plots, report_page
-from train_utils.report.log import EPOCH_COLUMNS, GrowingFile, MetricsCsv, epoch_row, of_busy_cores
-from train_utils.report.loggers import LoggedRun, LoggerThread, run_id_of, start_services
+from train_utils.report.loggers import LoggerThread, start_services
 from train_utils.train_state import LOSS_NAMES, TrainState
 
 OF_EVALUATION = *coco_eval.METRICS, *coco_eval.OPERATING_POINT, *(f"val_{name}" for name in LOSS_NAMES)
@@ -33,9 +36,11 @@ TABLES = {  # metrics.csv is equal in every repetition of a run
     "times": ("epoch", "seconds", "images_per_second", "waiting"),
     "steps": ("step", "lr", *LOSS_NAMES),
 }
+# Of the table on the terminal: widths by title.
+EPOCH_COLUMNS = {"epoch": 7, **dict.fromkeys("loss box obj cls P R AP AP50 img/s mem".split(), 5), "left": 8}
 
 
-class RunReport:
+class RunReport(contextlib.AbstractContextManager["RunReport"]):
     """Reports the run in ``folder``: lines, tables and pictures, and the same to the services.
 
     All ranks have one and call its methods together; only rank 0 writes. As a context it writes the
@@ -47,15 +52,12 @@ class RunReport:
         self._config = config
         self._world = world
         self._log = GrowingFile(folder / "train.log")
-        self._tables: dict[str, MetricsCsv] = {}  # these and the services: on rank 0
+        self._tables: dict[str, csv.DictWriter[str]] = {}  # these and the services: on rank 0
         self._services: list[LoggerThread] = []
         self._is_complete = False
         self._first_epoch = 0
         self._epoch_images = 0
         self._started = self._epoch_started = time.monotonic()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         sentence = command_line.in_one_sentence(error, TrainConfig) if isinstance(error, Exception) else None
@@ -66,58 +68,45 @@ class RunReport:
 
     def line(self, *texts: str | None, on_terminal: bool = True) -> None:
         """Write ``texts`` to train.log, with the time, and to the terminal; skip None and ""."""
-        for text in texts:
-            if not text or not self._world.is_main:
-                continue
+        for text in filter(None, texts if self._world.is_main else ()):
             lines = list(map(printable, text.split("\n")))
             if on_terminal:
                 log.info("\n".join(lines))
             stamp = time.strftime("%Y-%m-%d %H:%M:%S")
             for line in lines:
-                self._log.add(f"{stamp} {line}".rstrip() + "\n")
+                self._log.write(f"{stamp} {line}".rstrip() + "\n")
 
     def announce(
-        self,
-        train_set: Annotations,
-        val_set: Annotations,
-        batches: data.TrainBatchSampler,
-        model: models.Darknet,
+        self, train_set: Annotations, val_set: Annotations, batches: data.TrainBatchSampler, model: models.Darknet
     ) -> None:
         """Log what is about to happen: data, network, versions, ranks, precision and length."""
         config, world = self._config, self._world
         height, width = data.both_sides(config.train.image_size)
-        anchors = sorted({anchor for head in model.heads for anchor in head.anchors})
+        anchors = np.concatenate(list(map(attrgetter("anchors"), model.heads)))
         self.line(config.data.line())
         for split, annotations in (("train", train_set), ("val", val_set)):
-            about, warning = data.describe_set(annotations, (height, width), np.array(anchors), auto.min_iou_of(config))
-            self.line(f"{split}: {about}")
-            if split == "train":
-                self.line(warning)
+            about, warning = data.describe_set(annotations, (height, width), anchors, auto.min_iou_of(config))
+            self.line(f"{split}: {about}", warning if split == "train" else None)
             for note in (*annotations.skipped, *annotations.notes):
                 self.line(f"{split}: {note}")
         if config.data.split is not None:
-            total = len(train_set) + len(val_set)
-            self.line(
-                f"data.split={config.data.split:g} holds out {len(val_set)} of {counted(total, 'image')}, by name"
-            )
+            total = counted(len(train_set) + len(val_set), "image")
+            self.line(f"data.split={config.data.split:g} holds out {len(val_set)} of {total}, by name")
         gigaflops = models.count_flops(model, (height, width)) / 1e9
-        self.line(
-            f"{from_here(model.cfg.source)}:\n  {models.count_parameters(model):,} parameters, {gigaflops:.2f} GFLOPs "
-            f"for {height}x{width} (a multiply-add is two)"
-        )
-        self.line(*model.notes)
+        size = f"{models.count_parameters(model):,} parameters, {gigaflops:.2f} GFLOPs for {height}x{width}"
+        self.line(f"{from_here(model.cfg.source)}:\n  {size} (a multiply-add is two)", *model.notes)
         if world.is_main:
-            self.line(data.warn_of_shared_images(train_set, val_set))
             versions = ", ".join(help.version_page().splitlines())
-            self.line(textwrap.fill(versions, 80, subsequent_indent="  "))
+            shared = data.warn_of_shared_images(train_set, val_set)
+            self.line(shared, textwrap.fill(versions, 80, subsequent_indent="  "))
         if config.plugins:
             self.line(f"plugins: {', '.join(config.plugins)}")
-        self.line(
-            f"{counted(world.world_size, 'process')} on {world.device.type} ({world.launcher}), "
-            f"forward pass in {config.train.precision.value}"
-        )
-        if world.device.type == "cpu":
-            self.line(of_busy_cores(torch.get_num_threads()))
+        ranks = f"{counted(world.world_size, 'process')} on {world.device.type} ({world.launcher})"
+        self.line(f"{ranks}, forward pass in {config.train.precision.value}")
+        cores, load = os.cpu_count() or 1, os.getloadavg()[0]
+        if world.device.type == "cpu" and torch.get_num_threads() > 1 and load > 1.5 * cores:
+            fix = "OMP_NUM_THREADS=1 before the command may be many times as fast"
+            self.line(f"the {cores} cores are busy (load {load:.0f}):\n  {fix}")
         self.line(
             f"{counted(config.train.epochs, 'epoch')} x {counted(batches.steps_per_epoch, 'step')} x "
             f"{counted(config.train.batch_size, 'image')} ({counted(world.world_size, 'rank')} x "
@@ -127,11 +116,7 @@ class RunReport:
         self.line(f"data.workers={config.data.workers}, augment.colour={config.augment.colour}")
 
     def start(
-        self,
-        requested: TrainConfig,
-        state: TrainState,
-        dataset: data.TrainDataset,
-        batches: data.TrainBatchSampler,
+        self, requested: TrainConfig, state: TrainState, dataset: data.TrainDataset, batches: data.TrainBatchSampler
     ) -> None:
         """Save the options, draw the first batch of a new run, start tables and services.
 
@@ -144,7 +129,7 @@ class RunReport:
         if self._world.is_main and self._config.logger.pictures and state.step == 0:
             requests = next(iter(batches))
             draw.draw_targets(dataset.__getitems__(requests), dataset.annotations.names, picture)
-        run_folder.on_main(self._world, lambda: self._start_outputs(requested, state))
+        run_folder.on_main(self._world, partial(self._start_outputs, requested, state))
         self._send_pictures(state.step, picture.name)
         self._epoch_started = time.monotonic()
 
@@ -152,10 +137,9 @@ class RunReport:
         save_config(self.folder, requested)
         for name, columns in TABLES.items():
             done = state.step if columns[0] == "step" else state.epoch
-            self._tables[name] = MetricsCsv(self.folder / f"{name}.csv", columns, done)
+            self._tables[name] = open_table(self.folder / f"{name}.csv", columns, done)
         options = compose.to_dictionary(self._config)
-        logged = LoggedRun(self.folder, run_id_of(self.folder), state.step, options)
-        self._services = start_services(self._config.logger.services, logged, self.line)
+        self._services = start_services(self._config.logger.services, self.folder, state.step, options, self.line)
 
     def progress(self, state: TrainState) -> Progress:
         """A progress bar of the images that the epoch still has."""
@@ -172,7 +156,7 @@ class RunReport:
         """Report rate and losses of a step, if it is one of each ``logger.every_steps``."""
         every = self._config.logger.every_steps
         if self._tables and every > 0 and step % every == 0:
-            self._tables["steps"].write({"step": step, **metrics})
+            self._tables["steps"].writerow({"step": step, **metrics})
             self._send(step, "train", metrics)
 
     def epoch(
@@ -186,35 +170,32 @@ class RunReport:
             return
         metrics, losses = dict[str, float](), dict[str, float]()
         if evaluation is not None:
-            metrics = evaluation.metrics | evaluation.at_best_f1
-            losses = {f"val_{name}": loss for name, loss in evaluation.losses.items()}
+            metrics, losses = evaluation.metrics | evaluation.at_best_f1, evaluation.losses
         epoch = {"epoch": state.epoch}
         training = {"lr": result.lr, **result.losses}
         speed = {"seconds": seconds, "images_per_second": result.images_per_second, "waiting": result.waiting}
-        self._tables["metrics"].write({**epoch, "step": state.step, **training, **metrics, **losses})
-        self._tables["times"].write({**epoch, **speed})
+        row = {**epoch, "step": state.step, **training, **metrics}
+        for name, loss in losses.items():
+            row[f"val_{name}"] = loss
+        self._tables["metrics"].writerow(row)
+        self._tables["times"].writerow({**epoch, **speed})
         self._send(state.step, "train_epoch", {**epoch, **training})
-        self._send(state.step, "val", metrics | (evaluation.losses if evaluation is not None else {}))
+        self._send(state.step, "val", metrics | losses)
         self._send(state.step, "train_speed", speed)
-        self._print_epoch(state, result, metrics, is_best)
+
+        epochs = self._config.train.epochs
+        done = state.epoch - self._first_epoch
+        left = (now - self._started) / done * (epochs - state.epoch)  # evaluations included
+        memory = f"{torch.cuda.max_memory_allocated() / 1e9:.1f}G" if torch.cuda.is_initialized() else "-"
+        shown = map(metrics.get, ("precision", "recall", "AP", "AP50"))
+        cells = [f"{state.epoch}/{epochs}", *list(result.losses.values())[:4], *map(coco_eval.format_metric, shown)]
+        if done == 1:
+            self.line(epoch_row(list(EPOCH_COLUMNS)))
+        self.line(epoch_row([*cells, result.images_per_second, memory, duration(left)]) + (" *" if is_best else ""))
         if is_best and evaluation is not None:
             with self.failure_logged("best_detections.npz"):
                 about = {**epoch, "split": "val", "evaluate": compose.to_dictionary(self._config.evaluate)}
                 report_page.keep_best(self.folder, evaluation._replace(about=about))
-
-    def _print_epoch(
-        self, state: TrainState, result: engine.EpochResult, metrics: Mapping[str, float], is_best: bool
-    ) -> None:
-        epochs = self._config.train.epochs
-        done = state.epoch - self._first_epoch
-        left = (self._epoch_started - self._started) / done * (epochs - state.epoch)  # evaluations included
-        memory = f"{torch.cuda.max_memory_allocated() / 1e9:.1f}G" if torch.cuda.is_initialized() else "-"
-        cells: list[str | float] = [f"{state.epoch}/{epochs}", *list(result.losses.values())[:4]]
-        cells += [coco_eval.format_metric(metrics.get(name)) for name in ("precision", "recall", "AP", "AP50")]
-        cells += [result.images_per_second, memory, duration(left)]
-        if done == 1:
-            self.line(epoch_row(list(EPOCH_COLUMNS)))
-        self.line(epoch_row(cells) + (" *" if is_best else ""))
 
     def finish(self, state: TrainState, val_set: Annotations, evaluation: coco_eval.Evaluation | None) -> None:
         """Report the result of a training: metrics by class, plots, page, next steps.
@@ -227,16 +208,14 @@ class RunReport:
         if state.best_epoch not in (0, state.epoch):  # 0: a run that was finished, on another validation set
             with contextlib.suppress(TrainError):  # a full disk may have kept them from being written
                 best, of_epoch = report_page.read_best(self.folder), state.best_epoch
-        self.line(f"metrics of epoch {of_epoch}:")
-        self.line(coco_eval.format_table(best))
-        self.line(state.best_sentence())
+        self.line(f"metrics of epoch {of_epoch}:", coco_eval.format_table(best), state.best_sentence())
         if self._config.logger.pictures:
             folder = self.folder / plots.FOLDER
             plots.draw_training(folder, self.folder / "metrics.csv", self.line)
             read = data.ImageSource(val_set, self._config.data.on_error).read
             plots.draw_evaluation(folder, best, read, val_set.file_name, self.line)
         with self.failure_logged("report.html"):
-            report_run(self.folder)
+            report_page.write_report(self.folder)
         self._send(state.step, "val_best", state.best_metrics)
         self._send_pictures(state.step, "plots/*.[jp][pn]g")
         self._is_complete = True
@@ -255,9 +234,9 @@ class RunReport:
             self.line(f"warning: {what} was not written ({type(error).__name__}: {error})")
 
     def _send(self, step: int, group: str, metrics: Mapping[str, float]) -> None:
-        present = {name: metric for name, metric in metrics.items() if metric != coco_eval.ABSENT}
-        if present:
-            for service in self._services:
+        for service in self._services:
+            present = {name: metric for name, metric in metrics.items() if metric != coco_eval.ABSENT}
+            if present:
                 service.send("scalars", step, group, present)
 
     def _send_pictures(self, step: int, pattern: str) -> None:
@@ -280,9 +259,65 @@ def save_config(folder: Path, config: TrainConfig) -> None:
         raise TrainError(f"cannot write {path} ({error.strerror}). fix: free some space there") from error
 
 
-def report_run(folder: Path) -> Path:
-    """Write ``report.html`` of a run into its folder; return the file. Raises TrainError."""
-    options = flat(from_checkpoint.read_config(folder, ""))
-    defaults = flat(compose.defaults("train", TrainConfig))
-    # Of the defaults, only the name stands for another option.
-    return report_page.write_report(folder, options, defaults | {"name": options["data.name"]})
+@dataclass
+class GrowingFile:
+    """A text file, opened for each addition: a kill loses nothing, and it may be moved away.
+
+    While it cannot be written, as on a full disk, additions wait; the first failure is a warning.
+    """
+
+    path: Path
+    waiting: bytes = b""
+    has_failed: bool = False
+
+    def write(self, text: str) -> None:
+        """Append whole lines, after those that wait."""
+        self.waiting += text.encode(errors="backslashreplace")
+        try:
+            # A pipe without a reader is an error, not a wait; so is a link to another place.
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_NOFOLLOW
+            with open(os.open(self.path, flags, 0o666), "ab", buffering=0) as file:
+                while self.waiting:
+                    self.waiting = self.waiting[os.write(file.fileno(), self.waiting) :]
+            self.has_failed = False
+        except OSError as error:
+            if not self.has_failed:
+                warn(f"cannot write {self.path} ({error.strerror}): its lines wait until it can")
+            self.has_failed = True
+
+
+def open_table(path: Path, columns: Sequence[str], done: int = 0) -> "csv.DictWriter[str]":
+    """A table such as ``metrics.csv``, to which each row is appended at once.
+
+    Rows whose first column is at most ``done`` are kept, to resume there, with values under their
+    names if an older version wrote other columns. Raises TrainError if it cannot be written.
+    """
+    rows = []
+    if done > 0 and path.is_file():
+        text = path.read_bytes().decode(errors="surrogateescape")
+        lines = text[: text.rfind("\n") + 1].splitlines()  # a kill may have cut the last
+        for line in lines[1:]:
+            row = dict(zip(lines[0].split(","), line.split(","), strict=False))
+            number = row.get(columns[0], "")
+            if number.isdecimal() and int(number) <= done:
+                rows.append(row)
+    try:
+        with run_files.whole_file(path) as file:
+            table = csv.DictWriter(file, columns, extrasaction="ignore")
+            table.writeheader()
+            table.writerows(rows)
+    except OSError as error:
+        raise TrainError(f"cannot write {path} ({error.strerror}). fix: choose another run_dir") from error
+    return csv.DictWriter(GrowingFile(path), columns)
+
+
+def epoch_row(cells: Sequence[str | float]) -> str:
+    """A row below the titles EPOCH_COLUMNS: texts whole, of numbers up to four digits that fit."""
+    texts = []
+    for cell, width in zip(cells, EPOCH_COLUMNS.values(), strict=True):
+        for digits in (4, 3, 2, 1):
+            text = cell if isinstance(cell, str) else f"{cell:.{digits}g}"
+            if len(text) <= width:
+                break
+        texts.append(text.rjust(width))
+    return " ".join(texts)
