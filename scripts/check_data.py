@@ -15,21 +15,22 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
     raise SystemExit(start("check_data"))
 
 import hashlib
-import importlib.util
 import time
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-import data
 import models
 from conf import schema
 from conf.cli import run_files
-from data import images, layouts, validate
+from conf.train_options import is_installed
+from data import Annotations, DataConfig, DataError, ImageSource, OnError, check_same_classes, images, layouts, validate
 from data.anchors import LOW_RECALL, Sizes, fix_of_anchors, network_sizes, objects_per_image, recall
 from data.annotations_read import Findings
 from data.index import read_annotations
@@ -38,15 +39,15 @@ from train_utils import build
 from train_utils.report.draw import Cell, save_sheet
 
 SHEET_COLUMNS = 4
-SPLITS = ("train", "val")
 BOTH = "train and val"
+FAULTS = (validate.CUT, validate.SCORED_OUTSIDE, validate.SCORED_EMPTY, validate.TINY_BOXES, validate.UNLIKE)
 
 
-@dataclass(frozen=True)
+@dataclass
 class CheckedSet:
     """The result of a check, by split; findings may also concern train and val together."""
 
-    splits: dict[str, data.Annotations]
+    splits: dict[str, Annotations]
     readable: dict[str, list[int]]  # positions of usable images
     problems: dict[str, Findings]
     notes: dict[str, Findings]
@@ -67,18 +68,24 @@ def main(config: schema.CheckDataConfig) -> None:
 def check(config: schema.CheckDataConfig) -> CheckedSet:
     """Check the set, print the report and write it with the sheet."""
     heads = build.build_meta_model(config.model).heads
-    anchors = np.array(sorted({anchor for head in heads for anchor in head.anchors}))  # some .cfg have more
+    anchors = np.concatenate([head.anchors for head in heads])  # some .cfg have more
     out = Path(config.out or f"runs/check_data/{config.data.name}_{time.strftime('%Y-%m-%d_%H-%M-%S')}")
     run_files.refuse_existing(out, "out")
     out.mkdir(parents=True, exist_ok=True)  # before anything is read
     checked = check_dataset(config.data, config.image_size, anchors, config.min_iou)
-    if (sentence := models.warn_of_reach(heads, config.image_size)) is not None:
+    sentence = models.warn_of_reach(heads, config.image_size)
+    if sentence is not None:
         checked.notes[BOTH].add("boxes that bins cannot reach", [sentence.removeprefix("warning: ")])
-    cells = [
-        labelled(checked.splits[split], split, index)
-        for split, readable in checked.readable.items()
-        for index in readable[:: max(1, len(readable) // max(1, config.pictures))][: config.pictures]
-    ]
+    cells = []
+    for split, annotations in checked.splits.items():
+        readable = checked.readable[split]
+        step = max(1, len(readable) // max(1, config.pictures))
+        for index in readable[::step][: config.pictures]:
+            image = ImageSource(annotations, OnError.stop).read(index)
+            assert image is not None  # with stop it raises
+            classes, boxes = annotations.training_boxes(index)
+            title = f"{split}: {annotations.file_name(index)}"
+            cells.append(Cell(image, boxes, classes, annotations.names, None, title))
     if cells:
         save_sheet(cells, SHEET_COLUMNS, out / "labels.jpg")
     lines = [f"{config.data.name}: {config.data.root}", *text_report(checked)]
@@ -88,99 +95,83 @@ def check(config: schema.CheckDataConfig) -> CheckedSet:
     return checked
 
 
-def labelled(annotations: data.Annotations, split: str, index: int) -> Cell:
-    """An image with its boxes, under its file name."""
-    image = data.ImageSource(annotations, data.OnError.stop).read(index)
-    assert image is not None  # with stop it raises
-    classes, boxes = annotations.training_boxes(index)
-    return Cell(image, boxes, classes, annotations.names, None, f"{split}: {annotations.file_name(index)}")
-
-
-def check_dataset(
-    config: data.DataConfig, image_size: int | Sequence[int], anchors: Sizes, min_iou: float
-) -> CheckedSet:
+def check_dataset(config: DataConfig, image_size: int | Sequence[int], anchors: Sizes, min_iou: float) -> CheckedSet:
     """Read all labels and decode all images of both sets.
 
     ``anchors`` (k, 2) are those of the network at ``image_size`` pixels; it learns the boxes that
     overlap one by more than ``min_iou``. Raises ``DataError`` if a set as a whole is missing or
     broken.
     """
-    problems, notes = ({where: Findings() for where in (*SPLITS, BOTH)} for _ in range(2))
-    splits: dict[str, data.Annotations] = {}
-    recalls: dict[str, float] = {}
-    for split in SPLITS:
-        splits[split], problems[split], changed = read_annotations(config, split)
-        annotations = splits[split]
+    checked = CheckedSet({}, {}, defaultdict(Findings), defaultdict(Findings), {})
+    for split in ("train", "val"):
+        annotations, problems, changed = read_annotations(config, split)
+        checked.splits[split], checked.problems[split] = annotations, problems
+        notes = checked.notes[split]
         for kind, count in changed.counts.items():
-            is_fault = kind in (validate.CUT, validate.SCORED_OUTSIDE, validate.SCORED_EMPTY, validate.TINY_BOXES)
-            is_fault |= kind.startswith(validate.UNLIKE)
-            (problems if is_fault else notes)[split].add(kind, changed.examples[kind], count)
-        repeated = [_box_name(annotations, row) for row in repeated_boxes(annotations).tolist()]
-        problems[split].add("repeated boxes", repeated)
+            (problems if kind.startswith(FAULTS) else notes).add(kind, changed.examples[kind], count)
+        problems.add("repeated boxes", repeated_boxes(annotations), describe=partial(_box_name, annotations))
         empty = np.flatnonzero(objects_per_image(annotations) == 0)
-        notes[split].add("images without boxes", [annotations.path(index) for index in empty.tolist()])
-        with suppress(data.DataError):  # of which _check_images says more
-            for kind, paths in data.ImageSource(annotations, data.OnError.stop).read_sample().items():
-                notes[split].add(kind, paths)
-        absent = np.flatnonzero(np.bincount(annotations.classes, minlength=len(annotations.names)) == 0)
-        notes[split].add("classes without boxes", [annotations.names[number] for number in absent])
+        notes.add("images without boxes", empty, describe=annotations.path)
+        with suppress(DataError):  # of which _check_images says more
+            for kind, paths in ImageSource(annotations, OnError.stop).read_sample().items():
+                notes.add(kind, paths)
+        absent = np.setdiff1d(np.arange(len(annotations.names)), annotations.classes)
+        notes.add("classes without boxes", absent, describe=annotations.names.__getitem__)
         sizes = network_sizes(annotations, image_size)
-        reached = recalls[split] = recall(sizes, anchors, min_iou)
+        reached = checked.recall[split] = recall(sizes, anchors, min_iou)
         if reached < LOW_RECALL:
             sentence = f"{1 - reached:.1%} of the boxes overlap no anchor by more than {min_iou:g}. Try "
             example = sentence + fix_of_anchors(reached, min_iou)
-            notes[split].add("boxes that no anchor fits", [example], round((1 - reached) * len(sizes)))
+            notes.add("boxes that no anchor fits", [example], round((1 - reached) * len(sizes)))
     try:
-        data.check_same_classes(splits["train"], splits["val"])
-    except data.DataError as error:
-        problems[BOTH].add("classes that differ", [_without_fix(error)])
-    if importlib.util.find_spec("simplejpeg") is None:
-        notes[BOTH].add("checks left out", ["JPEG files are not checked inside: uv pip install simplejpeg"])
-    return CheckedSet(splits, _check_images(splits, problems), problems, notes, recalls)
+        check_same_classes(*checked.splits.values())
+    except DataError as error:
+        checked.problems[BOTH].add("classes that differ", [_without_fix(error)])
+    if not is_installed("simplejpeg"):
+        checked.notes[BOTH].add("checks left out", ["JPEG files are not checked inside: uv pip install simplejpeg"])
+    _check_images(checked)
+    return checked
 
 
-def _without_fix(error: data.DataError) -> str:
+def _without_fix(error: DataError) -> str:
     return str(error).partition(" fix: ")[0].rstrip(".")
 
 
-def _check_images(splits: dict[str, data.Annotations], problems: dict[str, Findings]) -> dict[str, list[int]]:
-    """Decode all images; report unreadable and repeated ones, and return the readable ones."""
-    readable: dict[str, list[int]] = {}
+def _check_images(checked: CheckedSet) -> None:
+    """Decode all images; report unreadable and repeated ones, and list the readable ones."""
     first: dict[bytes, tuple[str, int]] = {}  # split and position, by the hash of its pixels
-    for split, annotations in splits.items():
-        readable[split] = []
-        source, count = data.ImageSource(annotations, data.OnError.stop), len(annotations)
+    for split, annotations in checked.splits.items():
+        problems, readable = checked.problems[split], checked.readable.setdefault(split, [])
+        source = ImageSource(annotations, OnError.stop)
         with ThreadPoolExecutor(source.readers) as pool:
-            hashes = pool.map(_pixel_hash, [source] * count, range(count))
-            for index, (result, damage) in enumerate(tracked(hashes, count, f"decoding {split}")):
+            hashes = pool.map(partial(_pixel_hash, source), range(len(annotations)))
+            for index, (result, damage) in enumerate(tracked(hashes, len(annotations), f"decoding {split}")):
                 if isinstance(result, str):
-                    problems[split].add("images that cannot be read", [result])
+                    problems.add("images that cannot be read", [result])
                     continue
-                readable[split].append(index)
+                readable.append(index)
                 if damage is not None:
-                    problems[split].add("images that are damaged inside", [f"{annotations.path(index)}: {damage}"])
+                    problems.add("images that are damaged inside", [f"{annotations.path(index)}: {damage}"])
                 other, number = first.setdefault(result, (split, index))
-                pair = f"{splits[other].path(number)} and {annotations.path(index)}"
+                pair = f"{checked.splits[other].path(number)} and {annotations.path(index)}"
                 if other != split:
-                    problems[BOTH].add("images in both sets", [pair])
+                    checked.problems[BOTH].add("images in both sets", [pair])
                 elif number != index:
-                    problems[split].add("repeated images", [pair])
-    return readable
+                    problems.add("repeated images", [pair])
 
 
-def _pixel_hash(source: data.ImageSource, index: int) -> tuple[bytes | str, str | None]:
+def _pixel_hash(source: ImageSource, index: int) -> tuple[bytes | str, str | None]:
     """The hash of an image's size and pixels, or why it is unreadable; and damage inside a JPEG."""
     try:
         image = source.read(index)
-    except data.DataError as error:
+    except DataError as error:
         return _without_fix(error), None
     assert image is not None  # with stop it raises
-    shape = b"%d x %d" % image.shape[:2]
     damage = images.jpeg_damage(layouts.read_file(source.annotations.path(index)))
-    return hashlib.blake2b(np.ascontiguousarray(image).data, digest_size=16, key=shape).digest(), damage
+    return hashlib.blake2b(image.tobytes(), key=b"%d x %d" % image.shape[:2]).digest(), damage
 
 
-def repeated_boxes(annotations: data.Annotations) -> np.ndarray:
+def repeated_boxes(annotations: Annotations) -> np.ndarray:
     """The rows (n,) that repeat an earlier one: same image, class, box and crowd flag."""
     images = np.repeat(np.arange(len(annotations)), np.diff(annotations.offsets))
     rows = np.column_stack([images, annotations.classes, annotations.crowd, annotations.boxes_xywh])
@@ -188,7 +179,7 @@ def repeated_boxes(annotations: data.Annotations) -> np.ndarray:
     return np.setdiff1d(np.arange(len(rows)), first)
 
 
-def _box_name(annotations: data.Annotations, row: int) -> str:
+def _box_name(annotations: Annotations, row: int) -> str:
     """The name of a box in messages: its image, class and numbers."""
     image = int(np.searchsorted(annotations.offsets, row, side="right")) - 1
     numbers = ", ".join(f"{number:g}" for number in annotations.boxes_xywh[row])
@@ -198,25 +189,25 @@ def _box_name(annotations: data.Annotations, row: int) -> str:
 def text_report(checked: CheckedSet) -> list[str]:
     """Lines of a report: metrics, classes, notes and problems; the last line is the verdict."""
     lines: list[str] = []
-    boxes: dict[str, dict[str, int]] = {}  # of each class in each set
+    boxes = defaultdict[str, Counter[str]](Counter)  # of each class in each set
     for split, annotations in checked.splits.items():
-        names, classes = annotations.names, annotations.classes
-        size = f"{counted(len(annotations), 'image')}, {counted(len(classes), 'box')}"
+        size = f"{counted(len(annotations), 'image')}, {counted(len(annotations.classes), 'box')}"
         lines.append(f"{split}: {size}, recall of the anchors {checked.recall[split]:.4f}")
-        for name, number in zip(names, np.bincount(classes, minlength=len(names)), strict=True):
-            boxes.setdefault(name, {})[split] = int(number)
+        numbers = np.bincount(annotations.classes, minlength=len(annotations.names))
+        for name, number in zip(annotations.names, numbers.tolist(), strict=True):
+            boxes[name][split] = number
     width = max(map(len, ["class", *boxes]))
     lines += ["", f"{'class':{width}} {'train boxes':>12} {'val boxes':>12}"]
-    for name, of_split in sorted(boxes.items(), key=lambda row: -sum(row[1].values())):
-        train, val = (f"{of_split[split]:,}" if split in of_split else "-" for split in SPLITS)
-        lines.append(f"{name:{width}} {train:>12} {val:>12}")
+    for name, of_split in sorted(boxes.items(), key=lambda row: -row[1].total()):
+        lines.append(f"{name:{width}} {of_split['train']:>12,} {of_split['val']:>12,}")
     for title, by_split in (("notes", checked.notes), ("problems", checked.problems)):
-        lines += ["", f"{title}:"] if any(findings.counts for findings in by_split.values()) else []
+        if any(findings.counts for findings in by_split.values()):
+            lines += ["", f"{title}:"]
         for split, findings in by_split.items():
             for kind, count in findings.counts.items():
                 examples = findings.examples[kind]
-                lines.append(f"  {split}: {kind} ({count:,})")
-                lines += [f"    {example}" for example in examples]
-                lines += [f"    ... and {count - len(examples):,} more"] if 1 < len(examples) < count else []
-    images = sum(map(len, checked.splits.values()))
-    return [*lines, "", f"{counted(checked.num_problems, 'problem')} in {counted(images, 'image')}"]
+                lines += [f"  {split}: {kind} ({count:,})", *(f"    {example}" for example in examples)]
+                if 1 < len(examples) < count:
+                    lines.append(f"    ... and {count - len(examples):,} more")
+    number = sum(map(len, checked.splits.values()))
+    return [*lines, "", f"{counted(checked.num_problems, 'problem')} in {counted(number, 'image')}"]

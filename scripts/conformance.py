@@ -13,7 +13,6 @@ versions, ranks, nodes, backend, and the outcome and time of each check, also of
 """
 
 import contextlib
-import csv
 import io
 import json
 import os
@@ -24,7 +23,9 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
 from conf import REPOSITORY, ConfigError, errors
@@ -45,31 +46,36 @@ BYTES = 2**26  # size of the timed exchange: the gradient of 16 million weights
 SECONDS = 120  # a rank waits this long for the others
 
 
+OPTIONS = f"""model=yolov3-tiny model.width=0.125 train.image_size=64 train.epochs=2 train.compile='off'
+train.timeout_seconds={SECONDS} evaluate.every=0 logger.every_steps=1 logger.pictures=false"""
+
+
 class Conformance:
     """The checks of one process group; all ranks call each check together."""
 
     def __init__(self, world: distributed.World, folder: Path) -> None:
-        self.world, self.folder, self.checks = world, folder, list[tuple[str, bool, str, float]]()
+        self.world = world
+        self.folder = folder
+        self.checks: list[dict[str, Any]] = []
         self.last = time.perf_counter()
         ranks = world.world_size
         # An epoch has three steps and one image left over; an evaluation ends with a batch of one.
         drawn = f"{{train_images: {12 * ranks + 1}, val_images: {4 * ranks + 1}, image_size: 64}}"
-        self.data = [
-            "data=shapes", f"data.root={folder}/shapes", f"data.index_dir={folder}/index", f"data.shapes={drawn}",
-            "data.workers=0",
-        ]  # fmt: skip
-        self.options = [
-            *self.data, "model=yolov3-tiny", "model.width=0.125", "train.image_size=64", "logger.pictures=false",
-            f"train.batch_size={4 * ranks}", f"train.timeout_seconds={SECONDS}", "train.epochs=2", "evaluate.every=0",
-            "logger.every_steps=1", "train.compile='off'", f"device={world.device.type}",
-        ]  # fmt: skip
-        ckpt = f"ckpt={folder}/ranks_auto/checkpoints/last.pt"
-        self.scored = [ckpt, *self.data, "evaluate.batch_size=2", f"device={world.device.type}"]
+        places = [f"data.root={folder}/shapes", f"data.index_dir={folder}/index"]
+        self.data = ["data=shapes", *places, f"data.shapes={drawn}", "data.workers=0", f"device={world.device.type}"]
+        self.options = [*self.data, *OPTIONS.split(), f"train.batch_size={4 * ranks}"]
+        self.scored = [*self.data, f"ckpt={folder}/ranks_auto/checkpoints/last.pt", "evaluate.batch_size=2"]
 
     def record(self, name: str, passed: bool, detail: str) -> None:
         """Add a row, with the seconds since the last one."""
         started, self.last = self.last, time.perf_counter()
-        self.checks.append((name, passed, detail, round(self.last - started, 2)))
+        seconds = round(self.last - started, 2)
+        self.checks.append({"check": name, "passed": passed, "detail": detail, "seconds": seconds})
+
+    @property
+    def passed(self) -> bool:
+        """Whether no check has failed on this rank."""
+        return all(check["passed"] for check in self.checks)
 
     def run(self) -> None:
         """Make all checks in silence; the one that broke is recorded, too."""
@@ -86,7 +92,7 @@ class Conformance:
         world, on_gpu = self.world, self.world.device.type == "cuda"
         content = {
             "certificate": "ranks train and evaluate exactly",
-            "passed": all(passed for _, passed, *_ in self.checks),
+            "passed": self.passed,
             "versions": help.version_page().splitlines(),
             "launcher": world.launcher,
             "ranks": world.world_size,
@@ -94,46 +100,38 @@ class Conformance:
             "device": torch.cuda.get_device_name() if on_gpu else "cpu",
             "backend": "none" if world.world_size == 1 else "nccl" if on_gpu else "gloo",
             "finished": time.strftime("%Y-%m-%d %H:%M:%S %z"),
-            "checks": [dict(zip(("check", "passed", "detail", "seconds"), row, strict=True)) for row in self.checks],
+            "checks": self.checks,
         }
         with run_files.whole_file(out) as file:
             file.write(json.dumps(content, indent=1) + "\n")
 
-    def train(self, name: str, *more: str) -> Path:
-        """Train on all ranks; return the run folder."""
-        run = self.folder / name
-        train([*self.options, f"run_dir={run}", *more])
-        return run
+    def training(self, name: str, precision: str) -> list[str]:
+        """The options of a run."""
+        return [*self.options, f"train.precision={precision}", f"run_dir={self.folder / name}"]
 
     def alone(self) -> None:
         """Do the same in one process that rank 0 starts. Raises CalledProcessError if it fails."""
-        trainings = [[*self.options, f"train.precision={p}", f"run_dir={self.folder}/one_{p}"] for p in PRECISIONS]
+        trainings = [self.training(f"one_{precision}", precision) for precision in PRECISIONS]
         scored = [*self.scored, f"out={self.folder}/one_evaluation"]
         program = "from hydra_yolov3_spp import evaluate, train\n"
         program += f"for options in {trainings}: train(options)\nevaluate({scored})"
+        command, environment = [sys.executable, "-c", program], launch.environment_of_one()
         with distributed.torch_distributed_zero_first(self.world):
             if self.world.is_main:
-                subprocess.run(
-                    [sys.executable, "-c", program],
-                    env=launch.environment_of_one(), cwd=REPOSITORY, check=True, stdout=subprocess.DEVNULL,
-                )  # fmt: skip
+                subprocess.run(command, env=environment, cwd=REPOSITORY, check=True, stdout=subprocess.DEVNULL)
 
     def weights(self) -> None:
         """Compare with the weights of one process, in float64 and in the training's precision."""
         for precision in PRECISIONS:
-            self.train(f"ranks_{precision}", f"train.precision={precision}")
+            train(self.training(f"ranks_{precision}", precision))
         self.alone()
-        for precision in PRECISIONS if self.world.is_main else ():
-            together, one = (self.folder / f"{name}_{precision}" for name in ("ranks", "one"))
-            states = [checkpoint.load_checkpoint(run, "last") for run in (together, one)]
-            if precision == "float64":
-                worst = largest_difference(*(state["model"] for state in states))
-                self.record("weights of one process, float64", worst <= EXACT, f"differ by {worst:.1e}")
-            else:
-                tables = [csv.DictReader((run / "metrics.csv").open()) for run in (together, one)]
-                losses = [[float(row["loss"]) for row in table] for table in tables]
-                worst = max(abs(ours / theirs - 1) for ours, theirs in zip(*losses, strict=True))
-                self.record("losses of one process, train.precision=auto", worst <= CLOSE, f"differ by {worst:.1e}")
+        if self.world.is_main:
+            worst = self.difference("ranks_float64", "one_float64")
+            self.record("weights of one process, float64", worst <= EXACT, f"differ by {worst:.1e}")
+            tables = [self.folder / name / "metrics.csv" for name in ("ranks_auto", "one_auto")]
+            ours, theirs = (np.genfromtxt(table, delimiter=",", names=True)["loss"] for table in tables)
+            worst = float(np.abs(ours / theirs - 1).max())
+            self.record("losses of one process, train.precision=auto", worst <= CLOSE, f"differ by {worst:.1e}")
 
     def rank_without_boxes(self) -> None:
         """Compare gradients with all boxes on one rank and with the whole batch on each rank."""
@@ -151,7 +149,7 @@ class Conformance:
             per_image = forward.positives_per_image([boxes], len(pictures) * world.world_size)
             parts, _ = forward(pictures.to(world.device), boxes.to(world.device), per_image, 1.0)
             (parts.total / len(pictures)).backward()
-            gradients.append({name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None})
+            gradients.append({name: one.grad for name, one in model.named_parameters() if one.grad is not None})
         worst = largest_difference(*gradients)
         self.record("gradients with ranks without boxes", worst <= EXACT, f"differ by {worst:.1e}")
 
@@ -165,22 +163,21 @@ class Conformance:
 
     def resume(self) -> None:
         """Compare a run that a signal stopped, and that was resumed, with an undisturbed one."""
-        steps = self.folder / "stopped" / "steps.csv"
+        run = self.folder / "stopped"
 
         def stop() -> None:
-            while not steps.exists():
+            while not (run / "steps.csv").exists():
                 time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGUSR1)
 
         if self.world.is_main:
             threading.Thread(target=stop, daemon=True).start()
-        stopped = self.train("stopped", "train.precision=auto")
-        train([f"resume={stopped}"])
+        train(self.training("stopped", "auto"))
+        train([f"resume={run}"])
         if self.world.is_main:
-            states = [checkpoint.load_checkpoint(run, "last") for run in (self.folder / "ranks_auto", stopped)]
-            worst = largest_difference(*(state["model"] for state in states))
-            at = "stopped at" in (stopped / "train.log").read_text()
-            self.record("resume after a signal, to the bit", worst == 0 and at, f"differ by {worst:.1e}")
+            worst = self.difference("stopped", "ranks_auto")
+            passed = worst == 0 and "stopped at" in (run / "train.log").read_text()
+            self.record("resume after a signal, to the bit", passed, f"differ by {worst:.1e}")
 
     def exchange(self) -> None:
         """Time the sum of a large gradient over all ranks."""
@@ -193,44 +190,51 @@ class Conformance:
         speed = f"{BYTES / 2**20:.0f} MB in {1000 * seconds:.0f} ms"
         self.record("exchange of a gradient", total == self.world.world_size, speed)
 
+    def difference(self, run: str, other: str) -> float:
+        """The largest difference of the last weights of two runs."""
+        states = [checkpoint.load_checkpoint(self.folder / name, "last")["model"] for name in (run, other)]
+        return largest_difference(*states)
+
 
 def largest_difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
-    """The largest difference of a value, relative to the largest value of its tensor."""
-    worst = 0.0
+    """The largest difference of a value, relative to the largest value of its tensor; or NaN."""
+    differences = []
     for name, their in theirs.items():
-        scale = float(their.double().abs().max().nan_to_num(1.0).clamp(min=1e-12))
-        difference = (ours[name].double() - their.double()).abs().max().nan_to_num(float("inf"))
-        worst = max(worst, float(difference) / scale)
-    return worst
+        scale = their.double().abs().max().clamp(min=1e-12)
+        differences.append((ours[name].double() - their.double()).abs().max() / scale)
+    return float(torch.stack(differences).max())
 
 
 def main(*arguments: str) -> None:
     """Run all checks; exit with 1 if one failed."""
-    outs = [Path(word.removeprefix("out=")).absolute() for word in arguments if word.startswith("out=")]
-    if unknown := [word for word in arguments if word != "kill" and not word.startswith("out=")]:
-        raise ConfigError(f"{unknown[0]} is not a word of scripts.conformance. fix: out=<a new file>, or kill")
+    out = None
+    for word in arguments:
+        if word.startswith("out="):
+            out = Path(word.removeprefix("out=")).absolute()
+        elif word != "kill":
+            raise ConfigError(f"{word} is not a word of scripts.conformance. fix: out=<a new file>, or kill")
     world = distributed.init_distributed_mode("auto", SECONDS)
-    for out in outs:
+    if out is not None:
         run_folder.on_main(world, partial(run_files.refuse_existing, out, "out"))
         run_folder.on_main(world, partial(run_folder.make_writable, out.parent, "out"))
-    folder = Path(distributed.broadcast_text(f"runs/conformance/{time.strftime('%Y-%m-%d_%H-%M-%S')}")).resolve()
-    conformance = Conformance(world, folder)
+    folder = distributed.broadcast_text(f"runs/conformance/{time.strftime('%Y-%m-%d_%H-%M-%S')}")
+    conformance = Conformance(world, Path(folder).resolve())
     try:
         conformance.run()
     finally:
-        for out in outs if world.is_main else ():
+        if out is not None and world.is_main:
             conformance.write(out)
     if world.is_main:
         where = f"{counted(world.world_size, 'rank')} on {counted(world.num_nodes, 'node')}, {world.device.type}"
         print(f"{where}, torch {torch.__version__}")
-        for name, passed, detail, _ in conformance.checks:
-            print(f"{'pass' if passed else 'FAIL'}  {name:45s} {detail}", flush=True)
+        for check in conformance.checks:
+            print(f"{'pass' if check['passed'] else 'FAIL'}  {check['check']:45s} {check['detail']}", flush=True)
     distributed.barrier()
-    if "kill" in arguments and world.rank == world.world_size - 1:
-        os.kill(os.getpid(), signal.SIGKILL)
     if "kill" in arguments:
+        if world.rank == world.world_size - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
         distributed.barrier()  # waits forever: the launcher has to end this rank
-    failed = distributed.any_rank(not all(passed for _, passed, *_ in conformance.checks))
+    failed = distributed.any_rank(not conformance.passed)
     launch.shutdown()
     sys.stdout.flush()
     os._exit(int(failed))  # an exiting interpreter is sometimes aborted by torch's threads

@@ -7,6 +7,7 @@ image once, however often it uses it. As it rarely uses one twice in a large set
 listed many times.
 """
 
+import itertools
 import sys
 import tempfile
 import time
@@ -30,6 +31,7 @@ ROUNDS, LOADER_ROUNDS = 15, 4
 BATCH_SIZE = 16
 LISTED_IMAGES = 100_000  # as in a large training set
 LOADED_BATCHES = 40
+OPTIONS = (f"train.batch_size={BATCH_SIZE}", f"train.epochs={10**9}", "augment.colour=cpu")
 REFERENCE = "plain reference path"  # as published systems do, step by step
 MODES: dict[str, dict[str, Any]] = {  # changes to augment; all but the cached ones read files
     "default": {},
@@ -52,10 +54,10 @@ class RepeatedSource(data.ImageSource):
 def repeated(annotations: data.Annotations) -> data.Annotations:
     """Repeat images and boxes, but not file names, until there are LISTED_IMAGES."""
     times = -(-LISTED_IMAGES // len(annotations))
-    ends = annotations.offsets[-1] * np.arange(times)[:, None] + annotations.offsets[1:]
     names = ("image_ids", "sizes", "boxes_xywh", "classes", "crowd", "areas")
     columns: dict[str, Any] = {name: np.concatenate([getattr(annotations, name)] * times) for name in names}
-    return replace(annotations, offsets=np.concatenate([[0], ends.reshape(-1)]), **columns)
+    boxes = np.tile(np.diff(annotations.offsets), times)
+    return replace(annotations, offsets=np.append(0, boxes.cumsum()), **columns)
 
 
 class Bench:
@@ -72,34 +74,30 @@ class Bench:
 
     def open(self, name: str) -> tuple[data.TrainDataset, data.TrainBatchSampler]:
         """The training set as a mode reads and augments it, and the batches of the next epoch."""
-        augment = replace(self.config.augment, **{"colour": data.Colour.cpu, **MODES.get(name, {})})
-        train = replace(self.config.train, batch_size=BATCH_SIZE, micro_batch_size=None, epochs=10**9)
-        config = replace(self.config, train=train, augment=augment)
+        config = replace(self.config, augment=replace(self.config.augment, **MODES.get(name, {})))
         world = distributed.init_distributed_mode("cpu", 60)
-        sampler = data.TrainBatchSampler(build.build_sampler(config, self.annotations, 32, world))
-        sampler.sampler.set_epoch(next(self.epochs))
+        sampler = build.build_sampler(config, self.annotations, 32, world)
+        sampler.set_epoch(next(self.epochs))
         source = self.cached if name.startswith("cached") else self.files
-        return build.build_dataset(config, self.annotations, source), sampler
+        return build.build_dataset(config, self.annotations, source), data.TrainBatchSampler(sampler)
 
     def milliseconds(self, name: str) -> float:
         """CPU time of one sample, in ms."""
         dataset, sampler = self.open(name)
-        numbers = range(len(self.listed) // BATCH_SIZE)
-        drawn = [requests for requests, _ in zip(sampler, numbers, strict=False)]  # an epoch does this once
+        drawn = list(itertools.islice(sampler, len(self.listed) // BATCH_SIZE))  # an epoch does this once
         started = time.process_time()
         for requests in drawn:
             if name != REFERENCE:
                 dataset.__getitems__(requests)
                 continue
-            plans = [dataset.plan(request) for request in requests]
+            plans = map(dataset.plan, requests)
             samples = [reference_sample(plan, self.annotations, self.decode)[0] for plan in plans]
-            torch.stack([torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1))) for image in samples])
-        return (time.process_time() - started) / sum(map(len, drawn)) * 1000
+            torch.from_numpy(np.stack(samples).transpose(0, 3, 1, 2).copy())
+        return (time.process_time() - started) / len(drawn) / BATCH_SIZE * 1000
 
     def decode(self, index: int) -> np.ndarray:
         """Decode an image with OpenCV."""
-        path = self.listed.path(index % len(self.listed))
-        return np.asarray(cv2.imread(path, images.AS_STORED), dtype=np.uint8)
+        return np.asarray(cv2.imread(self.listed.path(index % len(self.listed)), images.AS_STORED), np.uint8)
 
     def images_per_second(self, workers: int) -> float:
         """Speed of the loader, once its workers are ahead."""
@@ -117,7 +115,7 @@ def main(overrides: list[str]) -> None:
     cv2.setNumThreads(0)
     torch.set_num_threads(1)
     numerics.keep_freed_memory()  # as training does
-    config = configured("data=coco", *overrides)
+    config = configured("data=coco", *overrides, *OPTIONS)
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
         bench = Bench(config, Path(folder) / "cache")
         print(f"{len(bench.listed)} images of {config.data.root}, {config.train.image_size} px")

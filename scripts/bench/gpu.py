@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch.utils.benchmark import Timer
 
 import models
 from scripts.bench import step
@@ -27,7 +28,6 @@ from train_utils import distributed, numerics, sync_batchnorm
 
 BF16 = torch.bfloat16
 COLUMNS = ("stage", "measurement", "value", "unit", "card", "torch", "date")
-COUNT = 3  # repetitions of what varies little
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 Add = Callable[..., None]  # add_row for one stage: takes name, value and unit
 
@@ -56,40 +56,30 @@ def add_row(path: Path, stage: str, name: str, value: float | str, unit: str = "
         csv.writer(file).writerows([row] if file.tell() else [COLUMNS, row])
 
 
-def seconds_each(count: int, run: Callable[..., object], *arguments: object) -> float:
-    """Mean seconds of ``run(*arguments)``, after as many calls to warm up."""
-    for _ in range(2):  # the second round counts
-        started = time.perf_counter()
-        for _ in range(count):
-            run(*arguments)
-        if DEVICE.type == "cuda":
-            torch.cuda.synchronize(DEVICE)
-    return (time.perf_counter() - started) / count
-
-
 @cache
 def peak(side: int) -> float:
     """Operations per second in the product of two square bfloat16 matrices."""
-    left, right = (torch.randn(side, side, device=DEVICE, dtype=BF16) for _ in range(2))
-    return 2 * side**3 / seconds_each(20, torch.matmul, left, right)
+    matrix = torch.randn(side, side, device=DEVICE, dtype=BF16)
+    return 2 * side**3 / Timer("matrix @ matrix", globals={"matrix": matrix}).timeit(20).mean
 
 
 def steps(settings: Settings, add: Add, *, mode: str = "off", half: torch.dtype = BF16, fused: bool = False) -> None:
     """The default step on synthetic batches."""
+    config = step.configured(f"train.fused_norm={str(fused).lower()}").train
+    numerics.prepare_numerics(config)
+    world = distributed.init_distributed_mode(DEVICE.type, 600)
     for images in settings.batches[mode != "off" or half != BF16 :]:
-        numerics.prepare_numerics(step.configured().train)
-        model = step.new_network(settings.model, settings.width).to(DEVICE).to(memory_format=torch.channels_last)
+        model = step.new_network(settings.model, settings.width).to(DEVICE, memory_format=torch.channels_last)
         operations = 3 * models.count_flops(model, (settings.side, settings.side))  # for an image
         batch = step.synthetic(images, settings.side, DEVICE)
         batch.images = batch.images.contiguous(memory_format=torch.channels_last)
-        world = distributed.init_distributed_mode(DEVICE.type, 600)
         if fused and DEVICE.type == "cuda":  # its kernels do not run on a CPU
-            sync_batchnorm.convert_batch_norm(model, step.configured("train.fused_norm=true").train, world, images)
+            sync_batchnorm.convert_batch_norm(model, config, world, images)
         run = step.new_step(model, world, half, mode)
         if DEVICE.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        name = f"{half}, {'train.fused_norm' if fused else f'train.compile={mode}'}, batch {images}"
-        name = name.removeprefix("torch.")
+        form = "train.fused_norm" if fused else f"train.compile={mode}"
+        name = f"{half}, {form}, batch {images}".removeprefix("torch.")
         add(f"{name}: first step", images / run([batch]).images_per_second, "s")
         run([batch] * settings.steps)  # to warm up
         speed = run([batch] * settings.steps).images_per_second
@@ -102,13 +92,15 @@ def steps(settings: Settings, add: Add, *, mode: str = "off", half: torch.dtype 
 def suppression(settings: Settings, add: Add) -> None:
     """Decoding and suppression with few or many boxes."""
     images = settings.batches[-1]
-    detector = models.for_detection(step.new_network(settings.model, settings.width).to(DEVICE).eval(), DEVICE)
+    network = step.new_network(settings.model, settings.width).to(DEVICE).eval()
+    detector = models.for_detection(network, DEVICE)
     postprocess = models.Postprocess(detector.heads, 0.001, nms_iou=0.6, max_detections=300, multi_label=True)
     with torch.inference_mode():
         drawn = detector(step.synthetic(images, settings.side, DEVICE).network_input())
     for name, mean in (("few boxes, as trained", -9.0), ("many boxes, as early", -2.0)):
-        seconds = seconds_each(COUNT, postprocess, [torch.randn_like(raw) + mean for raw in drawn])
-        add(f"decoding and suppression: {name}", 1000 * seconds / images, "ms/image")
+        maps = [torch.randn_like(raw) + mean for raw in drawn]
+        run = Timer("postprocess(maps)", globals={"postprocess": postprocess, "maps": maps})
+        add(f"decoding and suppression: {name}", 1000 * run.timeit(3).mean / images, "ms/image")
 
 
 STAGES: dict[str, Callable[..., None]] = {  # most useful first

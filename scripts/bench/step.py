@@ -10,6 +10,8 @@ import multiprocessing
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -52,34 +54,33 @@ def new_step(
     config = configured()
     state = train_state.TrainState.create(network, config, STEPS // config.train.epochs, {})
     state.scaler = torch.amp.GradScaler(world.device.type, enabled=dtype is torch.float16)
-    loss, to_input = compile_step(network, build_loss(network.heads, config.loss), Batch.network_input, compiled, 1)
+    loss = build_loss(network.heads, config.loss)
+    loss, to_input = compile_step(network, loss, Batch.network_input, compiled, 1)
     forward = engine.ForwardPass(distributed.wrap_ddp(network, world), loss, to_input, dtype, world)
-    guard, writer = engine.NonFiniteGuard(network, 50, print), checkpoint.CheckpointWriter(Path(), print)
-    silent, request = progress.Progress(0, "", enabled=False), stop.StopRequest()
-    return lambda batches: engine.train_one_epoch(
-        forward, state, batches, guard=guard, stop=request, writer=writer, log_step=lambda step, metrics: None,
-        progress=silent, accumulate=1,
-    )  # fmt: skip
+    return partial(
+        engine.train_one_epoch,
+        forward,
+        state,
+        guard=engine.NonFiniteGuard(network, 50, print),
+        stop=stop.StopRequest(),
+        writer=checkpoint.CheckpointWriter(Path(), print),
+        log_step=lambda step, metrics: None,
+        progress=progress.Progress(0, "", enabled=False),
+        accumulate=1,
+    )
 
 
 def synthetic(images: int, side: int, device: torch.device) -> Batch:
-    """A batch of noise on the device, with boxes and colour gains."""
-    count, generator = images * BOXES, torch.Generator().manual_seed(0)
-
-    def uniform(*shape: int) -> torch.Tensor:
-        return torch.rand(shape, generator=generator)
-
-    sizes = uniform(count, 2) * 0.4 + 0.02
-    centres = sizes / 2 + uniform(count, 2) * (1 - sizes)
-    numbers = torch.stack((torch.arange(count) % images, (uniform(count) * CLASSES).floor()), dim=1)
-    batch = Batch(
-        images=torch.randint(256, (images, side, side, 3), generator=generator, dtype=torch.uint8).permute(0, 3, 1, 2),
-        targets=torch.cat((numbers, centres * side, sizes * side), dim=1).float(),
-        indices=torch.arange(images),
-        letterboxes=torch.empty((0, 4), dtype=torch.float64),
-        gains=uniform(images, 3) * 0.6 + 0.7,
-    )
-    return batch.to(device)
+    """A batch of noise on the device, with boxes and colour gains, the same each time."""
+    torch.manual_seed(0)
+    count = images * BOXES
+    sizes = torch.rand(count, 2) * 0.4 + 0.02
+    centres = sizes / 2 + torch.rand(count, 2) * (1 - sizes)
+    owners, classes = torch.arange(count) % images, torch.randint(CLASSES, (count,))
+    targets = torch.column_stack((owners, classes, centres * side, sizes * side))
+    pixels = torch.randint(256, (images, side, side, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
+    gains = torch.rand(images, 3) * 0.6 + 0.7
+    return Batch(pixels, targets, torch.arange(images), gains=gains).to(device)
 
 
 def take_turns(measured: Callable[[str], float], names: Sequence[str], rounds: int) -> dict[str, list[float]]:
@@ -92,7 +93,7 @@ def take_turns(measured: Callable[[str], float], names: Sequence[str], rounds: i
     return results
 
 
-def measure(variant: str, model: str, image_size: int, batch_size: int) -> float:
+def measure(model: str, image_size: int, batch_size: int, variant: str) -> float:
     """Median seconds per step; call it in a fresh process."""
     numerics.keep_freed_memory()
     network, world = new_network(model), distributed.init_distributed_mode("cpu", 60)
@@ -102,19 +103,15 @@ def measure(variant: str, model: str, image_size: int, batch_size: int) -> float
     step = new_step(network, world, torch.bfloat16 if "bfloat16" in variant else None)
     batch = synthetic(batch_size, image_size, world.device)
     batch.gains = batch.gains[:0]  # on a CPU the loader changes colours
-    seconds = []
-    for _ in range(WARM_UP + COUNTED):
-        started = time.perf_counter()
-        step([batch])
-        seconds.append(time.perf_counter() - started)
+    seconds = [batch_size / step([batch]).images_per_second for _ in range(WARM_UP + COUNTED)]
     return median(seconds[WARM_UP:])
 
 
 def zoo(side: str = "640", rounds: str = "5") -> None:
     """Print each network's size and the least CPU time of its forward pass, as in predict.py."""
     torch.set_num_threads(1)  # so that the CPU time does not depend on other programs
-    cpu, names = torch.device("cpu"), sorted(ZOO)
-    images = torch.rand(1, 3, int(side), int(side)).contiguous(memory_format=torch.channels_last)
+    cpu, names, size = torch.device("cpu"), sorted(ZOO), (int(side), int(side))
+    images = torch.rand(1, 3, *size).contiguous(memory_format=torch.channels_last)
     networks = {name: for_detection(new_network(name).eval(), cpu) for name in names}
 
     @torch.inference_mode()
@@ -124,23 +121,21 @@ def zoo(side: str = "640", rounds: str = "5") -> None:
         return time.thread_time() - started
 
     for name, seconds in take_turns(measured, names, int(rounds)).items():
-        parameters, flops = count_parameters(networks[name]), count_flops(networks[name], (int(side), int(side)))
+        parameters, flops = count_parameters(networks[name]), count_flops(networks[name], size)
         print(f"| {name} | {parameters:,} | {flops / 1e9:.1f} | {1000 * min(seconds):.0f} |")
 
 
 def main(model: str = "yolov3-tiny", image_size: str = "320", batch_size: str = "16", rounds: str = "3") -> None:
     """Measure all variants and print their medians and ratios."""
-    native = numerics.has_native_bfloat16()
-    here = [name for name in VARIANTS if native or "bfloat16" not in name]
-
-    def in_fresh_process(variant: str) -> float:  # nothing imported, no memory in use
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
-            return pool.apply(measure, (variant, model, int(image_size), int(batch_size)))
-
-    seconds = {name: median(values) for name, values in take_turns(in_fresh_process, here, int(rounds)).items()}
+    here = VARIANTS if numerics.has_native_bfloat16() else VARIANTS[:2]
+    measured = partial(measure, model, int(image_size), int(batch_size))
+    # A process for each measurement: nothing imported, no memory in use.
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
+        times = take_turns(lambda variant: pool.submit(measured, variant).result(), here, int(rounds))
     print(f"{model}, {image_size} px, batch {batch_size}, {torch.get_num_threads()} threads")
-    for name, value in seconds.items():
-        print(f"{name:20s} {value:7.3f} s/step  {seconds['float32'] / value:5.2f}x")
+    for name, values in times.items():
+        ratio = median(times["float32"]) / median(values)
+        print(f"{name:20s} {median(values):7.3f} s/step  {ratio:5.2f}x")
 
 
 if __name__ == "__main__":

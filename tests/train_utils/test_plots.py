@@ -1,13 +1,12 @@
 """Charts show their table and stay readable; each is drawn whatever the data."""
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import cv2
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from tests.train_utils.coco_sets import coco128, draw, many_classes
 from train_utils.coco_eval import score
@@ -23,16 +22,6 @@ from train_utils.report.plots import (
 from train_utils.results import Detections, GroundTruth, make_detections
 
 
-@pytest.fixture
-def kept(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    figures: list[Figure] = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, out: figures.append(figure))
-    return figures
-
-
-OUT = Path("unused.png")
-
-
 def lines_of(axis: Axes) -> dict[str, list[tuple[float, float]]]:
     return {
         str(line.get_label()): [(float(x), float(y)) for x, y in zip(*line.get_data(), strict=True)]
@@ -40,14 +29,13 @@ def lines_of(axis: Axes) -> dict[str, list[tuple[float, float]]]:
     }
 
 
-def test_curves_are_the_columns_over_steps_and_the_first_best_epoch_is_marked(tmp_path, kept) -> None:
+def test_curves_are_the_columns_over_steps_and_the_first_best_epoch_is_marked(tmp_path) -> None:
     table = tmp_path / "metrics.csv"
     table.write_text(
         "epoch,step,lr,loss,loss_dfl,loss_l1,AP,AP50,val_loss\n1,10,0.01,5.5,0,0,,,\n2,20,0.02,4.5,0,0,0.1,0.3,7\n"
         "3,30,0.01,4.0,0,0,-1.0,-1.0,8\n4,40,0.0,4,0,0.5,0.1,0.2,9\n"
     )
-    plots.draw_curves(table, OUT)
-    loss, precision, by_size, rate = map(lines_of, kept[0].axes)
+    loss, precision, by_size, rate = map(lines_of, plots.draw_curves(table).axes)
     assert loss.pop("best: epoch 2, AP 0.100") == [(20, 0), (20, 1)]
     assert loss == {  # without loss_dfl: a term that is 0 throughout is one that the loss lacks
         "loss": [(10, 5.5), (20, 4.5), (30, 4.0), (40, 4.0)],
@@ -69,12 +57,12 @@ def area_of_lines(axis: Axes) -> tuple[list[float], float]:
     return areas[:-1], areas[-1]
 
 
-def assert_areas_are_the_table(truth: GroundTruth, found: Detections, figures: list[Figure]) -> None:
+def assert_areas_are_the_table(truth: GroundTruth, found: Detections) -> list[Axes]:
     boxes = np.bincount(truth.classes[~truth.crowd.astype(bool)], minlength=len(truth.names))
     table = score(truth, found)
-    draw_precision_recall(table, OUT)
+    axes: list[Axes] = draw_precision_recall(table).axes
     order = [index for index in np.argsort(boxes)[::-1] if boxes[index]]
-    for axis, metric in zip(figures[-1].axes, ("AP50", "AP"), strict=True):
+    for axis, metric in zip(axes, ("AP50", "AP"), strict=True):
         of_classes, of_all = area_of_lines(axis)
         rows = [table.per_class[truth.names[index]][metric] for index in order]
         assert np.allclose(of_classes, rows, rtol=0, atol=1e-12), metric
@@ -82,20 +70,20 @@ def assert_areas_are_the_table(truth: GroundTruth, found: Detections, figures: l
         legend = [text.get_text() for text in axis.get_legend().get_texts()]
         assert f"mean of all classes  {table.metrics[metric]:.3f}" in legend
         assert legend[0] == f"{plots.label(truth.names[order[0]])}  {rows[0]:.3f}"
+    return axes
 
 
-def test_the_area_under_each_drawn_curve_is_its_ap_in_the_table(shared_dir: Path, kept: list[Figure]) -> None:
+def test_the_area_under_each_drawn_curve_is_its_ap_in_the_table(shared_dir: Path) -> None:
     """Of drawn boxes, and of a real network: .370 and .161 in shared_dir/darknet/README.md."""
-    assert_areas_are_the_table(*draw(1, images=20), kept)
-    assert_areas_are_the_table(*coco128(shared_dir)[:2], kept)
-    assert [round(area_of_lines(axis)[1], 3) for axis in kept[1].axes] == [0.370, 0.161]
+    assert_areas_are_the_table(*draw(1, images=20))
+    axes = assert_areas_are_the_table(*coco128(shared_dir)[:2])
+    assert [round(area_of_lines(axis)[1], 3) for axis in axes] == [0.370, 0.161]
 
 
 @pytest.mark.parametrize("classes", [20, 80])
-def test_a_confusion_matrix_has_numbers_that_can_be_read(classes: int, kept: list[Figure]) -> None:
+def test_a_confusion_matrix_has_numbers_that_can_be_read(classes: int) -> None:
     truth, found = many_classes(classes)
-    draw_confusion(score(truth, found), float(np.median(found["score"])), OUT)
-    axis = cast(Any, kept[-1].axes[0])
+    axis = draw_confusion(score(truth, found), float(np.median(found["score"]))).axes[0]
     drawn = axis.images[0].get_array()
     x_labels, y_labels = (
         [tick.get_text() for tick in ticks] for ticks in (axis.get_xticklabels(), axis.get_yticklabels())

@@ -4,8 +4,9 @@ import colorsys
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -24,8 +25,8 @@ FONT = cv2.FONT_HERSHEY_SIMPLEX
 
 def class_color(index: int) -> tuple[int, int, int]:
     """Colour (RGB, 0..255) of a class, in golden-ratio steps of hue so that neighbours differ."""
-    red, green, blue = colorsys.hsv_to_rgb(index * 0.618034 % 1, 0.85, 0.95)
-    return round(red * 255), round(green * 255), round(blue * 255)
+    red, green, blue = np.multiply(255, colorsys.hsv_to_rgb(index * 0.618034 % 1, 0.85, 0.95)).round().tolist()
+    return red, green, blue
 
 
 def draw_boxes(
@@ -39,7 +40,7 @@ def draw_boxes(
 
     The first boxes, those with the best scores, come on top.
     """
-    canvas = np.ascontiguousarray(image).copy()
+    canvas = image.copy(order="C")
     rows, columns = canvas.shape[:2]
     side = min(rows, columns)
     scale = max(0.36, side / 1100)
@@ -57,8 +58,7 @@ def draw_boxes(
         x = max(0, min(left, columns - width))
         y = max(height + base, min(top, rows))  # bottom of the name, above its box where there is room
         cv2.rectangle(canvas, (x, y - height - base), (x + width, y), color, cv2.FILLED)
-        brightness = np.dot(color, BRIGHTNESS)
-        ink = DARK if brightness > 110 else LIGHT
+        ink = DARK if np.dot(color, BRIGHTNESS) > 110 else LIGHT
         cv2.putText(canvas, text, (x, y - base), FONT, scale, ink, weight, cv2.LINE_AA)
     return canvas
 
@@ -91,33 +91,29 @@ class Cell(NamedTuple):
 
 def save_sheet(cells: Sequence[Cell], columns: int, out: Path) -> None:
     """Save cells as one picture, ``columns`` in a row; raises TrainError if that fails."""
-    width = min(columns, len(cells)) * (SIDE + GAP) + GAP
-    rows = [_draw_row(cells[at : at + columns], width) for at in range(0, len(cells), columns)]
-    end = np.full((GAP, width, 3), 255, np.uint8)
-    write_image(out, np.concatenate([*rows, end])[..., ::-1], "or choose another folder")
-
-
-def _draw_row(cells: Sequence[Cell], width: int) -> ndarray:
-    """Cells in a row as high as the highest one."""
-    pictures = [cell.draw() for cell in cells]
-    row = np.full((LINE + max(map(len, pictures)) + GAP, width, 3), 255, np.uint8)
-    left = GAP
-    for cell, picture in zip(cells, pictures, strict=True):
-        row[LINE : LINE + picture.shape[0], left : left + picture.shape[1]] = picture
+    height, width = LINE + SIDE + GAP, SIDE + GAP
+    sheet = np.full((len(cells) * height, min(columns, len(cells)) * width + GAP, 3), 255, np.uint8)
+    top = end = 0
+    for number, cell in enumerate(cells):
+        column = number % columns
+        if column == 0:
+            top = end
+        left = GAP + column * width
+        picture = cell.draw()
+        sheet[top + LINE : top + LINE + picture.shape[0], left : left + picture.shape[1]] = picture
+        end = max(end, top + LINE + len(picture) + GAP)  # a row is as high as its highest picture
         title = printable(cell.title)
         if len(title) > MAX_TITLE:
             title = f"...{title[-MAX_TITLE:]}"
-        cv2.putText(row, title, (left, LINE - 7), FONT, 0.5, DARK, 1, cv2.LINE_AA)
-        left += SIDE + GAP
-    return row
+        cv2.putText(sheet, title, (left, top + LINE - 7), FONT, 0.5, DARK, 1, cv2.LINE_AA)
+    write_image(out, sheet[: end + GAP, :, ::-1], "or choose another folder")
 
 
 def draw_targets(batch: Batch, names: Sequence[str], out: Path) -> None:
     """Save the first images of a training batch, which is on the CPU, with their boxes."""
     images = (255 * batch.network_input()).round().byte().permute(0, 2, 3, 1).numpy()
     boxes_xyxy = cxcywh_to_xyxy(batch.targets[:, 2:6]).numpy()
-    owners = batch.targets[:, 0].numpy()
-    classes = batch.targets[:, 1].numpy()
+    owners, classes = batch.targets[:, :2].T.numpy()
     cells = []
     for index, image in enumerate(images[:MOST_DRAWN]):
         own = owners == index
@@ -130,7 +126,7 @@ CODECS = {".mp4": "mp4v", ".webm": "VP80"}  # MPEG-4 part 2, and VP8, which brow
 MOST_WAITING = 8  # pictures in memory
 
 
-class DrawnFiles:
+class DrawnFiles(AbstractContextManager["DrawnFiles"]):
     """Draws and writes pictures and videos in a thread while the network continues.
 
     A picture comes as a function that draws it: uint8 BGR (H, W, 3). Leaving the ``with`` statement
@@ -156,9 +152,6 @@ class DrawnFiles:
         """
         self._start(lambda: self._write_frame(path, frames_per_second, plot()))
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             while kind is None and self._running:
@@ -175,11 +168,10 @@ class DrawnFiles:
     def _write_frame(self, path: Path, frames_per_second: float, drawn: ndarray) -> None:
         size = (drawn.shape[1], drawn.shape[0])
         if self._video_path != path:
-            self._video.release()
             path.parent.mkdir(parents=True, exist_ok=True)
             codec = cv2.VideoWriter.fourcc(*CODECS[path.suffix])
-            self._video_path = path
-            self._size = size
+            self._video_path, self._size = path, size
+            self._video.release()
             name: Any = os.fsencode(path)  # as text, OpenCV would crash on a name that is not Unicode
             self._video = cv2.VideoWriter(name, codec, frames_per_second, size)
         if not self._video.isOpened() or size != self._size:  # OpenCV would silently drop the frame

@@ -15,7 +15,6 @@ from train_utils.report.draw import Cell, save_sheet
 from train_utils.results import DETECTION_AS_READ, canonical_order, to_xyxy
 from train_utils.train_state import LOSS_NAMES
 
-# matplotlib takes longer to import than to draw, so only the functions that draw import it.
 FOLDER = "plots"  # in the folder of the run or of the evaluation
 PLOTS = {  # titles by file name, in the order to look at them
     "curves.png": "Losses (validation dashed), AP and learning rate by step; dotted: the best epoch",
@@ -57,15 +56,15 @@ def draw_evaluation(folder: Path, evaluation: Evaluation, read: Read, name_of: N
     threshold = evaluation.at_best_f1["threshold"]
     if threshold == ABSENT:
         threshold = USUAL_THRESHOLD
-    confidence = max(threshold, LEAST_SCORE)
+    sheet = folder / "val_detections.jpg"
     _draw(folder / "precision_recall.png", warn, draw_precision_recall, evaluation)
     _draw(folder / "confidence.png", warn, draw_over_confidence, evaluation)
     _draw(folder / "confusion.png", warn, draw_confusion, evaluation, threshold)
-    _draw(folder / "val_detections.jpg", warn, draw_detections, evaluation, read, name_of, confidence)
+    _draw(sheet, warn, draw_detections, evaluation, read, name_of, max(threshold, LEAST_SCORE), sheet)
 
 
-def _draw(out: Path, warn: Warn, draw: Callable[..., None], *arguments: Any) -> None:
-    """Draw; an error is only a warning, because the training or evaluation must not be lost."""
+def _draw(out: Path, warn: Warn, draw: Callable[..., Any], *arguments: Any) -> None:
+    """Draw, and save the figure if there is one; an error is only a warning: the run goes on."""
     try:
         import matplotlib
 
@@ -74,11 +73,20 @@ def _draw(out: Path, warn: Warn, draw: Callable[..., None], *arguments: Any) -> 
         # It warns of each absent font of STYLE.
         logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
         with matplotlib.rc_context(STYLE), warnings.catch_warnings(record=True) as caught:
-            draw(*arguments, out)
+            figure = draw(*arguments)
+            if figure is not None:
+                figure.savefig(out)
         if caught:  # mostly letters that no font has
             warn(f"warning: {out} was drawn with {len(caught)} warning(s), the first: {caught[0].message}")
     except Exception as error:
         warn(f"warning: {out} was not drawn ({type(error).__name__}: {error})")
+
+
+def new_figure(width: float, height: float, **options: Any) -> Any:
+    """A figure of matplotlib, which takes longer to import than to draw; sizes in inches."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), **options)
 
 
 CURVES = {
@@ -90,17 +98,15 @@ CURVES = {
 MOST_POINTS = 300  # of a line; neighbours are averaged
 
 
-def draw_curves(metrics_csv: Path, out: Path) -> None:
+def draw_curves(metrics_csv: Path) -> Any:
     """Draw the columns of a metrics.csv over the steps, without empty cells.
 
     A steps.csv beside it gives losses by step instead of by epoch. A vertical line marks the epoch
     with the best AP.
     """
-    from matplotlib.figure import Figure
-
     epochs = _read(metrics_csv)
     steps = _read(metrics_csv.with_name("steps.csv"))
-    figure = Figure(figsize=(10, 7.5))  # as wide as a page shows it
+    figure = new_figure(10, 7.5)  # as wide as a page shows it
     axes = figure.subplots(2, 2, sharex=True)  # a single evaluation stands at its step
     for axis, (title, columns) in zip(axes.flat, CURVES.items(), strict=True):
         for number, column in enumerate(columns):
@@ -117,7 +123,7 @@ def draw_curves(metrics_csv: Path, out: Path) -> None:
         axis.set(title=title, xlabel="step", ylim=(0, 1.05 * axis.get_ylim()[1]))
         if axis.lines:
             axis.legend(ncol=2)
-    figure.savefig(out)
+    return figure
 
 
 def _read(table: Path) -> np.ndarray:
@@ -142,67 +148,58 @@ def _points(table: np.ndarray, column: str) -> np.ndarray:
 NAMED_CLASSES = 10  # in the legend: as many colours differ
 OF_ALL = {"color": "black", "linewidth": 2.5}  # the line of all classes
 BESIDE: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}  # a legend
+SHARES: dict[str, Any] = {"xlim": (0, 1), "ylim": (0, 1.02)}  # an axis
 
 
-def _classes_with_boxes(evaluation: Evaluation) -> list[int]:
-    """Those with most boxes first."""
+def _lines(evaluation: Evaluation) -> dict[int, dict[str, Any]]:
+    """How to draw the line of each class with boxes, those with most first."""
     boxes = [row["boxes"] for row in evaluation.per_class.values()]
-    return [index for index in np.argsort(boxes)[::-1] if boxes[index]]
+    styles: dict[int, dict[str, Any]] = {}
+    for index in np.argsort(boxes)[::-1]:
+        if boxes[index]:
+            is_named = len(styles) < NAMED_CLASSES
+            name = label(evaluation.truth.names[index])
+            styles[index] = {"label": name} if is_named else {"label": f"_{name}", "color": "0.8", "zorder": 1}
+    return styles
 
 
-def _style(number: int, text: str) -> dict[str, Any]:
-    """How to draw the line of the class with this place in the order."""
-    return {"label": text} if number < NAMED_CLASSES else {"color": "0.8", "zorder": 1}
-
-
-def draw_precision_recall(evaluation: Evaluation, out: Path) -> None:
+def draw_precision_recall(evaluation: Evaluation) -> Any:
     """Draw pycocotools' precision over recall; the mean height of a line is its AP."""
-    from matplotlib.figure import Figure
-
     coco = match(evaluation.truth, evaluation.detections, evaluation.scorer, every_size=False)
     precision = coco.eval["precision"][..., 0, 2]  # (IoU thresholds, recalls, classes)
-    recalls = np.linspace(0, 1, precision.shape[1])
-    order = _classes_with_boxes(evaluation)
-    figure = Figure(figsize=(11, 4.2))
+    lines = _lines(evaluation)
+    figure = new_figure(11, 4.2)
     titles = ("IoU .5: the area is AP50", "mean over IoU .5 to .95: the area is AP")
     heights = (precision[0], precision.mean(axis=0))
     for axis, title, values in zip(figure.subplots(1, 2), titles, heights, strict=True):
-        axis.set(xlim=(0, 1), ylim=(0, 1.02), title=title, xlabel="recall", ylabel="precision")
-        for number, index in enumerate(order):
-            text = f"{label(evaluation.truth.names[index])}  {values[:, index].mean():.3f}"
-            axis.plot(recalls, values[:, index], **_style(number, text))
-        if order:
-            mean = values[:, order].mean(axis=1)
-            axis.plot(recalls, mean, **OF_ALL, label=f"mean of all classes  {mean.mean():.3f}")
+        axis.set(**SHARES, title=title, xlabel="recall", ylabel="precision")
+        curves = [(values[:, index], style) for index, style in lines.items()]
+        if lines:
+            curves.append((values[:, list(lines)].mean(axis=1), {"label": "mean of all classes", **OF_ALL}))
+        for curve, style in curves:
+            text = f"{style['label']}  {curve.mean():.3f}"
+            axis.plot(np.linspace(0, 1, len(curve)), curve, **style | {"label": text})
+        if lines:
             axis.legend(**BESIDE)
-    figure.savefig(out)
+    return figure
 
 
-def draw_over_confidence(evaluation: Evaluation, out: Path) -> None:
+def draw_over_confidence(evaluation: Evaluation) -> Any:
     """Draw F1, precision and recall over the score from which detections count, of each class."""
-    from matplotlib.figure import Figure
-
     matches = find_matches(evaluation.truth, evaluation.detections, evaluation.scorer)
-    figure = Figure(figsize=(11, 3.8))
-    axes = figure.subplots(1, 3)
-    for number, index in enumerate(_classes_with_boxes(evaluation)):
-        style = _style(number, label(evaluation.truth.names[index]))
-        _plot_over_scores(axes, over_scores(matches, index), style)
     best = evaluation.at_best_f1
     text = f"all: best F1 {best['f1']:.3f} from {best['threshold']:.3f} on"
-    _plot_over_scores(axes, over_scores(matches), OF_ALL | {"label": text})
-    for axis, title in zip(axes, ("F1", "precision", "recall"), strict=True):
-        axis.set(xlim=(0, 1), ylim=(0, 1.02), title=title, xlabel="confidence")
+    lines: dict[int | None, dict[str, Any]] = {**_lines(evaluation), None: {"label": text, **OF_ALL}}
+    figure = new_figure(11, 3.8)
+    axes = figure.subplots(1, 3)
+    for index, style in lines.items():
+        scores, *curves = over_scores(matches, index)
+        step = len(scores) // MOST_POINTS + 1
+        for axis, title, curve in zip(axes, ("F1", "precision", "recall"), curves, strict=True):
+            axis.set(**SHARES, title=title, xlabel="confidence")
+            axis.plot(scores[::step], curve[::step], **style)
     axes[-1].legend(**BESIDE)
-    figure.savefig(out)
-
-
-def _plot_over_scores(axes: np.ndarray, columns: tuple[np.ndarray, ...], style: dict[str, Any]) -> None:
-    """Plot the columns after the first over the first, an axis each."""
-    scores, *curves = columns
-    step = len(scores) // MOST_POINTS + 1
-    for axis, curve in zip(axes, curves, strict=True):
-        axis.plot(scores[::step], curve[::step], **style)
+    return figure
 
 
 def label(name: str) -> str:
@@ -223,8 +220,7 @@ def count_confusions(evaluation: Evaluation, threshold: float) -> np.ndarray:
     class: by falling score, at most 100 on an image, those on crowds do not count.
     """
     truth, found = evaluation.truth, evaluation.detections
-    found = canonical_order(found[found["score"] >= threshold])
-    found = found.astype(DETECTION_AS_READ)  # keeps this order
+    found = canonical_order(found[found["score"] >= threshold]).astype(DETECTION_AS_READ)  # keeps this order
     reported = found["class"].copy()
     found["class"] = 0
     one_class = replace(truth, classes=np.zeros_like(truth.classes), names=["any"])
@@ -233,19 +229,15 @@ def count_confusions(evaluation: Evaluation, threshold: float) -> np.ndarray:
     counts = np.zeros((classes + 1, classes + 1), np.int64)
     for image in match(one_class, found, evaluation.scorer, every_size=False).evalImgs:
         if image is not None:
-            columns = [image["dtMatches"][0], image["dtIds"], image["dtIgnore"][0]]
-            rows = np.array(columns, np.int64)
-            pairs = labelled[rows[0] - 1], reported[rows[1] - 1]
-            np.add.at(counts, pairs, 1 - rows[2])
+            label_ids, found_ids, ignored = np.array([image["dtMatches"][0], image["dtIds"], image["dtIgnore"][0]], int)
+            np.add.at(counts, (labelled[label_ids - 1], reported[found_ids - 1]), 1 - ignored)
     boxes = [row["boxes"] for row in evaluation.per_class.values()]
     counts[:-1, -1] = boxes - counts[:-1].sum(axis=1)
     return counts
 
 
-def draw_confusion(evaluation: Evaluation, threshold: float, out: Path) -> None:
+def draw_confusion(evaluation: Evaluation, threshold: float) -> Any:
     """Draw the confusions from a score on, of at most MOST_CONFUSED classes."""
-    from matplotlib.figure import Figure
-
     counts = count_confusions(evaluation, threshold)
     classes = len(evaluation.truth.names)
     between = counts[:-1, :-1] * ~np.eye(classes, dtype=bool)
@@ -259,23 +251,20 @@ def draw_confusion(evaluation: Evaluation, threshold: float, out: Path) -> None:
     if len(names) < classes:
         from_score += f", the {len(names)} most confused of {classes} classes"
     side = 4 + 0.35 * len(names)
-    figure = Figure(figsize=(2 * side, side), layout="tight")
-    left, right = figure.subplots(1, 2)
-    left.set_title(f"boxes, {from_score}")
-    right.set_title(f"shares of each row, {from_score}")
-    for axis, cells in ((left, counts), (right, shares)):
+    figure = new_figure(2 * side, side, layout="tight")
+    panels = (("boxes", counts, "d"), ("shares of each row", shares, ".2f"))
+    for axis, (title, cells, form) in zip(figure.subplots(1, 2), panels, strict=True):
         most = cells[:-1].max(initial=0) or 1  # detections where nothing is may outnumber all others
         axis.imshow(cells, cmap="Blues", vmin=0, vmax=most)
         for row, column in np.argwhere(cells):
             cell = cells[row, column]
-            text = str(cell) if axis is left else f"{cell:.2f}"
             color = "white" if cell > most / 2 else "black"
-            axis.text(column, row, text, ha="center", va="center", color=color, fontsize=8)
+            axis.text(column, row, f"{cell:{form}}", ha="center", va="center", color=color, fontsize=8)
         axis.set_xticks(range(len(cells)), [*names, "missed"], rotation=90)
         axis.set_yticks(range(len(cells)), [*names, "nothing there"])
         axis.grid(visible=False)
-        axis.set(xlabel="reported class", ylabel="labelled class")
-    figure.savefig(out)
+        axis.set(title=f"{title}, {from_score}", xlabel="reported class", ylabel="labelled class")
+    return figure
 
 
 USUAL_THRESHOLD = 0.3  # if no detection is right, so that no score is better than another
@@ -293,13 +282,11 @@ def draw_detections(result: Evaluation, read: Read, name_of: NameOf, confidence:
         if image is None:
             continue
         labels = np.flatnonzero((truth.image_of_box == i) & counted)
-        boxes = to_xyxy(truth.boxes_xywh[labels])
         title = f"{name_of(i)}, labels: {len(labels)}"
-        cells.append(Cell(image, boxes, truth.classes[labels], truth.names, None, title))
-        of_image = found[(found["image_id"] == number) & (found["score"] >= confidence)]
-        best = of_image[np.argsort(-of_image["score"], kind="stable")][:MOST_DRAWN]
-        boxes = to_xyxy(best["box_xywh"])
+        cells.append(Cell(image, to_xyxy(truth.boxes_xywh[labels]), truth.classes[labels], truth.names, None, title))
+        best = found[(found["image_id"] == number) & (found["score"] >= confidence)]
+        best = best[np.argsort(-best["score"], kind="stable")][:MOST_DRAWN]
         title = f"detections: {len(best)}, score from {confidence:.3g}"
-        cells.append(Cell(image, boxes, best["class"], truth.names, best["score"], title))
+        cells.append(Cell(image, to_xyxy(best["box_xywh"]), best["class"], truth.names, best["score"], title))
     if cells:
         save_sheet(cells, 4, out)

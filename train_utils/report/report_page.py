@@ -118,12 +118,15 @@ def write_report(folder: Path) -> Path:
 
     Raises TrainError if the run's options or detections are damaged, and OSError.
     """
+    options = texts_of(from_checkpoint.read_config(folder, ""))
+    defaults = texts_of(compose.defaults("train", TrainConfig))
+    defaults["name"] = options["data.name"]  # of the defaults, only the name stands for another option
     metrics, of_epoch, pictures = "<p>No epoch was evaluated yet.</p>", "", ""
     if (folder / BEST_DETECTIONS).is_file():
         best = read_best(folder)
         about = texts_of(best.about)
-        cells = map(coco_eval.format_metric, best.metrics.values())
-        metrics = html_table(list(best.metrics), [list(cells)]) + html_table(*coco_eval.rows_of_classes(best))
+        cells = map(coco_eval.format_metric, map(best.metrics.get, coco_eval.METRICS))
+        metrics = html_table(coco_eval.METRICS, [list(cells)]) + html_table(*coco_eval.rows_of_classes(best))
         metrics += f"<p>{escape(', '.join(map('='.join, about.items())))}</p>"
         if "epoch" in about:
             of_epoch = f" (epoch {escape(about['epoch'])})"
@@ -134,9 +137,6 @@ def write_report(folder: Path) -> Path:
             kind = "png" if path.suffix == ".png" else "jpeg"
             source = f"data:image/{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
             pictures += f'<figure><img alt="{title}" src="{source}"><figcaption>{caption}</figcaption></figure>'
-    options = texts_of(from_checkpoint.read_config(folder, ""))
-    defaults = texts_of(compose.defaults("train", TrainConfig))
-    defaults["name"] = options["data.name"]  # of the defaults, only the name stands for another option
     changed, unchanged = [], []
     for key, text in options.items():
         default = defaults.get(key, "-")
