@@ -29,6 +29,9 @@ from train_utils.inference.detector import Prediction, Predictor, ResultWriter, 
 from train_utils.inference.open_checkpoint import limits_of
 
 SECONDS_BETWEEN_FRAMES = 0.2  # of the camera
+BUTTONS: Any = ["download", "fullscreen"]  # of drawn pictures
+# One pass at a time, and of those that wait the last.
+ONE_PASS: dict[str, Any] = {"concurrency_id": "network", "concurrency_limit": 1, "trigger_mode": "always_last"}
 
 
 def main(config: schema.DemoConfig) -> None:
@@ -57,23 +60,16 @@ def build(config: schema.DemoConfig, folder: Path) -> Any:
         with gr.Tab("Pictures and videos"):
             files = gr.File(file_count="multiple", file_types=["image", "video"], label="Drop them here", height=140)
             summary = gr.Markdown()
-            drawn = gr.Gallery(
-                label="Detections", columns=2, object_fit="contain", height="max-content", interactive=False,
-                buttons=["download", "fullscreen"],
-            )  # fmt: skip
+            look: dict[str, Any] = {"columns": 2, "object_fit": "contain", "height": "max-content"}
+            drawn = gr.Gallery(label="Detections", interactive=False, buttons=BUTTONS, **look)
             jsons = gr.File(file_count="multiple", label="As COCO json", interactive=False)
         with gr.Tab("Camera"), gr.Row():
             camera = gr.Image(sources=["webcam"], streaming=True, label="Camera: allow it, then Record")
-            result = gr.Image(label="Detections", format="jpeg", interactive=False, buttons=["download", "fullscreen"])
-        busy: dict[str, Any] = {"concurrency_id": "network", "concurrency_limit": 1}  # one pass at a time
-        gr.on(
-            [files.change, confidence.release, overlap.release],
-            session.files, [files, *settings], [summary, drawn, jsons], **busy, trigger_mode="always_last",
-        )  # fmt: skip
-        camera.stream(
-            session.camera, [camera, *settings], result, **busy, stream_every=SECONDS_BETWEEN_FRAMES,
-            show_progress="hidden", trigger_mode="always_last",
-        )  # fmt: skip
+            result = gr.Image(label="Detections", format="jpeg", interactive=False, buttons=BUTTONS)
+        changes = [files.change, confidence.release, overlap.release]
+        gr.on(changes, session.files, [files, *settings], [summary, drawn, jsons], **ONE_PASS)
+        look = {"stream_every": SECONDS_BETWEEN_FRAMES, "show_progress": "hidden"}
+        camera.stream(session.camera, [camera, *settings], result, **ONE_PASS, **look)
     return page
 
 
@@ -81,11 +77,17 @@ def launch(page: Any, config: schema.DemoConfig) -> str:
     """Start serving the page; return its address."""
     import gradio as gr
 
+    theme = gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"])  # none from elsewhere
     page.queue(api_open=False).launch(
-        server_name=config.host, server_port=config.port, quiet=True, prevent_thread_lock=True, share=False,
-        ssr_mode=False, footer_links=[],
-        theme=gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"]),  # none from elsewhere
-    )  # fmt: skip
+        server_name=config.host,
+        server_port=config.port,
+        quiet=True,
+        prevent_thread_lock=True,
+        share=False,
+        ssr_mode=False,
+        footer_links=[],
+        theme=theme,
+    )
     return str(page.local_url)
 
 
@@ -106,28 +108,29 @@ class Session:
         """A text (with unreadable files), drawings by name, and the json files of predict.py."""
         out = Path(tempfile.mkdtemp(dir=self.folder))
         files = [Path(path) for path in paths or []]
-        unique = len({path.name for path in files}) == len(files)
-        media = [Medium(path, path.name if unique else f"{n} {path.name}") for n, path in enumerate(files, start=1)]
+        names = [path.name for path in files]
+        if len(set(names)) < len(names):
+            names = [f"{number} {name}" for number, name in enumerate(names, start=1)]
+        media = list(map(Medium, files, names))
         writer = ResultWriter(media, self.predictor.network, out, video_suffix=".webm")
         with writer.drawn:
             for prediction in self._predict(media, confidence, overlap):
                 writer.add(prediction)
         writer.close()
         drawn = [(str(out / name), medium) for medium, name in writer.drawn_names.items() if (out / name).exists()]
+        lines = [writer.summary(), format_counts(writer.counts)]
         missing = sorted(set(writer.drawn_names) - {medium for _, medium in drawn})
-        unread = f"cannot be read: {', '.join(missing)}" if missing else ""
-        lines = [writer.summary(), format_counts(writer.counts), unread]
-        return (
-            "\n\n".join(map(plain, filter(None, lines))),
-            drawn,
-            [str(out / "images.json"), str(out / "detections.json")],
-        )
+        if missing:
+            lines.append(f"cannot be read: {', '.join(missing)}")
+        text = "\n\n".join(map(plain, filter(None, lines)))
+        return text, drawn, [str(out / "images.json"), str(out / "detections.json")]
 
     def camera(self, image: np.ndarray | None, confidence: float, overlap: float) -> np.ndarray | None:
         """The camera's image (uint8 RGB) with boxes."""
-        media = [] if image is None else [Medium(Path(), "camera", image=image)]
-        drawn = [one.plot() for one in self._predict(media, confidence, overlap)]
-        return np.ascontiguousarray(drawn[0][..., ::-1]) if drawn else None
+        if image is None:
+            return None
+        (prediction,) = self._predict([Medium(Path(), "camera", image=image)], confidence, overlap)
+        return np.ascontiguousarray(prediction.plot()[..., ::-1])
 
     def _predict(self, media: list[Medium], confidence: float, overlap: float) -> Iterator[Prediction]:
         frames = self.predictor.frames(media, OnBadFile.skip, batch_size=1)

@@ -48,11 +48,12 @@ def tune(config: schema.TuneConfig) -> None:
     fixed: list[str] = []
     space: Space = {}
     for each in OverridesParser.create().parse_overrides(config.options):
-        if not each.is_sweep_override():
-            fixed.append(str(each.input_line))
+        if each.is_interval_sweep():
+            space[each.get_key_element()] = each.value()
+        elif each.is_sweep_override():
+            space[each.get_key_element()] = list(each.sweep_string_iterator())
         else:
-            is_interval = each.is_interval_sweep()
-            space[each.get_key_element()] = each.value() if is_interval else [*each.sweep_string_iterator()]
+            fixed.append(str(each.input_line))
     if not space:
         raise ConfigError("nothing to search. fix: an option with several values or an interval behind --, see --help")
     first = {key: values[0] if isinstance(values, list) else values.start for key, values in space.items()}
@@ -68,11 +69,10 @@ def tune(config: schema.TuneConfig) -> None:
     storage = f"sqlite:///{folder.absolute()}/study.db"
     study = optuna.create_study(storage=storage, study_name="trials", direction="maximize", load_if_exists=True)
     study.pruner = optuna.pruners.MedianPruner(n_warmup_steps=config.prune_after)
-    if not study.trials:
-        study.set_user_attr("options", sorted(config.options))
-    elif study.user_attrs.get("options") != sorted(config.options):
-        earlier = shlex.join(study.user_attrs.get("options", ["unknown options"]))
-        raise ConfigError(f"the study {folder} searches with {earlier}. fix: name=<a new one>")
+    asked, earlier = sorted(config.options), study.user_attrs.get("options", ["unknown options"])
+    if study.trials and earlier != asked:
+        raise ConfigError(f"the study {folder} searches with {shlex.join(earlier)}. fix: name=<a new one>")
+    study.set_user_attr("options", asked)
 
     def objective(trial: Any) -> float:
         # Of the trial's own seed, so that processes that start together draw different points.

@@ -72,20 +72,22 @@ def read_best(folder: Path) -> coco_eval.Evaluation:
 
 def check_arrays(truth: results.GroundTruth, found: results.Detections) -> None:
     """Raise ValueError unless these may be scored."""
-    images, boxes = len(truth.image_ids), len(truth.classes)
+    images, boxes, classes = len(truth.image_ids), len(truth.classes), range(len(truth.names))
     shapes = {"image_ids": (images,), "sizes": (images, 2), "offsets": (images + 1,), "boxes_xywh": (boxes, 4)}
     shapes |= dict.fromkeys(("classes", "crowd", "areas"), (boxes,))
     for key, shape in shapes.items():
         column = getattr(truth, key)
         if column.shape != shape or column.dtype.kind not in "biuf":
             raise ValueError(f"{key} of another shape")
-    if len(truth.image_of_box) != boxes or len(truth.file_names) not in (0, images):
-        raise ValueError("objects or names of no image")
     if found.dtype not in (results.DETECTION, results.DETECTION_AS_READ) or found.ndim != 1:
         raise ValueError("detections of another shape")
-    classes = np.concatenate([truth.classes, found["class"]])
-    if not (np.isin(classes, range(len(truth.names))).all() and np.isin(found["image_id"], truth.image_ids).all()):
-        raise ValueError("objects of an unknown class or image")
+    known = (
+        np.isin(truth.classes, classes),
+        np.isin(found["class"], classes),
+        np.isin(found["image_id"], truth.image_ids),
+    )
+    if not np.concatenate(known).all() or len(truth.image_of_box) != boxes or len(truth.file_names) not in (0, images):
+        raise ValueError("objects or names of an unknown class or image")
 
 
 PICTURES = {f"{plots.FOLDER}/{name}": title for name, title in plots.PLOTS.items()}  # titles by path in the run

@@ -56,7 +56,6 @@ class RunReport(contextlib.AbstractContextManager["RunReport"]):
         self._services: list[LoggerThread] = []
         self._is_complete = False
         self._first_epoch = 0
-        self._epoch_images = 0
         self._started = self._epoch_started = time.monotonic()
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
@@ -124,7 +123,6 @@ class RunReport(contextlib.AbstractContextManager["RunReport"]):
         job that is requeued at night must not end because a service is away.
         """
         self._started, self._first_epoch = time.monotonic(), state.epoch
-        self._epoch_images = batches.steps_per_epoch * self._config.train.batch_size
         picture = self.folder / "train_batch.jpg"
         if self._world.is_main and self._config.logger.pictures and state.step == 0:
             requests = next(iter(batches))
@@ -144,7 +142,7 @@ class RunReport(contextlib.AbstractContextManager["RunReport"]):
     def progress(self, state: TrainState) -> Progress:
         """A progress bar of the images that the epoch still has."""
         options = self._config.train
-        left = self._epoch_images - state.steps_of_epoch * options.batch_size
+        left = (state.schedule.steps_per_epoch - state.steps_of_epoch) * options.batch_size
         return Progress(left, f"epoch {state.epoch + 1}/{options.epochs}", self._world.is_main)
 
     def stopped(self, state: TrainState, by: signal.Signals) -> None:
@@ -171,15 +169,14 @@ class RunReport(contextlib.AbstractContextManager["RunReport"]):
         metrics, losses = dict[str, float](), dict[str, float]()
         if evaluation is not None:
             metrics, losses = evaluation.metrics | evaluation.at_best_f1, evaluation.losses
-        epoch = {"epoch": state.epoch}
-        training = {"lr": result.lr, **result.losses}
+        training = {"epoch": state.epoch, "lr": result.lr, **result.losses}
         speed = {"seconds": seconds, "images_per_second": result.images_per_second, "waiting": result.waiting}
-        row = {**epoch, "step": state.step, **training, **metrics}
+        row = {"step": state.step, **training, **speed, **metrics}
         for name, loss in losses.items():
             row[f"val_{name}"] = loss
         self._tables["metrics"].writerow(row)
-        self._tables["times"].writerow({**epoch, **speed})
-        self._send(state.step, "train_epoch", {**epoch, **training})
+        self._tables["times"].writerow(row)
+        self._send(state.step, "train_epoch", training)
         self._send(state.step, "val", metrics | losses)
         self._send(state.step, "train_speed", speed)
 
@@ -194,7 +191,7 @@ class RunReport(contextlib.AbstractContextManager["RunReport"]):
         self.line(epoch_row([*cells, result.images_per_second, memory, duration(left)]) + (" *" if is_best else ""))
         if is_best and evaluation is not None:
             with self.failure_logged("best_detections.npz"):
-                about = {**epoch, "split": "val", "evaluate": compose.to_dictionary(self._config.evaluate)}
+                about = {"epoch": state.epoch, "split": "val", "evaluate": compose.to_dictionary(self._config.evaluate)}
                 report_page.keep_best(self.folder, evaluation._replace(about=about))
 
     def finish(self, state: TrainState, val_set: Annotations, evaluation: coco_eval.Evaluation | None) -> None:
@@ -308,7 +305,7 @@ def open_table(path: Path, columns: Sequence[str], done: int = 0) -> "csv.DictWr
             table.writerows(rows)
     except OSError as error:
         raise TrainError(f"cannot write {path} ({error.strerror}). fix: choose another run_dir") from error
-    return csv.DictWriter(GrowingFile(path), columns)
+    return csv.DictWriter(GrowingFile(path), columns, extrasaction="ignore")
 
 
 def epoch_row(cells: Sequence[str | float]) -> str:

@@ -16,13 +16,13 @@ def cutout(sample: Sample, generator: np.random.Generator) -> Sample:
     """Hide a square; boxes that it covers whole are left out."""
     height, width = sample.image.shape[:2]
     side = round(SIDE * min(height, width))
-    top, left = (int(generator.integers(length - side + 1)) for length in (height, width))
+    top, left = generator.integers((height - side + 1, width - side + 1))
     if generator.random() >= PROBABILITY:
         return sample
     sample.image[top : top + side, left : left + side] = 114
-    low, high = sample.boxes_xyxy[:, :2], sample.boxes_xyxy[:, 2:]
-    hidden = (low >= (left, top)).all(axis=1) & (high <= (left + side, top + side)).all(axis=1)
-    return Sample(sample.image, sample.boxes_xyxy[~hidden], sample.classes[~hidden])
+    inside = sample.boxes_xyxy.clip((left, top) * 2, (left + side, top + side) * 2)
+    seen = (inside != sample.boxes_xyxy).any(axis=1)
+    return Sample(sample.image, sample.boxes_xyxy[seen], sample.classes[seen])
 
 
 AUGMENTATIONS["cutout"] = cutout

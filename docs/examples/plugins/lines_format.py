@@ -14,25 +14,20 @@ from plugins import FORMATS
 
 def read_lines(annotations: Path, images: Path) -> dict[str, Any]:
     """Read the file ``annotations`` as a COCO dictionary."""
-    numbers: dict[str, int] = {}
+    pictures: dict[str, dict[str, Any]] = {}
     classes: dict[str, int] = {}
     boxes: list[dict[str, Any]] = []
     for line in annotations.read_text(encoding="utf-8").splitlines():
         name, kind, *corners = line.split()
+        if name not in pictures:
+            width, height = Image.open(images / name).size
+            pictures[name] = {"id": len(pictures) + 1, "file_name": name, "width": width, "height": height}
         left, top, right, bottom = map(float, corners)
-        image = numbers.setdefault(name, len(numbers) + 1)
+        box = {"id": len(boxes) + 1, "bbox": [left, top, right - left, bottom - top]}
         category = classes.setdefault(kind, len(classes) + 1)
-        bbox = [left, top, right - left, bottom - top]
-        boxes.append({"id": len(boxes) + 1, "image_id": image, "category_id": category, "bbox": bbox})
-    sizes = [Image.open(images / name).size for name in numbers]
-    return {
-        "images": [
-            {"id": number, "file_name": name, "width": size[0], "height": size[1]}
-            for (name, number), size in zip(numbers.items(), sizes, strict=True)
-        ],
-        "annotations": boxes,
-        "categories": [{"id": number, "name": name} for name, number in classes.items()],
-    }
+        boxes.append(box | {"image_id": pictures[name]["id"], "category_id": category})
+    categories = [{"id": number, "name": name} for name, number in classes.items()]
+    return {"images": list(pictures.values()), "annotations": boxes, "categories": categories}
 
 
 FORMATS["lines"] = read_lines
