@@ -36,9 +36,8 @@ from data.annotations_read import Findings
 from data.index import read_annotations
 from data.progress import counted, tracked
 from train_utils import build
-from train_utils.report.draw import Cell, save_sheet
+from train_utils.report.draw import draw_cell, save_sheet
 
-SHEET_COLUMNS = 4
 BOTH = "train and val"
 FAULTS = (validate.CUT, validate.SCORED_OUTSIDE, validate.SCORED_EMPTY, validate.TINY_BOXES, validate.UNLIKE)
 
@@ -48,7 +47,6 @@ class CheckedSet:
     """The result of a check, by split; findings may also concern train and val together."""
 
     splits: dict[str, Annotations]
-    readable: dict[str, list[int]]  # positions of usable images
     problems: dict[str, Findings]
     notes: dict[str, Findings]
     recall: dict[str, float]  # share of the boxes that an anchor fits; NaN without boxes
@@ -78,16 +76,15 @@ def check(config: schema.CheckDataConfig) -> CheckedSet:
         checked.notes[BOTH].add("boxes that bins cannot reach", [sentence.removeprefix("warning: ")])
     cells = []
     for split, annotations in checked.splits.items():
-        readable = checked.readable[split]
-        step = max(1, len(readable) // max(1, config.pictures))
-        for index in readable[::step][: config.pictures]:
-            image = ImageSource(annotations, OnError.stop).read(index)
-            assert image is not None  # with stop it raises
+        step = max(1, len(annotations) // max(1, config.pictures))
+        for index in range(0, len(annotations), step)[: config.pictures]:
             classes, boxes = annotations.training_boxes(index)
-            title = f"{split}: {annotations.file_name(index)}"
-            cells.append(Cell(image, boxes, classes, annotations.names, None, title))
+            with suppress(DataError):  # the report names it
+                image = np.asarray(ImageSource(annotations, OnError.stop).read(index))
+                drawn = draw_cell(image, boxes, classes, annotations.names)
+                cells.append((drawn, f"{split}: {annotations.file_name(index)}"))
     if cells:
-        save_sheet(cells, SHEET_COLUMNS, out / "labels.jpg")
+        save_sheet(cells, out / "labels.jpg")
     lines = [f"{config.data.name}: {config.data.root}", *text_report(checked)]
     (out / "report.txt").write_text("\n".join(lines) + "\n", encoding="utf-8", errors="backslashreplace")
     print("\n".join(lines[:-1]))
@@ -102,7 +99,7 @@ def check_dataset(config: DataConfig, image_size: int | Sequence[int], anchors: 
     overlap one by more than ``min_iou``. Raises ``DataError`` if a set as a whole is missing or
     broken.
     """
-    checked = CheckedSet({}, {}, defaultdict(Findings), defaultdict(Findings), {})
+    checked = CheckedSet({}, defaultdict(Findings), defaultdict(Findings), {})
     for split in ("train", "val"):
         annotations, problems, changed = read_annotations(config, split)
         checked.splits[split], checked.problems[split] = annotations, problems
@@ -138,18 +135,16 @@ def _without_fix(error: DataError) -> str:
 
 
 def _check_images(checked: CheckedSet) -> None:
-    """Decode all images; report unreadable and repeated ones, and list the readable ones."""
+    """Decode all images; report unreadable and repeated ones."""
     first: dict[bytes, tuple[str, int]] = {}  # split and position, by the hash of its pixels
     for split, annotations in checked.splits.items():
-        problems, readable = checked.problems[split], checked.readable.setdefault(split, [])
-        source = ImageSource(annotations, OnError.stop)
+        problems, source = checked.problems[split], ImageSource(annotations, OnError.stop)
         with ThreadPoolExecutor(source.readers) as pool:
             hashes = pool.map(partial(_pixel_hash, source), range(len(annotations)))
             for index, (result, damage) in enumerate(tracked(hashes, len(annotations), f"decoding {split}")):
                 if isinstance(result, str):
                     problems.add("images that cannot be read", [result])
                     continue
-                readable.append(index)
                 if damage is not None:
                     problems.add("images that are damaged inside", [f"{annotations.path(index)}: {damage}"])
                 other, number = first.setdefault(result, (split, index))
@@ -163,10 +158,9 @@ def _check_images(checked: CheckedSet) -> None:
 def _pixel_hash(source: ImageSource, index: int) -> tuple[bytes | str, str | None]:
     """The hash of an image's size and pixels, or why it is unreadable; and damage inside a JPEG."""
     try:
-        image = source.read(index)
+        image = np.asarray(source.read(index))
     except DataError as error:
         return _without_fix(error), None
-    assert image is not None  # with stop it raises
     damage = images.jpeg_damage(layouts.read_file(source.annotations.path(index)))
     return hashlib.blake2b(image.tobytes(), key=b"%d x %d" % image.shape[:2]).digest(), damage
 

@@ -49,6 +49,7 @@ class Group(NamedTuple):
     letter: str
     setting: dict[str, Any]
     runs: list[Path]
+    seeds: list[Any]  # of each run
     best: list[Evaluation]  # of each run
 
     def mean(self, name: str = "AP") -> float:
@@ -95,23 +96,22 @@ def read_groups(folders: Sequence[Path]) -> list[Group]:
     has no evaluation, or if two runs of a setting have one seed.
     """
     groups: list[Group] = []
-    seeds: dict[Path, Any] = {}
     for folder in folders:
         options = flat(from_checkpoint.read_config(folder, ""))
-        seeds[folder] = options.get("train.seed")
+        seed = options.get("train.seed")
         setting = {key: value for key, value in options.items() if not is_covered(key, IGNORED)}
         best = report_page.read_best(folder)
         for group in groups:
             if group.setting == setting and is_same(group, best):
                 break
         else:
-            group = Group(chr(ord("A") + len(groups)), setting, [], [])
+            group = Group(chr(ord("A") + len(groups)), setting, [], [], [])
             groups.append(group)
-        for run in group.runs:
-            if seeds[run] == seeds[folder]:
-                pair = f"{run} and {folder} are one training, of train.seed={seeds[run]}"
-                raise errors.TrainError(f"{pair}. fix: name one of them")
+        if seed in group.seeds:
+            pair = f"{group.runs[group.seeds.index(seed)]} and {folder} are one training, of train.seed={seed}"
+            raise errors.TrainError(f"{pair}. fix: name one of them")
         group.runs.append(folder)
+        group.seeds.append(seed)
         group.best.append(best)
     return groups
 

@@ -44,8 +44,6 @@ EXACT = 1e-9  # largest relative difference in float64: the network multiplies r
 CLOSE = 0.05  # largest relative difference of the losses in the training's precision
 BYTES = 2**26  # size of the timed exchange: the gradient of 16 million weights
 SECONDS = 120  # a rank waits this long for the others
-
-
 OPTIONS = f"""model=yolov3-tiny model.width=0.125 train.image_size=64 train.epochs=2 train.compile='off'
 train.timeout_seconds={SECONDS} evaluate.every=0 logger.every_steps=1 logger.pictures=false"""
 
@@ -89,7 +87,8 @@ class Conformance:
 
     def write(self, out: Path) -> None:
         """Write the certificate whole or not at all."""
-        world, on_gpu = self.world, self.world.device.type == "cuda"
+        world = self.world
+        device, backend = ("cpu", "gloo") if world.device.type == "cpu" else (torch.cuda.get_device_name(), "nccl")
         content = {
             "certificate": "ranks train and evaluate exactly",
             "passed": self.passed,
@@ -97,8 +96,8 @@ class Conformance:
             "launcher": world.launcher,
             "ranks": world.world_size,
             "nodes": world.num_nodes,
-            "device": torch.cuda.get_device_name() if on_gpu else "cpu",
-            "backend": "none" if world.world_size == 1 else "nccl" if on_gpu else "gloo",
+            "device": device,
+            "backend": backend if world.world_size > 1 else "none",
             "finished": time.strftime("%Y-%m-%d %H:%M:%S %z"),
             "checks": self.checks,
         }
@@ -136,7 +135,8 @@ class Conformance:
     def rank_without_boxes(self) -> None:
         """Compare gradients with all boxes on one rank and with the whole batch on each rank."""
         world, config = self.world, options_of("train", self.options)
-        images = torch.rand(2 * world.world_size, 3, 64, 64, generator=torch.Generator().manual_seed(0)).double()
+        torch.manual_seed(0)
+        images = torch.rand(2 * world.world_size, 3, 64, 64, dtype=torch.float64)
         targets = torch.tensor([[0, 1, 20, 20, 10, 12], [1, 0, 40, 12, 33, 20.0]])
         own = images[2 * world.rank :][:2], targets if world.is_main else targets[:0]
         gradients = []

@@ -60,16 +60,22 @@ def build(config: schema.DemoConfig, folder: Path) -> Any:
         with gr.Tab("Pictures and videos"):
             files = gr.File(file_count="multiple", file_types=["image", "video"], label="Drop them here", height=140)
             summary = gr.Markdown()
-            look: dict[str, Any] = {"columns": 2, "object_fit": "contain", "height": "max-content"}
-            drawn = gr.Gallery(label="Detections", interactive=False, buttons=BUTTONS, **look)
+            drawn = gr.Gallery(
+                label="Detections",
+                columns=2,
+                object_fit="contain",
+                height="max-content",
+                interactive=False,
+                buttons=BUTTONS,
+            )
             jsons = gr.File(file_count="multiple", label="As COCO json", interactive=False)
         with gr.Tab("Camera"), gr.Row():
             camera = gr.Image(sources=["webcam"], streaming=True, label="Camera: allow it, then Record")
             result = gr.Image(label="Detections", format="jpeg", interactive=False, buttons=BUTTONS)
         changes = [files.change, confidence.release, overlap.release]
         gr.on(changes, session.files, [files, *settings], [summary, drawn, jsons], **ONE_PASS)
-        look = {"stream_every": SECONDS_BETWEEN_FRAMES, "show_progress": "hidden"}
-        camera.stream(session.camera, [camera, *settings], result, **ONE_PASS, **look)
+        often: dict[str, Any] = {"stream_every": SECONDS_BETWEEN_FRAMES, "show_progress": "hidden"}
+        camera.stream(session.camera, [camera, *settings], result, **ONE_PASS, **often)
     return page
 
 
@@ -78,16 +84,9 @@ def launch(page: Any, config: schema.DemoConfig) -> str:
     import gradio as gr
 
     theme = gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"])  # none from elsewhere
-    page.queue(api_open=False).launch(
-        server_name=config.host,
-        server_port=config.port,
-        quiet=True,
-        prevent_thread_lock=True,
-        share=False,
-        ssr_mode=False,
-        footer_links=[],
-        theme=theme,
-    )
+    address = {"server_name": config.host, "server_port": config.port}
+    calm = {"quiet": True, "prevent_thread_lock": True, "share": False, "ssr_mode": False, "footer_links": []}
+    page.queue(api_open=False).launch(theme=theme, **address, **calm)
     return str(page.local_url)
 
 
@@ -102,9 +101,7 @@ class Session:
     def __init__(self, predictor: Predictor, folder: Path) -> None:
         self.predictor, self.folder = predictor, folder
 
-    def files(
-        self, paths: list[str] | None, confidence: float, overlap: float
-    ) -> tuple[str, list[tuple[str, str]], list[str]]:
+    def files(self, paths: list[str] | None, *limits: float) -> tuple[str, list[tuple[str, str]], list[str]]:
         """A text (with unreadable files), drawings by name, and the json files of predict.py."""
         out = Path(tempfile.mkdtemp(dir=self.folder))
         files = [Path(path) for path in paths or []]
@@ -114,22 +111,26 @@ class Session:
         media = list(map(Medium, files, names))
         writer = ResultWriter(media, self.predictor.network, out, video_suffix=".webm")
         with writer.drawn:
-            for prediction in self._predict(media, confidence, overlap):
+            for prediction in self._predict(media, *limits):
                 writer.add(prediction)
         writer.close()
-        drawn = [(str(out / name), medium) for medium, name in writer.drawn_names.items() if (out / name).exists()]
+        drawn, missing = [], []
+        for medium, name in sorted(writer.drawn_names.items()):
+            if (out / name).exists():
+                drawn.append((str(out / name), medium))
+            else:
+                missing.append(medium)
         lines = [writer.summary(), format_counts(writer.counts)]
-        missing = sorted(set(writer.drawn_names) - {medium for _, medium in drawn})
         if missing:
             lines.append(f"cannot be read: {', '.join(missing)}")
         text = "\n\n".join(map(plain, filter(None, lines)))
         return text, drawn, [str(out / "images.json"), str(out / "detections.json")]
 
-    def camera(self, image: np.ndarray | None, confidence: float, overlap: float) -> np.ndarray | None:
+    def camera(self, image: np.ndarray | None, *limits: float) -> np.ndarray | None:
         """The camera's image (uint8 RGB) with boxes."""
         if image is None:
             return None
-        (prediction,) = self._predict([Medium(Path(), "camera", image=image)], confidence, overlap)
+        (prediction,) = self._predict([Medium(Path(), "camera", image=image)], *limits)
         return np.ascontiguousarray(prediction.plot()[..., ::-1])
 
     def _predict(self, media: list[Medium], confidence: float, overlap: float) -> Iterator[Prediction]:

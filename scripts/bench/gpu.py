@@ -46,12 +46,11 @@ class Settings(NamedTuple):
 TINY = Settings("yolov3-tiny", 0.125, 64, (2, 4), 1, 128)
 
 
-def add_row(path: Path, stage: str, name: str, value: float | str, unit: str = "") -> None:
+def add_row(path: Path, stage: str, name: str, value: float, unit: str) -> None:
     """Print a measurement of a stage and append its row."""
-    text = value if isinstance(value, str) else f"{value:.4g}"
-    print(f"{name:62s} {text} {unit}", flush=True)
+    print(f"{name:62s} {value:.4g} {unit}", flush=True)
     card = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "CPU"
-    row = (stage, name, text, unit, card, torch.__version__, time.strftime("%Y-%m-%d %H:%M"))
+    row = (stage, name, f"{value:.4g}", unit, card, torch.__version__, time.strftime("%Y-%m-%d %H:%M"))
     with path.open("a", newline="") as file:
         csv.writer(file).writerows([row] if file.tell() else [COLUMNS, row])
 

@@ -118,9 +118,7 @@ def test_a_planted_mistake_is_reported_and_nothing_else(drawn: DrawnSet, name: s
 
 
 def test_the_boxes_of_each_class_are_counted(drawn: DrawnSet) -> None:
-    checked = check_of(drawn, COCO)
-    assert checked.readable == {"train": [0, 1, 2, 3, 4], "val": [0, 1, 2]}
-    lines = text_report(checked)
+    lines = text_report(check_of(drawn, COCO))
     assert [line.split() for line in lines if line[:3] in ("cat", "dog")] == [["cat", "5", "3"], ["dog", "5", "3"]]
 
 

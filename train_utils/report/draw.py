@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import cv2
 import numpy as np
@@ -25,8 +25,8 @@ FONT = cv2.FONT_HERSHEY_SIMPLEX
 
 def class_color(index: int) -> tuple[int, int, int]:
     """Colour (RGB, 0..255) of a class, in golden-ratio steps of hue so that neighbours differ."""
-    red, green, blue = np.multiply(255, colorsys.hsv_to_rgb(index * 0.618034 % 1, 0.85, 0.95)).round().tolist()
-    return red, green, blue
+    red, green, blue = colorsys.hsv_to_rgb(index * 0.618034 % 1, 0.85, 0.95)
+    return round(red * 255), round(green * 255), round(blue * 255)
 
 
 def draw_boxes(
@@ -63,6 +63,7 @@ def draw_boxes(
     return canvas
 
 
+COLUMNS = 4  # of a sheet
 SIDE = 440  # pixels of a cell's picture
 GAP = 8  # between cells
 LINE = 24  # of text
@@ -70,42 +71,33 @@ MOST_DRAWN = 16  # images of a batch
 MAX_TITLE = 46  # characters that fit above a cell
 
 
-class Cell(NamedTuple):
-    """A picture with boxes under a title; a long title loses its start."""
-
-    image: ndarray  # uint8 RGB (H, W, 3)
-    boxes_xyxy: ndarray  # (n, 4) in its pixels
-    classes: ndarray  # (n,) positions in names
-    names: Sequence[str]
-    scores: ndarray | None = None
-    title: str = ""
-
-    def draw(self) -> ndarray:
-        """The picture, scaled to SIDE pixels before boxes are drawn: names stay readable."""
-        height, width = self.image.shape[:2]
-        ratio = SIDE / max(height, width)
-        size = max(1, round(width * ratio)), max(1, round(height * ratio))
-        small = cv2.resize(self.image, size, interpolation=cv2.INTER_AREA if ratio < 1 else cv2.INTER_LINEAR)
-        return draw_boxes(small, self.boxes_xyxy * ratio, self.classes, self.names, self.scores)
+def draw_cell(
+    image: ndarray, boxes_xyxy: ndarray, classes: ndarray, names: Sequence[str], scores: ndarray | None = None
+) -> ndarray:
+    """``draw_boxes`` on a picture of SIDE pixels, scaled first: names stay readable."""
+    height, width = image.shape[:2]
+    ratio = SIDE / max(height, width)
+    size = max(1, round(width * ratio)), max(1, round(height * ratio))
+    small = cv2.resize(image, size, interpolation=cv2.INTER_AREA if ratio < 1 else cv2.INTER_LINEAR)
+    return draw_boxes(small, boxes_xyxy * ratio, classes, names, scores)
 
 
-def save_sheet(cells: Sequence[Cell], columns: int, out: Path) -> None:
-    """Save cells as one picture, ``columns`` in a row; raises TrainError if that fails."""
+def save_sheet(cells: Sequence[tuple[ndarray, str]], out: Path) -> None:
+    """Save pictures under titles, of which long ones lose their start. Raises TrainError."""
     height, width = LINE + SIDE + GAP, SIDE + GAP
-    sheet = np.full((len(cells) * height, min(columns, len(cells)) * width + GAP, 3), 255, np.uint8)
+    sheet = np.full((len(cells) * height, min(COLUMNS, len(cells)) * width + GAP, 3), 255, np.uint8)
     top = end = 0
-    for number, cell in enumerate(cells):
-        column = number % columns
+    for number, (picture, title) in enumerate(cells):
+        column = number % COLUMNS
         if column == 0:
             top = end
         left = GAP + column * width
-        picture = cell.draw()
         sheet[top + LINE : top + LINE + picture.shape[0], left : left + picture.shape[1]] = picture
         end = max(end, top + LINE + len(picture) + GAP)  # a row is as high as its highest picture
-        title = printable(cell.title)
-        if len(title) > MAX_TITLE:
-            title = f"...{title[-MAX_TITLE:]}"
-        cv2.putText(sheet, title, (left, top + LINE - 7), FONT, 0.5, DARK, 1, cv2.LINE_AA)
+        text = printable(title)
+        if len(text) > MAX_TITLE:
+            text = f"...{text[-MAX_TITLE:]}"
+        cv2.putText(sheet, text, (left, top + LINE - 7), FONT, 0.5, DARK, 1, cv2.LINE_AA)
     write_image(out, sheet[: end + GAP, :, ::-1], "or choose another folder")
 
 
@@ -117,8 +109,8 @@ def draw_targets(batch: Batch, names: Sequence[str], out: Path) -> None:
     cells = []
     for index, image in enumerate(images[:MOST_DRAWN]):
         own = owners == index
-        cells.append(Cell(image, boxes_xyxy[own], classes[own], names))
-    save_sheet(cells, 4, out)
+        cells.append((draw_cell(image, boxes_xyxy[own], classes[own], names), ""))
+    save_sheet(cells, out)
 
 
 PICTURE_SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")  # that any OpenCV writes
@@ -186,7 +178,7 @@ def write_image(path: Path, image: ndarray, fix: str) -> None:
         is_encoded, content = cv2.imencode(path.suffix, image)
         if not is_encoded:
             raise OSError("OpenCV does not say why")
-        path.write_bytes(content.tobytes())  # imwrite crashes on names that are not Unicode
+        path.write_bytes(content)  # imwrite crashes on names that are not Unicode
     except (OSError, cv2.error) as error:
         why = getattr(error, "err", error)  # of OpenCV's without its line of source
         raise TrainError(f"cannot write {path} ({why}). fix: free some space, {fix}") from error

@@ -11,7 +11,7 @@ import numpy as np
 
 from data.errors import printable
 from train_utils.coco_eval import ABSENT, Evaluation, find_matches, match, over_scores
-from train_utils.report.draw import Cell, save_sheet
+from train_utils.report.draw import draw_cell, save_sheet
 from train_utils.results import DETECTION_AS_READ, canonical_order, to_xyxy
 from train_utils.train_state import LOSS_NAMES
 
@@ -282,11 +282,11 @@ def draw_detections(result: Evaluation, read: Read, name_of: NameOf, confidence:
         if image is None:
             continue
         labels = np.flatnonzero((truth.image_of_box == i) & counted)
-        title = f"{name_of(i)}, labels: {len(labels)}"
-        cells.append(Cell(image, to_xyxy(truth.boxes_xywh[labels]), truth.classes[labels], truth.names, None, title))
+        drawn = draw_cell(image, to_xyxy(truth.boxes_xywh[labels]), truth.classes[labels], truth.names)
+        cells.append((drawn, f"{name_of(i)}, labels: {len(labels)}"))
         best = found[(found["image_id"] == number) & (found["score"] >= confidence)]
         best = best[np.argsort(-best["score"], kind="stable")][:MOST_DRAWN]
-        title = f"detections: {len(best)}, score from {confidence:.3g}"
-        cells.append(Cell(image, to_xyxy(best["box_xywh"]), best["class"], truth.names, best["score"], title))
+        drawn = draw_cell(image, to_xyxy(best["box_xywh"]), best["class"], truth.names, best["score"])
+        cells.append((drawn, f"detections: {len(best)}, score from {confidence:.3g}"))
     if cells:
-        save_sheet(cells, 4, out)
+        save_sheet(cells, out)

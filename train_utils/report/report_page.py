@@ -45,8 +45,7 @@ def keep_best(folder: Path, best: coco_eval.Evaluation) -> None:
     scored = {"metrics": best.metrics, "per_class": best.per_class, "at_best_f1": best.at_best_f1}
     scores = json.dumps({**scored, "scorer": best.scorer, "about": dict(best.about)})
     with run_files.whole_file(folder / BEST_DETECTIONS, "wb") as file:
-        names = np.array(list(map(os.fsencode, best.truth.file_names)), np.bytes_)
-        np.savez(file, scores=scores, detections=best.detections, **{**vars(best.truth), "file_names": names})
+        np.savez(file, scores=scores, detections=best.detections, **vars(best.truth))
 
 
 def read_best(folder: Path) -> coco_eval.Evaluation:
@@ -62,7 +61,7 @@ def read_best(folder: Path) -> coco_eval.Evaluation:
         msgspec.convert(scores, SCORES)
         found = arrays.pop("detections")
         names = arrays.pop("names").tolist()
-        files = list(map(os.fsdecode, arrays.pop("file_names", ())))
+        files = list(map(os.fsdecode, arrays.pop("file_names", ())))  # older files have bytes, or none
         truth = results.GroundTruth(**arrays, names=names, file_names=files)
         check_arrays(truth, found)
         return coco_eval.Evaluation(**scores, truth=truth, detections=found, losses={})

@@ -265,10 +265,10 @@ class GrowingFile:
 
     path: Path
     waiting: bytes = b""
-    has_failed: bool = False
 
     def write(self, text: str) -> None:
         """Append whole lines, after those that wait."""
+        has_failed = bool(self.waiting)
         self.waiting += text.encode(errors="backslashreplace")
         try:
             # A pipe without a reader is an error, not a wait; so is a link to another place.
@@ -276,11 +276,9 @@ class GrowingFile:
             with open(os.open(self.path, flags, 0o666), "ab", buffering=0) as file:
                 while self.waiting:
                     self.waiting = self.waiting[os.write(file.fileno(), self.waiting) :]
-            self.has_failed = False
         except OSError as error:
-            if not self.has_failed:
+            if not has_failed:
                 warn(f"cannot write {self.path} ({error.strerror}): its lines wait until it can")
-            self.has_failed = True
 
 
 def open_table(path: Path, columns: Sequence[str], done: int = 0) -> "csv.DictWriter[str]":

@@ -21,11 +21,13 @@ def read_lines(annotations: Path, images: Path) -> dict[str, Any]:
         name, kind, *corners = line.split()
         if name not in pictures:
             width, height = Image.open(images / name).size
-            pictures[name] = {"id": len(pictures) + 1, "file_name": name, "width": width, "height": height}
+            number = len(pictures) + 1
+            pictures[name] = {"id": number, "file_name": name, "width": width, "height": height}
         left, top, right, bottom = map(float, corners)
-        box = {"id": len(boxes) + 1, "bbox": [left, top, right - left, bottom - top]}
-        category = classes.setdefault(kind, len(classes) + 1)
-        boxes.append(box | {"image_id": pictures[name]["id"], "category_id": category})
+        box: dict[str, Any] = {"id": len(boxes) + 1, "image_id": pictures[name]["id"]}
+        box["category_id"] = classes.setdefault(kind, len(classes) + 1)
+        box["bbox"] = [left, top, right - left, bottom - top]
+        boxes.append(box)
     categories = [{"id": number, "name": name} for name, number in classes.items()]
     return {"images": list(pictures.values()), "annotations": boxes, "categories": categories}
 
