@@ -17,18 +17,17 @@ BESIDE = ("config.yaml", "run_id.txt", "metrics.csv", "times.csv", "steps.csv", 
 
 
 class Mirror:
-    """Copies a run to ``address`` behind its training; ``log_line`` gets failures."""
+    """Copies a run to ``address`` behind its training; ``log_line`` gets failures in a thread."""
 
     def __init__(self, folder: Path, address: str, log_line: Callable[[str], None]) -> None:
         self._folder, self._address, self._log_line = folder, address, log_line
         self._pool = ThreadPoolExecutor(1, "mirror")
         self._next: Future[None] | None = None
         self._sent: dict[str, int | None] = {}  # when the file that was copied had been written
-        self._failure = self._told = ""
+        self._failure = ""
 
     def follow(self, written: Future[None]) -> None:
         """Copy the run once last.pt is ``written``; a copy that waits for its turn is left out."""
-        self._tell()
         if self._next is not None:
             self._next.cancel()
         self._next = self._pool.submit(self._copy, written)
@@ -36,18 +35,15 @@ class Mirror:
     def close(self) -> None:
         """Wait for the last copy."""
         self._pool.shutdown()
-        self._tell()
-
-    def _tell(self) -> None:
-        if self._failure not in ("", self._told):
-            self._log_line(f"run_mirror: {self._failure}. Training continues, and each checkpoint tries again")
-        self._told = self._failure
 
     def _copy(self, written: Future[None]) -> None:
         # last.pt, which a rename hides for a moment, is opened first: a resume can cut later rows.
         if written.exception() is None:
             with suppress(FileNotFoundError), open(self._folder / LAST, "rb") as last:
-                self._failure = self._send(last)
+                told, self._failure = self._failure, self._send(last)
+                if self._failure not in ("", told):
+                    text = f"run_mirror: {self._failure}. Training continues, and each checkpoint tries again"
+                    self._log_line(text)
 
     def _send(self, last: IO[bytes]) -> str:
         """Write all that is new; return what failed."""

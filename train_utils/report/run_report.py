@@ -5,6 +5,7 @@ import csv
 import os
 import signal
 import textwrap
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -52,6 +53,7 @@ class RunReport(contextlib.AbstractContextManager["RunReport"]):
         self._config = config
         self._world = world
         self._log = GrowingFile(folder / "train.log")
+        self._lock = threading.Lock()
         self._tables: dict[str, csv.DictWriter[str]] = {}  # these and the services: on rank 0
         self._services: list[LoggerThread] = []
         self._is_complete = False
@@ -72,8 +74,9 @@ class RunReport(contextlib.AbstractContextManager["RunReport"]):
             if on_terminal:
                 log.info("\n".join(lines))
             stamp = time.strftime("%Y-%m-%d %H:%M:%S")
-            for line in lines:
-                self._log.write(f"{stamp} {line}".rstrip() + "\n")
+            with self._lock:  # loggers and mirror warn from their threads
+                for line in lines:
+                    self._log.write(f"{stamp} {line}".rstrip() + "\n")
 
     def announce(
         self, train_set: Annotations, val_set: Annotations, batches: data.TrainBatchSampler, model: models.Darknet
