@@ -68,7 +68,7 @@ def steps(settings: Settings, add: Add, *, mode: str = "off", half: torch.dtype 
     numerics.prepare_numerics(config)
     world = distributed.init_distributed_mode(DEVICE.type, 600)
     for images in settings.batches[mode != "off" or half != BF16 :]:
-        model = step.new_network(settings.model, settings.width).to(DEVICE, memory_format=torch.channels_last)
+        model = step.new_network(settings.model, settings.width).to(DEVICE).to(memory_format=torch.channels_last)
         operations = 3 * models.count_flops(model, (settings.side, settings.side))  # for an image
         batch = step.synthetic(images, settings.side, DEVICE)
         batch.images = batch.images.contiguous(memory_format=torch.channels_last)

@@ -54,8 +54,8 @@ def new_step(
     config = configured()
     state = train_state.TrainState.create(network, config, STEPS // config.train.epochs, {})
     state.scaler = torch.amp.GradScaler(world.device.type, enabled=dtype is torch.float16)
-    loss = build_loss(network.heads, config.loss)
-    loss, to_input = compile_step(network, loss, Batch.network_input, compiled, 1)
+    plain = build_loss(network.heads, config.loss)
+    loss, to_input = compile_step(network, plain, Batch.network_input, compiled, 1)
     forward = engine.ForwardPass(distributed.wrap_ddp(network, world), loss, to_input, dtype, world)
     return partial(
         engine.train_one_epoch,

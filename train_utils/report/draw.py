@@ -178,7 +178,7 @@ def write_image(path: Path, image: ndarray, fix: str) -> None:
         is_encoded, content = cv2.imencode(path.suffix, image)
         if not is_encoded:
             raise OSError("OpenCV does not say why")
-        path.write_bytes(content)  # imwrite crashes on names that are not Unicode
+        path.write_bytes(content.tobytes())  # imwrite crashes on names that are not Unicode
     except (OSError, cv2.error) as error:
         why = getattr(error, "err", error)  # of OpenCV's without its line of source
         raise TrainError(f"cannot write {path} ({why}). fix: free some space, {fix}") from error

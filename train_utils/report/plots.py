@@ -151,10 +151,10 @@ BESIDE: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}  # 
 SHARES: dict[str, Any] = {"xlim": (0, 1), "ylim": (0, 1.02)}  # an axis
 
 
-def _lines(evaluation: Evaluation) -> dict[int, dict[str, Any]]:
+def _lines(evaluation: Evaluation) -> dict[int | None, dict[str, Any]]:
     """How to draw the line of each class with boxes, those with most first."""
     boxes = [row["boxes"] for row in evaluation.per_class.values()]
-    styles: dict[int, dict[str, Any]] = {}
+    styles: dict[int | None, dict[str, Any]] = {}
     for index in np.argsort(boxes)[::-1]:
         if boxes[index]:
             is_named = len(styles) < NAMED_CLASSES
@@ -189,7 +189,8 @@ def draw_over_confidence(evaluation: Evaluation) -> Any:
     matches = find_matches(evaluation.truth, evaluation.detections, evaluation.scorer)
     best = evaluation.at_best_f1
     text = f"all: best F1 {best['f1']:.3f} from {best['threshold']:.3f} on"
-    lines: dict[int | None, dict[str, Any]] = {**_lines(evaluation), None: {"label": text, **OF_ALL}}
+    lines = _lines(evaluation)
+    lines[None] = {"label": text, **OF_ALL}
     figure = new_figure(11, 3.8)
     axes = figure.subplots(1, 3)
     for index, style in lines.items():

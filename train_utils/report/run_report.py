@@ -188,10 +188,11 @@ class RunReport(contextlib.AbstractContextManager["RunReport"]):
         left = (now - self._started) / done * (epochs - state.epoch)  # evaluations included
         memory = f"{torch.cuda.max_memory_allocated() / 1e9:.1f}G" if torch.cuda.is_initialized() else "-"
         shown = map(metrics.get, ("precision", "recall", "AP", "AP50"))
-        cells = [f"{state.epoch}/{epochs}", *list(result.losses.values())[:4], *map(coco_eval.format_metric, shown)]
+        cells: list[str | float] = [f"{state.epoch}/{epochs}", *list(result.losses.values())[:4]]
+        cells += [*map(coco_eval.format_metric, shown), result.images_per_second, memory, duration(left)]
         if done == 1:
             self.line(epoch_row(list(EPOCH_COLUMNS)))
-        self.line(epoch_row([*cells, result.images_per_second, memory, duration(left)]) + (" *" if is_best else ""))
+        self.line(epoch_row(cells) + (" *" if is_best else ""))
         if is_best and evaluation is not None:
             with self.failure_logged("best_detections.npz"):
                 about = {"epoch": state.epoch, "split": "val", "evaluate": compose.to_dictionary(self._config.evaluate)}
