@@ -8,7 +8,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, count
 from typing import NamedTuple
 
 import cv2
@@ -16,19 +16,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from data.colour import change_colour
+from data import geometry
 from data.config import AugmentConfig, Colour, Resize
 from data.errors import DataError
-from data.geometry import PAD_VALUE, Boxes, Image, Letterbox, Matrix, Size, move_boxes, resize_into, visible_boxes
+from data.geometry import PAD_VALUE, Boxes, Image, Matrix, Size, visible_boxes
 from data.images import ImageSource
 from data.index import Annotations
-from data.loader import Batch, empty_images
+from data.loader import NO_GAINS, Batch, empty_images
 from data.plan import Plan, Request, draw_plan
-from data.tiles import UprightTile, WarpedTile, tile_of
 
 Targets = NDArray[np.float32]  # (T, 6) sample, class, cx, cy, w, h
 Samples = NDArray[np.int64]  # (T,) numbers in the batch
 Classes = NDArray[np.int32]  # (T,)
+
+LEVELS = np.arange(256, dtype=np.float64)
+HUES = 180  # of OpenCV's 8-bit HSV
 
 
 class Sample(NamedTuple):
@@ -50,7 +52,8 @@ class Tile(NamedTuple):
     picture: int  # 1: of the second picture of a blend
     position: int  # of the image in the data set
     matrix: Matrix  # maps the image to the sample
-    drawing: UprightTile | WarpedTile
+    last_row: int  # how many of the image's first rows are needed
+    draw: geometry.Draw
 
 
 class TrainDataset(torch.utils.data.Dataset[Batch]):
@@ -72,8 +75,7 @@ class TrainDataset(torch.utils.data.Dataset[Batch]):
         self.annotations, self.images = annotations, images
         self.augment, self.plain = augment, replace(augment, mosaic=0, mixup=0)
         self.first_plain_epoch = epochs - augment.plain_epochs(epochs)
-        self.seed = seed
-        self.changes = dict(changes or {})
+        self.seed, self.changes = seed, dict(changes or {})
 
     def __len__(self) -> int:
         return len(self.annotations)
@@ -82,53 +84,59 @@ class TrainDataset(torch.utils.data.Dataset[Batch]):
         return self.__getitems__([request])
 
     def __getitems__(self, requests: Sequence[Request]) -> Batch:
-        """Return the batch of requests of one size; torch's loader calls this once per batch.
-
-        An image that several samples show is decoded once.
-        """
+        """Return the batch of requests of one size; torch's loader calls this once per batch."""
         buffer = empty_images(requests)
-        plans = [self.plan(request) for request in requests]
-        tiles = [_visible_tiles(number, plan) for number, plan in enumerate(plans)]
-        visible = list(chain.from_iterable(tiles))
+        plans = list(map(self.plan, requests))
+        tiles = list(map(_visible_tiles, count(), plans))
+        positions = [tile.position for tile in chain(*tiles)]
         if self.images.is_remote:
-            later = [_visible_tiles(0, self.plan(request)) for request in getattr(requests, "ahead", ())]
-            self.images.begin(tile.position for tile in chain(visible, *later))
-        images = _BatchImages(self.images, visible)
-        drawn = list[Tile]()
-        for canvas, plan, of_sample in zip(buffer.numpy(), plans, tiles, strict=True):
-            drawn += self._draw(canvas, plan, of_sample, images)
-        self.images.check_batch([tile.position for tile in visible], len(drawn))
+            later = map(_visible_tiles, count(), map(self.plan, getattr(requests, "ahead", ())))
+            self.images.begin([*positions, *(tile.position for tile in chain(*later))])
+        drawn = self._draw(buffer.numpy(), plans, tiles)
+        self.images.check_batch(positions, len(drawn))
         objects = self._objects(drawn, plans[0].size)
         targets = self._changed(buffer.numpy(), requests, *objects) if self.changes else target_rows(*objects)
-        batch = Batch(
+        gains = torch.from_numpy(np.array([plan.gains for plan in plans], dtype=np.float32))
+        return Batch(
             images=buffer.permute(0, 3, 1, 2),
             targets=torch.from_numpy(targets),
             indices=torch.tensor([request.index for request in requests]),
+            gains=gains if self.augment.colour == Colour.device else NO_GAINS,
         )
-        if self.augment.colour == Colour.device:
-            batch.gains = torch.from_numpy(np.array([plan.gains for plan in plans], dtype=np.float32))
-        return batch
 
     def plan(self, request: Request) -> Plan:
         """The plan of one sample."""
         augment = self.augment if request.epoch < self.first_plain_epoch else self.plain
         return draw_plan(request, self.annotations.sizes, augment, self.seed)
 
-    def _draw(self, canvas: Image, plan: Plan, tiles: list[Tile], images: "_BatchImages") -> list[Tile]:
-        """Draw one sample onto the canvas (H, W, 3); return the tiles whose images are readable."""
-        pictures = [canvas, *(np.empty_like(canvas) for _ in plan.pictures[1:])]
-        for picture in pictures:
-            picture.fill(PAD_VALUE)
-        drawn = []
-        for tile in tiles:
-            image = images.take(tile.position)
-            if image is not None:  # a skipped image leaves a grey area without boxes
-                tile.drawing.draw(pictures[tile.picture], image)
-                drawn.append(tile)
-        if len(pictures) == 2:
-            cv2.addWeighted(canvas, plan.share, pictures[1], 1 - plan.share, 0, dst=canvas)
-        if self.augment.colour != Colour.device:
-            change_colour(canvas, plan.gains)
+    def _draw(self, canvases: Image, plans: list[Plan], tiles: list[list[Tile]]) -> list[Tile]:
+        """Draw the samples onto canvases (B, H, W, 3); return the tiles with readable images.
+
+        Each image is decoded once, down to its last visible row, and freed after its last use.
+        """
+        last, rows = dict[int, Tile](), Counter[int]()
+        for tile in chain(*tiles):
+            last[tile.position] = tile
+            rows[tile.position] = max(rows[tile.position], tile.last_row)
+        decoded, drawn = dict[int, Image | None](), list[Tile]()
+        for canvas, plan, of_sample in zip(canvases, plans, tiles, strict=True):
+            pictures = [canvas] if len(plan.pictures) == 1 else [canvas, np.empty_like(canvas)]
+            for picture in pictures:
+                picture.fill(PAD_VALUE)
+            for tile in of_sample:
+                if tile.position not in decoded:
+                    decoded[tile.position] = self.images.read(tile.position, rows[tile.position])
+                image = decoded[tile.position]
+                if last[tile.position] is tile:
+                    del decoded[tile.position]
+                if image is not None:  # a skipped image leaves a grey area without boxes
+                    # Others may need more rows, but the last bits of a warp depend on the source.
+                    tile.draw(pictures[tile.picture], image[: tile.last_row])
+                    drawn.append(tile)
+            if len(pictures) == 2:
+                cv2.addWeighted(canvas, plan.share, pictures[1], 1 - plan.share, 0, dst=canvas)
+            if self.augment.colour != Colour.device:
+                change_colour(canvas, plan.gains)
         return drawn
 
     def _objects(self, tiles: list[Tile], size: Size) -> tuple[Samples, Classes, Boxes]:
@@ -141,7 +149,7 @@ class TrainDataset(torch.utils.data.Dataset[Batch]):
         numbers = np.array([(tile.sample, tile.position) for tile in tiles], dtype=np.int64)
         samples, positions = numbers.reshape(-1, 2).T
         of_tile, classes, boxes = self.annotations.boxes_on(positions)
-        clipped, usable = visible_boxes(move_boxes(boxes, matrices[of_tile]), size)
+        clipped, usable = visible_boxes(geometry.move_boxes(boxes, matrices[of_tile]), size)
         return samples[of_tile[usable]], classes[usable], clipped[usable]
 
     def _changed(
@@ -149,62 +157,53 @@ class TrainDataset(torch.utils.data.Dataset[Batch]):
     ) -> Targets:
         """Change the images (B, H, W, 3) in place, and return the changed targets.
 
-        The generator of a change depends only on its name, the run's seed and the request.
+        The generator of a change depends only on its name, the run's seed and the request. Raises
+        ``DataError`` for an image of another size.
         """
         changed = []
-        for number, (image, request) in enumerate(zip(images, requests, strict=True)):
+        for number, (before, request) in enumerate(zip(images, requests, strict=True)):
             own = samples == number
-            sample = Sample(image, boxes[own], classes[own])
+            image, own_boxes, own_classes = before, boxes[own], classes[own]
             for name, change in self.changes.items():
                 seeds = [self.seed, request.epoch, request.index, request.repeat, zlib.crc32(name.encode())]
-                sample = _checked(name, change(sample, np.random.default_rng(seeds)), image)
-            image[:] = sample.image
-            numbers = np.full(len(sample.classes), number)
-            changed.append(target_rows(numbers, sample.classes, sample.boxes_xyxy))
+                image, moved, kept = change(Sample(image, own_boxes, own_classes), np.random.default_rng(seeds))
+                if image.shape != before.shape or image.dtype != np.uint8:
+                    raise DataError(
+                        f"augmentation {name} made an image of {image.dtype} {image.shape} from one of uint8 "
+                        f"{before.shape}. fix: keep size and type"
+                    )
+                clipped, usable = visible_boxes(np.asarray(moved, np.float32).reshape(-1, 4), before.shape[:2])
+                own_boxes, own_classes = clipped[usable], np.asarray(kept, dtype=np.int32)[usable]
+            before[:] = image
+            changed.append(target_rows(np.full(len(own_classes), number), own_classes, own_boxes))
         return np.concatenate(changed)
-
-
-def _checked(name: str, sample: Sample, before: Image) -> Sample:
-    """What an augmentation made, with its usable boxes. Raises ``DataError`` for another size."""
-    image = sample.image
-    if image.shape != before.shape or image.dtype != np.uint8:
-        raise DataError(
-            f"augmentation {name} made an image of {image.dtype} {image.shape} from one of uint8 {before.shape}. "
-            "fix: keep size and type"
-        )
-    boxes = np.asarray(sample.boxes_xyxy, dtype=np.float32).reshape(-1, 4)
-    clipped, usable = visible_boxes(boxes, before.shape[:2])
-    return Sample(image, clipped[usable], np.asarray(sample.classes, dtype=np.int32)[usable])
 
 
 def _visible_tiles(sample: int, plan: Plan) -> list[Tile]:
     tiles = []
     for number, picture in enumerate(plan.pictures):
-        for index, placed in zip(picture.indices, picture.placed, strict=True):
-            matrix = picture.canvas_to_sample @ placed.matrix()
-            drawing = tile_of(matrix, placed.size, plan.size)
-            if drawing is not None:
-                tiles.append(Tile(sample, number, index, matrix, drawing))
+        for index, size, (height, width), (x, y) in picture.placed:
+            to_canvas = np.array([[width / size[1], 0, x], [0, height / size[0], y], [0, 0, 1]])
+            matrix = picture.canvas_to_sample @ to_canvas
+            shown = geometry.tile_of(matrix, size, plan.size)
+            if shown is not None:
+                tiles.append(Tile(sample, number, index, matrix, *shown))
     return tiles
 
 
-class _BatchImages:
-    """Decode each image once, down to its last visible row; free it after its last use."""
+def change_colour(image: Image, gains: NDArray[np.float64]) -> None:
+    """Multiply hue, saturation and value of an RGB image by three gains, in place.
 
-    def __init__(self, source: ImageSource, tiles: Sequence[Tile]) -> None:
-        self._source = source
-        self._uses, self._rows = Counter[int](), Counter[int]()
-        for tile in tiles:
-            self._uses[tile.position] += 1
-            self._rows[tile.position] = max(self._rows[tile.position], tile.drawing.last_row)
-        self._decoded: dict[int, Image | None] = {}
-
-    def take(self, index: int) -> Image | None:
-        """Return an image down to its last visible row; ``None`` if it is skipped as unreadable."""
-        if index not in self._decoded:
-            self._decoded[index] = self._source.read(index, self._rows[index])
-        self._uses[index] -= 1
-        return self._decoded[index] if self._uses[index] else self._decoded.pop(index)
+    Look-up tables act on OpenCV's 8-bit HSV. Hue in 0..179 wraps around, the others saturate at
+    255; all round down.
+    """
+    if (gains == 1).all():
+        return
+    hue, saturation, value = gains.tolist()
+    tables = (LEVELS * hue % HUES, np.minimum(LEVELS * saturation, 255), np.minimum(LEVELS * value, 255))
+    hsv = cv2.cvtColor(image, cv2.COLOR_RGB2HSV)
+    cv2.LUT(hsv, np.stack(tables, axis=-1).astype(np.uint8)[None], dst=hsv)
+    cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB, dst=image)
 
 
 def target_rows(samples: Samples, classes: Classes, boxes_xyxy: Boxes) -> Targets:
@@ -218,37 +217,29 @@ class EvalDataset(torch.utils.data.Dataset[Batch]):
     """Images resized as ``resize`` says; the targets of the loss are as small as in training."""
 
     def __init__(self, annotations: Annotations, images: ImageSource, resize: Resize = Resize.letterbox) -> None:
-        self.annotations, self.images = annotations, images
-        self.resize = resize
-
-    def __len__(self) -> int:
-        return len(self.annotations)
-
-    def __getitem__(self, request: Request) -> Batch:
-        return self.__getitems__([request])
+        self.annotations, self.images, self.resize = annotations, images, resize
 
     def __getitems__(self, requests: Sequence[Request]) -> Batch:
         """Return the batch of requests of one size; torch's loader calls this once per batch."""
         buffer = empty_images(requests)
-        self.images.begin(request.index for request in (*requests, *getattr(requests, "ahead", ())))
-        targets, letterboxes = list[Targets](), list[Letterbox]()
-        num_readable = 0
-        for number, (canvas, request) in enumerate(zip(buffer.numpy(), requests, strict=True)):
-            image = self.images.read(request.index)
+        indices = [request.index for request in requests]
+        self.images.begin(indices + [request.index for request in getattr(requests, "ahead", ())])
+        targets, letterboxes, num_readable = list[Targets](), list[geometry.Letterbox](), 0
+        for number, (canvas, index) in enumerate(zip(buffer.numpy(), indices, strict=True)):
+            image = self.images.read(index)
             if image is None:  # skipped: a grey image, so its objects count as missed
-                image = np.full((*self.annotations.sizes[request.index], 3), PAD_VALUE, dtype=np.uint8)
+                image = np.full((*self.annotations.sizes[index], 3), PAD_VALUE, dtype=np.uint8)
             else:
                 num_readable += 1
-            letterbox = resize_into(canvas, image, self.resize)
-            classes, boxes = self.annotations.training_boxes(request.index)
+            letterbox = geometry.resize_into(canvas, image, self.resize)
+            classes, boxes = self.annotations.training_boxes(index)
             clipped, usable = visible_boxes(letterbox.to_network(boxes), canvas.shape[:2])
-            numbers = np.full(usable.sum(), number)
-            targets.append(target_rows(numbers, classes[usable], clipped[usable]))
+            targets.append(target_rows(np.full(usable.sum(), number), classes[usable], clipped[usable]))
             letterboxes.append(letterbox)
-        self.images.check_batch([request.index for request in requests], num_readable)
+        self.images.check_batch(indices, num_readable)
         return Batch(
             images=buffer.permute(0, 3, 1, 2),
             targets=torch.from_numpy(np.concatenate(targets)),
-            indices=torch.tensor([request.index for request in requests]),
+            indices=torch.tensor(indices),
             letterboxes=torch.tensor(letterboxes, dtype=torch.float64),
         )

@@ -8,14 +8,13 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 import cv2
 import torch
 from numpy.typing import NDArray
 
-from data.colour import network_input
 from data.errors import DataError
 from data.io import end_with_parent
 from data.plan import Request
@@ -28,8 +27,10 @@ HOST = torch.device("cpu")
 PREFETCHED_BATCHES = 4  # per worker, at most
 PINNED_BYTES = 2e9  # of waiting batches in page-locked memory, which other programs cannot use
 PATIENCE = 0.4  # share of the time-out: the cause is reported before other ranks stop waiting
-# The fields of a batch that the device needs. The others stay on the host.
-DEVICE_FIELDS = ("images", "targets", "gains")
+DEVICE_FIELDS = ("images", "targets", "gains")  # that the device needs; the others stay on the host
+MIN_DIVISOR = 1e-6  # of colours: far below the distance between two levels
+NO_GAINS = torch.empty((0, 3))
+NO_LETTERBOXES = torch.empty((0, 4), dtype=torch.float64)
 
 
 @dataclass
@@ -39,13 +40,11 @@ class Batch:
     images: torch.Tensor  # uint8 (B, 3, H, W) RGB, in channels-last memory
     targets: torch.Tensor  # float32 (T, 6): position in the batch, class, cx, cy, w, h in pixels of these images
     indices: torch.Tensor  # int64 (B,) positions in the data set
-    # float64 (B, 4) ratio_x, ratio_y, pad_x, pad_y; (0, 4) in training
-    letterboxes: torch.Tensor = field(default_factory=lambda: torch.empty((0, 4), dtype=torch.float64))
-    # float32 (B, 3) of hue, saturation and value, for network_input to apply; (0, 3): none
-    gains: torch.Tensor = field(default_factory=lambda: torch.empty((0, 3)))
+    letterboxes: torch.Tensor = NO_LETTERBOXES  # float64 (B, 4) ratio_x, ratio_y, pad_x, pad_y; (0, 4) in training
+    gains: torch.Tensor = NO_GAINS  # float32 (B, 3) of hue, saturation and value that are still to apply; (0, 3): none
 
     def network_input(self) -> torch.Tensor:
-        """The images as floats in 0..1, with the gains applied, on the batch's device."""
+        """The images as floats in 0..1, with the gains applied."""
         return network_input(self.images, self.gains)
 
     def pin_memory(self) -> Self:
@@ -72,13 +71,47 @@ def _receive(images: torch.Tensor, *others: NDArray[Any]) -> Batch:
     return Batch(images, *map(torch.from_numpy, others))
 
 
+def network_input(images: torch.Tensor, gains: torch.Tensor = NO_GAINS) -> torch.Tensor:
+    """Turn uint8 RGB images (B, 3, H, W) into floats in 0..1, with HSV gains (B, 3) applied.
+
+    Hue wraps around at a full turn; saturation and value saturate at 1. Runs in float32 on the
+    images' device, and keeps their memory format. All programs feed the network with it. Colours
+    changed on the CPU (``data/dataset.py``) are rounded to OpenCV's 8-bit HSV.
+    """
+    if len(gains) == 0:
+        return images.float().div_(255)
+    hue_gain, saturation_gain, value_gain = gains.float().T[:, :, None, None]  # (B, 1, 1) each
+    red, green, blue = (plane.float().div_(255) for plane in images.unbind(1))  # (B, H, W) each, contiguous
+    value = torch.maximum(torch.maximum(red, green), blue)
+    chroma = value - torch.minimum(torch.minimum(red, green), blue)
+    divisor = chroma.clamp(min=MIN_DIVISOR)
+    # Hue in sixths of a turn; the largest channel decides the formula (Smith 1978).
+    hue = torch.where(
+        value == red,
+        (green - blue).div_(divisor),
+        torch.where(value == green, (blue - red).div_(divisor).add_(2), (red - green).div_(divisor).add_(4)),
+    )
+    hue = torch.where(hue < 0, hue + 6, hue).mul_(hue_gain)
+    hue = torch.where(hue < 6, hue, hue - 6)  # a gain is at most 2, so hue is below 12
+    saturation = chroma.div_(value.clamp(min=MIN_DIVISOR)).mul_(saturation_gain).clamp_(max=1)
+    value.mul_(value_gain).clamp_(max=1)
+    chroma = saturation.mul_(value)
+    lowest = value.sub_(chroma)
+    # Back to RGB: each channel is the lowest value plus a trapezoid of hue around its own hue.
+    ramps = ((hue - 3).abs_().sub_(1), 2 - (hue - 2).abs_(), 2 - (hue - 4).abs_())
+    planes = [torch.addcmul(lowest, chroma, ramp.clamp_(0, 1)) for ramp in ramps]
+    # Without out=, which torch.compile supports only for contiguous tensors.
+    if images.is_contiguous(memory_format=torch.channels_last):
+        return torch.stack(planes, dim=-1).permute(0, 3, 1, 2)
+    return torch.stack(planes, dim=1)
+
+
 def empty_images(requests: Sequence[Request]) -> torch.Tensor:
     """Return uninitialised memory for the images of a batch, uint8 (B, H, W, 3).
 
     In a worker it is shared with the training process. Raises ``DataError`` if there is none left.
     """
     height, width = requests[0].height, requests[0].width
-    assert all((request.height, request.width) == (height, width) for request in requests), "one size per batch"
     shape = (len(requests), height, width, 3)
     if torch.utils.data.get_worker_info() is None:
         return torch.empty(shape, dtype=torch.uint8)

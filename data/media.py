@@ -17,10 +17,10 @@ import PIL.Image
 import torch
 
 from data import headers, images, io, layouts, remote, samplers
-from data.colour import network_input
 from data.config import Exif, OnBadFile, Resize
 from data.errors import DataError, printable, without_login
 from data.geometry import Image, Letterbox, resize_into
+from data.loader import network_input
 from data.progress import tracked
 
 logger = logging.getLogger(__name__)

@@ -35,8 +35,8 @@ def reference_sample(
 def _picture(picture: Picture, size: Size, read: Callable[[int], Image | None]) -> Image:
     left, top, right, bottom = _canvas(picture, size)
     canvas = np.full((bottom - top, right - left, 3), PAD_VALUE, dtype=np.uint8)
-    for index, placed in zip(picture.indices, picture.placed, strict=True):
-        image = read(index)
+    for placed in picture.placed:
+        image = read(placed.index)
         if image is None:
             continue
         height, width = placed.scaled
@@ -77,8 +77,8 @@ def _change_colour(image: Image, gains: NDArray[np.float64]) -> Image:
 def _boxes(picture: Picture, size: Size, annotations: Annotations) -> tuple[NDArray[np.int32], Boxes]:
     """Scale, paste and warp the boxes like their images."""
     classes, boxes = [], []
-    for index, placed in zip(picture.indices, picture.placed, strict=True):
-        image_classes, image_boxes = annotations.training_boxes(index)
+    for placed in picture.placed:
+        image_classes, image_boxes = annotations.training_boxes(placed.index)
         factors = np.array([placed.scaled[1] / placed.size[1], placed.scaled[0] / placed.size[0]] * 2)
         classes.append(image_classes)
         boxes.append((image_boxes * factors + np.array([*placed.corner, *placed.corner])).astype(np.float32))

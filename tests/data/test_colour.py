@@ -6,7 +6,8 @@ import cv2
 import numpy as np
 import torch
 
-from data.colour import change_colour, network_input
+from data.dataset import change_colour
+from data.loader import network_input
 
 
 def test_colour_equals_the_formula() -> None:

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from data import Resize, cut_at_edges
-from data.geometry import PAD_VALUE, random_affine, resize_into, scaled_size, visible_boxes
+from data.geometry import PAD_VALUE, resize_into, scaled_size, visible_boxes
+from data.plan import random_affine
 from tests.data.conftest import NO_AUGMENT
 
 
