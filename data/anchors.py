@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from data.geometry import both_sides
+from data.geometry import ImageSize, both_sides
 from data.index import Annotations
 from data.progress import counted, tracked
 
@@ -29,7 +29,7 @@ DEFAULT_MIN_IOU = 0.2  # for a loss without such a limit; that of loss=yolov3
 MIN_ANCHOR_SIDE = 1.0  # of an anchor, in pixels
 
 
-def network_sizes(annotations: Annotations, image_size: int | Sequence[int], max_boxes: int | None = None) -> Sizes:
+def network_sizes(annotations: Annotations, image_size: ImageSize, max_boxes: int | None = None) -> Sizes:
     """Return the sizes of all boxes but crowds, in images letterboxed to ``image_size``.
 
     Of more than ``max_boxes``, a sample spread evenly over the set is used.
@@ -45,14 +45,14 @@ def network_sizes(annotations: Annotations, image_size: int | Sequence[int], max
 def match_anchors(sizes: Sizes, anchors: Sizes) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Best IoU (n,) of sizes (n, 2) with concentric anchors (k, 2), and the first index with it."""
     areas = anchors.prod(axis=1)
-    overlaps, nearest = np.zeros(len(sizes)), np.zeros(len(sizes), dtype=np.int64)
+    overlaps, nearest = [np.zeros(0)], [np.zeros(0, dtype=np.int64)]
     for start in range(0, len(sizes), BOXES_AT_ONCE):
-        chunk = sizes[start : start + BOXES_AT_ONCE]
-        shared = np.minimum(chunk[:, None], anchors[None]).prod(axis=2)
-        ious = shared / (chunk.prod(axis=1)[:, None] + areas - shared)
-        overlaps[start : start + BOXES_AT_ONCE] = ious.max(axis=1)
-        nearest[start : start + BOXES_AT_ONCE] = ious.argmax(axis=1)
-    return overlaps, nearest
+        chunk = sizes[start : start + BOXES_AT_ONCE, None]
+        shared = np.minimum(chunk, anchors).prod(axis=2)
+        ious = shared / (chunk.prod(axis=2) + areas - shared)
+        overlaps.append(ious.max(axis=1))
+        nearest.append(ious.argmax(axis=1))
+    return np.concatenate(overlaps), np.concatenate(nearest)
 
 
 def recall(sizes: Sizes, anchors: Sizes, min_iou: float) -> float:
@@ -114,15 +114,14 @@ def fix_of_anchors(recall: float, min_iou: float) -> str:
 
 
 def describe_set(
-    annotations: Annotations, image_size: int | Sequence[int], anchors: Sizes, min_iou: float | None
+    annotations: Annotations, image_size: ImageSize, anchors: Sizes, min_iou: float | None
 ) -> tuple[str, str | None]:
     """Describe a set, below it how the anchors (k, 2) fit; warn if they do not at ``image_size``.
 
-    The recall is the share of the boxes that overlap an anchor by more than ``min_iou``; None: the
-    loss gives each box its best anchor, so the line has the mean IoU with that. In large sets, an
-    evenly spread sample of the boxes is measured.
+    The recall is the share of the boxes, or of a sample, that overlap an anchor by more than
+    ``min_iou``; None: the loss gives each box its best anchor, so the line has the mean IoU.
     """
-    empty = int((objects_per_image(annotations) == 0).sum())
+    empty = np.count_nonzero(objects_per_image(annotations) == 0)
     images = counted(len(annotations), "image") + (f" ({empty:,} without boxes)" if empty else "")
     line = f"{images}, {counted(len(annotations.classes), 'box')}, {counted(len(annotations.names), 'class')}"
     overlaps, _ = match_anchors(network_sizes(annotations, image_size, SAMPLED_BOXES), anchors)
@@ -131,14 +130,12 @@ def describe_set(
     if min_iou is None:
         return f"{line}\n  mean IoU with the best anchor {overlaps.mean():.3f}", None
     reached = float((overlaps > min_iou).mean())
-    warning = (
-        f"warning: {1 - reached:.1%} of the boxes overlap no anchor by more than {min_iou:g} and are learnt only as "
-        f"background. fix: {fix_of_anchors(reached, min_iou)}"
-    )
-    return (
-        f"{line}\n  recall of the anchors {reached:.4f} at IoU {min_iou:g}",
-        warning if reached < LOW_RECALL else None,
-    )
+    line = f"{line}\n  recall of the anchors {reached:.4f} at IoU {min_iou:g}"
+    if reached >= LOW_RECALL:
+        return line, None
+    missed = f"{1 - reached:.1%} of the boxes overlap no anchor by more than {min_iou:g}"
+    fix = f"fix: {fix_of_anchors(reached, min_iou)}"
+    return line, f"warning: {missed} and are learnt only as background. {fix}"
 
 
 def objects_per_image(annotations: Annotations) -> NDArray[np.int64]:
@@ -148,11 +145,7 @@ def objects_per_image(annotations: Annotations) -> NDArray[np.int64]:
 
 
 def choose_anchors(
-    annotations: Annotations,
-    image_size: int | Sequence[int],
-    current: Sizes,
-    slots: Sequence[int],
-    min_iou: float | None,
+    annotations: Annotations, image_size: ImageSize, current: Sizes, slots: Sequence[int], min_iou: float | None
 ) -> tuple[Sizes | None, str]:
     """Return anchors (k, 2) to replace ``current``, or None to keep it; and a sentence for the log.
 
@@ -166,11 +159,10 @@ def choose_anchors(
     if not len(sizes):
         return None, "there are no boxes to fit to, so the anchors of the .cfg stay"
     min_iou = DEFAULT_MIN_IOU if min_iou is None else min_iou
-    if (reached := recall(sizes, current[slots], min_iou)) >= FIT_RECALL:
-        return None, (
-            f"the anchors of the .cfg stay: {reached:.1%} of the boxes overlap one by more than {min_iou:g}, and a "
-            "closer fit can cost AP"
-        )
+    reached = recall(sizes, current[slots], min_iou)
+    if reached >= FIT_RECALL:
+        fitting = f"{reached:.1%} of the boxes overlap one by more than {min_iou:g}"
+        return None, f"the anchors of the .cfg stay: {fitting}, and a closer fit can cost AP"
     chosen = current.copy()
     chosen[slots] = np.maximum(_fit(sizes, len(slots)), MIN_ANCHOR_SIDE).round(1)
     before, after = (float(match_anchors(sizes, anchors[slots])[0].mean()) for anchors in (current, chosen))

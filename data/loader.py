@@ -75,8 +75,7 @@ def network_input(images: torch.Tensor, gains: torch.Tensor = NO_GAINS) -> torch
     """Turn uint8 RGB images (B, 3, H, W) into floats in 0..1, with HSV gains (B, 3) applied.
 
     Hue wraps around at a full turn; saturation and value saturate at 1. Runs in float32 on the
-    images' device, and keeps their memory format. All programs feed the network with it. Colours
-    changed on the CPU (``data/dataset.py``) are rounded to OpenCV's 8-bit HSV.
+    images' device. Colours changed on the CPU (``data/dataset.py``) have OpenCV's 8-bit HSV.
     """
     if len(gains) == 0:
         return images.float().div_(255)
@@ -100,10 +99,7 @@ def network_input(images: torch.Tensor, gains: torch.Tensor = NO_GAINS) -> torch
     # Back to RGB: each channel is the lowest value plus a trapezoid of hue around its own hue.
     ramps = ((hue - 3).abs_().sub_(1), 2 - (hue - 2).abs_(), 2 - (hue - 4).abs_())
     planes = [torch.addcmul(lowest, chroma, ramp.clamp_(0, 1)) for ramp in ramps]
-    # Without out=, which torch.compile supports only for contiguous tensors.
-    if images.is_contiguous(memory_format=torch.channels_last):
-        return torch.stack(planes, dim=-1).permute(0, 3, 1, 2)
-    return torch.stack(planes, dim=1)
+    return torch.stack(planes, dim=-1).permute(0, 3, 1, 2)  # channels-last, as batches are
 
 
 def empty_images(requests: Sequence[Request]) -> torch.Tensor:
@@ -119,10 +115,8 @@ def empty_images(requests: Sequence[Request]) -> torch.Tensor:
     try:
         storage: torch.UntypedStorage = torch.UntypedStorage._new_shared(math.prod(shape))
     except RuntimeError as error:
-        raise DataError(
-            f"no shared memory for a batch of {math.prod(shape) / 1e6:.0f} MB ({error}). fix: make /dev/shm larger (in "
-            "a container: --shm-size=8g), or lower data.workers; 0 does without"
-        ) from error
+        fix = "fix: make /dev/shm larger (in a container: --shm-size=8g), or lower data.workers; 0 does without"
+        raise DataError(f"no shared memory for a batch of {math.prod(shape) / 1e6:.0f} MB ({error}). {fix}") from error
     return torch.empty(0, dtype=torch.uint8).set_(storage).view(shape)
 
 
@@ -206,9 +200,9 @@ def make_loader(
     ``batch_bytes``: up to PINNED_BYTES wait for a GPU, but at least one batch for each worker.
     """
     is_remote = getattr(getattr(dataset, "images", None), "is_remote", False)
-    context = torch.multiprocessing.get_context(START_METHOD)
-    if is_remote:  # the client of a bucket gives no answer in a fork of a process that used it
-        context = torch.multiprocessing.get_context("forkserver")
+    # The client of a bucket gives no answer in a fork of a process that used it.
+    context = torch.multiprocessing.get_context("forkserver" if is_remote else START_METHOD)
+    if is_remote:
         context.set_forkserver_preload(["torch", "data.dataset"])  # else each worker would import them
     pinned = device.type == "cuda"
     fitting = int(PINNED_BYTES / max(1, workers * batch_bytes)) if pinned else PREFETCHED_BATCHES
@@ -232,8 +226,8 @@ def make_loader(
 def copied_ahead(batches: Iterable[Batch], copies: torch.cuda.Stream) -> Iterator[Batch]:
     """Yield the ``batches`` on a GPU, copied on the stream ``copies``.
 
-    A batch is yielded once the copy of the next one is queued, so that copies run beside the
-    computation. The current stream waits for the copy, the host does not.
+    A batch is yielded once the copy of the next one is queued. The current stream waits for the
+    copy, the host does not.
     """
 
     def arrived() -> Batch:
@@ -254,11 +248,7 @@ def copied_ahead(batches: Iterable[Batch], copies: torch.cuda.Stream) -> Iterato
 
 
 def _start_worker(worker: int) -> None:
-    """Leave signals to the training process, and use one core.
-
-    Ctrl-C and SLURM's signals reach every process of a job. The training process handles them, and
-    needs its workers until the end of the step.
-    """
+    """Use one core, and leave signals to the training process: it needs us until the step ends."""
     for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     # SIGTERM must not be ignored: the training process ends leftover workers with it.

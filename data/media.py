@@ -4,7 +4,7 @@ import glob
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -163,19 +163,15 @@ def pixels_of(image: PIL.Image.Image, exif: Exif) -> Image:
     return headers.turn_decoded(pixels, orientation)
 
 
-def read_video(medium: Medium, on_early_end: Callable[[str], object] = logger.warning) -> Iterator[Frame]:
+def read_video(medium: Medium, cut: list[str]) -> Iterator[Frame]:
     """Yield the frames of a video, camera or stream. Raises DataError if OpenCV reads none.
 
-    ``on_early_end`` gets a sentence if they are fewer than the header promises.
+    ``cut`` gets a sentence if they are fewer than the header promises.
     """
-    capture = _capture(medium)
+    capture, number = _capture(medium), 0
     promised = capture.get(cv2.CAP_PROP_FRAME_COUNT)  # below 1 of cameras and streams
     rate = capture.get(cv2.CAP_PROP_FPS) or DEFAULT_RATE
-    number = 0
-    while True:
-        is_frame, image = capture.read()
-        if not is_frame:
-            break
+    while (image := capture.read()[1]) is not None:
         number += 1
         yield Frame(medium, number, np.asarray(cv2.cvtColor(image, cv2.COLOR_BGR2RGB), dtype=np.uint8), rate)
     capture.release()
@@ -183,7 +179,8 @@ def read_video(medium: Medium, on_early_end: Callable[[str], object] = logger.wa
         fix = "fix: check that it is on, and its number or address; a picture's ends in .jpg, .png or the like"
         raise DataError(f"{medium.shown} holds no frame that OpenCV can read. {fix if medium.address else _FIX}")
     if number < COMPLETE * promised - 1:
-        on_early_end(f"{medium.shown} ends after {number} of {promised:.0f} frames")
+        cut.append(f"{medium.shown} ends after {number} of {promised:.0f} frames")
+        logger.warning(printable(cut[-1]))
 
 
 class Prepared(NamedTuple):
@@ -225,7 +222,7 @@ class FrameBatch:
         return cls(frames, torch.from_numpy(np.stack(canvases)).permute(0, 3, 1, 2), letterboxes)
 
     def network_input(self) -> torch.Tensor:
-        """The images as floats in 0..1, on the batch's device."""
+        """The images as floats in 0..1."""
         return network_input(self.images)
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Self:
@@ -236,9 +233,9 @@ class FrameBatch:
 class FrameBatches:
     """All frames of ``media`` in batches of at most ``batch_size``, resized as for evaluation.
 
-    Only frames of one input shape (see ``input_shape``) share a batch, so a frame's input does not
-    depend on its neighbours. Pictures come first, in any order. Frames of a video come in order and
-    share no batch with other media.
+    Only frames of one input shape share a batch, so a frame's input does not depend on its
+    neighbours. Pictures come first, in any order. Frames of a video come in order and share no
+    batch with other media.
     """
 
     def __init__(
@@ -250,14 +247,13 @@ class FrameBatches:
         self.cut: list[str] = []  # sentences on the videos that ended early
 
     def __iter__(self) -> Iterator[FrameBatch]:
-        self.skipped, self.cut = [], []
         pictures = [medium for medium in self.media if not medium.is_video]
         with ThreadPoolExecutor(self.threads) as pool:
             for group in [pictures, *([medium] for medium in self.media if medium.is_video)]:
                 yield from _in_batches(self._prepared(pool, group), self.batch_size)
 
     def _prepared(self, pool: ThreadPoolExecutor, media: Sequence[Medium]) -> Iterator[Prepared]:
-        """The frames in order; threads are ahead by twice their number."""
+        """The frames in order; threads read pictures and resize frames of videos ahead."""
         running = []
         for one in self._frames_and_pictures(media):
             running.append(pool.submit(self._prepare, one))
@@ -272,13 +268,9 @@ class FrameBatches:
         for medium in media:
             if medium.is_video:
                 with self._skipping():
-                    yield from read_video(medium, self._ends_early)
+                    yield from read_video(medium, self.cut)
             else:
                 yield medium
-
-    def _ends_early(self, sentence: str) -> None:
-        logger.warning(printable(sentence))
-        self.cut.append(sentence)
 
     def check_whole(self) -> None:
         """Raise DataError if a video ended early and ``on_error`` is stop; call it at the end."""
@@ -286,7 +278,6 @@ class FrameBatches:
             raise DataError(f"{self.cut[0]}. fix: get the whole file, or on_error=skip")
 
     def _prepare(self, one: Frame | Medium) -> Prepared:
-        """What threads do: everything for a picture, the resizing for frames of a video."""
         return self.fit.prepare(one if isinstance(one, Frame) else read_picture(one, self.exif))
 
     @contextmanager

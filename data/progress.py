@@ -4,7 +4,8 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Self, TypeVar
+from contextlib import AbstractContextManager
+from typing import TypeVar
 
 from rich import progress as bars
 from rich.console import Console
@@ -49,14 +50,10 @@ def warn(text: str) -> None:
     print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
-class Progress:
+class Progress(AbstractContextManager["Progress"]):
     """Progress through ``total`` units of work, 0 if that is unknown; silent unless enabled.
 
-    On a terminal it is a live line, otherwise one line per SECONDS_BETWEEN_LINES at most::
-
-        with Progress(len(images), "evaluate", enabled=True) as progress:
-            ...
-            progress.at(done, lambda: {"loss": f"{loss.item():.4g}"})
+    On a terminal it is a live line, otherwise one line per SECONDS_BETWEEN_LINES at most.
     """
 
     def __init__(self, total: int, title: str, enabled: bool, unit: str = "img") -> None:
@@ -65,9 +62,6 @@ class Progress:
         self._started = self._last = time.monotonic()
         self._enabled = enabled
         self._bar = _start_bar(title, total) if enabled and is_live() else None
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:

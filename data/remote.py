@@ -108,18 +108,17 @@ def _base_and_key(address: str) -> tuple[str, str]:
     return base, posixpath.normpath(key) if key else ""
 
 
-def _asked(address: str, ask: Callable[[Any, Any, str], T]) -> T:
-    """What ``ask`` returns for obstore, the store and the key of an address.
+def _asked(address: str, ask: Callable[[Any, str], T]) -> T:
+    """What ``ask`` returns for the store and the key of an address.
 
     Raises ``FileNotFoundError``, ``EOFError`` for a range beyond the end, or else ``FetchError``,
     without obstore's text: that has tokens.
     """
-    import obstore
     from obstore import exceptions
 
     base, key = _base_and_key(address)
     try:
-        return ask(obstore, _store(base, os.getpid()), key)
+        return ask(_store(base, os.getpid()), key)
     except (FileNotFoundError, exceptions.NotFoundError):
         raise FileNotFoundError(errno.ENOENT, "there is no such object", address) from None
     except (exceptions.BaseError, PermissionError, TimeoutError) as error:
@@ -150,8 +149,8 @@ def read(path: str, limit: int = sys.maxsize) -> bytes:
 def _bytes(path: str, start: int, size: int) -> bytes:
     """``size`` bytes from ``start`` on, fewer at the end."""
 
-    def ask(obstore: Any, store: Any, key: str) -> bytes:
-        answer = obstore.get(store, key, options=options)
+    def ask(store: Any, key: str) -> bytes:
+        answer = store.get(key, options=options)
         length = answer.range[1] - answer.range[0]
         if length > MAX_FETCHED:
             raise OSError(errno.EFBIG, f"it has more than {MAX_FETCHED:,} bytes", path)
@@ -173,25 +172,25 @@ def _bytes(path: str, start: int, size: int) -> bytes:
 
 def fetch(address: str, file: IO[bytes]) -> None:
     """Copy a file of any size into ``file``. Raises ``FileNotFoundError`` and ``FetchError``."""
-    size = _asked(address, lambda obstore, store, key: obstore.head(store, key)["size"])
+    size = _asked(address, lambda store, key: store.head(key)["size"])
     shutil.copyfileobj(_Parts(address, size), file, PART)
 
 
 def write(address: str, content: Path | IO[bytes]) -> None:
     """Write a file to a bucket: after an error the old one is unchanged. Raises ``FetchError``."""
-    _asked(address, lambda obstore, store, key: obstore.put(store, key, content, max_concurrency=WRITES))
+    _asked(address, lambda store, key: store.put(key, content, max_concurrency=WRITES))
 
 
 def copy(address: str, other: str) -> None:
     """Copy a file within its bucket. Raises ``FileNotFoundError`` and ``FetchError``."""
-    _asked(address, lambda obstore, store, key: obstore.copy(store, key, _base_and_key(other)[1]))
+    _asked(address, lambda store, key: store.copy(key, _base_and_key(other)[1]))
 
 
 def _head(path: str) -> tuple[int, str] | None:
     """Bytes of a file, and a text that changes with the content; None if it is missing."""
     with suppress(FileNotFoundError):
         if "://" in path:
-            return _stamp(_asked(path, lambda obstore, store, key: obstore.head(store, key)))
+            return _stamp(_asked(path, lambda store, key: store.head(key)))
         status = os.stat(path)
         return status.st_size, f"{status.st_mtime_ns} {status.st_ctime_ns}"
     return None
@@ -210,28 +209,26 @@ def _stamp(meta: Any) -> tuple[int, str]:
 def _below(folder: str) -> Iterator[tuple[str, tuple[int, str]]]:
     """The addresses below a folder of a bucket."""
     base, _ = _base_and_key(folder)
-    pages = _asked(folder, lambda obstore, store, key: obstore.list(store, key or None, chunk_size=FEW))
+    pages = _asked(folder, lambda store, key: store.list(key or None, chunk_size=FEW))
     while page := _asked(folder, lambda *_: list(next(pages, []))):
         yield from ((f"{base}/{meta['path']}", _stamp(meta)) for meta in page)
 
 
 def sizes_of(paths: Sequence[str]) -> list[int]:
     """Bytes of files at addresses and in tar files; -1: not there. Raises ``FetchError``."""
-    sizes = [int(member[3]) if member else -1 for member in map(_MEMBER.match, paths)]
-    asked = [row for row, size in enumerate(sizes) if size < 0 and "://" in paths[row]]
-    if len(asked) <= FEW or paths[asked[0]].partition("://")[0] not in LISTED:
-        for row, head in zip(asked, _heads([paths[row] for row in asked]), strict=True):
-            sizes[row] = -1 if head is None else head[0]
-        return sizes
-    addresses = ["/".join(_base_and_key(paths[row])) for row in asked]
-    found = dict.fromkeys(addresses, -1)  # several paths may name one file
-    folder = os.path.commonpath([*map(os.path.dirname, found)]).replace(":/", "://", 1)
-    for address, (size, _) in tracked(_below(folder), 0, f"listing {folder}", unit="file"):
-        if address in found:
-            found[address] = size
-    for row, address in zip(asked, addresses, strict=True):
-        sizes[row] = found[address]
-    return sizes
+    members = list(map(_MEMBER.match, paths))
+    asked = [path for path, member in zip(paths, members, strict=True) if member is None and "://" in path]
+    addresses = ["/".join(_base_and_key(path)) for path in asked]  # several paths may name one file
+    found: dict[str, tuple[int, str] | None]
+    if len(asked) <= FEW or not asked[0].startswith(LISTED):
+        found = dict(zip(addresses, _heads(asked), strict=True))
+    else:
+        folder = os.path.commonpath([*map(os.path.dirname, addresses)]).replace(":/", "://", 1)
+        wanted = set(addresses)
+        listed = tracked(_below(folder), 0, f"listing {folder}", unit="file")
+        found = {address: stamp for address, stamp in listed if address in wanted}
+    sizes = {path: head[0] for path, address in zip(asked, addresses, strict=True) if (head := found.get(address))}
+    return [int(member[3]) if member else sizes.get(path, -1) for path, member in zip(paths, members, strict=True)]
 
 
 def shards(pattern: str) -> dict[str, tuple[int, str]]:
@@ -320,10 +317,9 @@ class _Parts(io.RawIOBase):
 
 
 class Fetcher:
-    """Fetches files ahead of need, side by side, and keeps a ``share`` of them in a ``folder``.
+    """Fetches files ahead of need, and keeps a ``share`` of them, by their names, in a ``folder``.
 
-    Their names decide which, as every file is read once in each epoch. Each read asks whether the
-    file is still the kept one.
+    Each read asks whether the file is still the kept one.
     """
 
     def __init__(self, folder: Path | None = None, share: float = 0.0) -> None:

@@ -81,16 +81,9 @@ def ensure_shapes(root: Path, config: ShapesConfig) -> Path:
                 (temporary / "annotations" / f"instances_{split}.json").write_text(json.dumps(content))
             (temporary / "parameters.json").write_text(json.dumps(parameters, indent=2))
     except OSError as error:
-        raise DataError(
-            f"cannot write the drawn data set to {root} ({error.strerror}). "
-            "fix: set data.root to a writable folder with free space"
-        ) from error
+        fix = "fix: set data.root to a writable folder with free space"
+        raise DataError(f"cannot write the drawn data set to {root} ({error.strerror}). {fix}") from error
     return folder
-
-
-def visible_box(mask: Mask) -> list[int]:
-    """Left, top, width and height of the pixels in ``mask``, which must not be empty."""
-    return list(cv2.boundingRect(mask.astype(np.uint8)))
 
 
 def _draw_split(folder: Path, count: int, image_size: int, seed: int) -> dict[str, Any]:
@@ -125,7 +118,7 @@ def _write_image(folder: Path, image_size: int, seed: int, number: int) -> tuple
     (folder / name).write_bytes(encoded.tobytes())
     objects = list[Entry]()
     for kind, mask in zip(drawing.classes, drawing.masks, strict=True):
-        entry = {"image_id": image_id, "category_id": kind + 1, "bbox": visible_box(mask)}
+        entry = {"image_id": image_id, "category_id": kind + 1, "bbox": cv2.boundingRect(mask.astype(np.uint8))}
         objects.append({**entry, "area": int(mask.sum()), "iscrowd": 0})
     return {"id": image_id, "file_name": name, "width": width, "height": height}, objects
 
@@ -188,8 +181,7 @@ def _place(kind: int, owner: NDArray[np.int64], areas: list[int], generator: Gen
 def _paint(image: Texture, mask: Mask, kind: int, generator: Generator) -> None:
     """Fill the mask with a slightly shaded colour that stands out from what it covers.
 
-    Colour hints at the class, but neighbouring classes share hues. Learning shapes only by outline
-    would take far too long for a first try.
+    Colour hints at the class, but neighbouring classes share hues: outlines take long to learn.
     """
     colour = behind = image[mask].mean(axis=0)
     while np.abs(colour - behind).max() < MIN_CONTRAST:

@@ -87,19 +87,19 @@ def test_videos_and_streams_come_frame_by_frame(tmp_path: Path) -> None:
         assert stream.name == f"127-0-0-1-{port}-a-avi" and stream.is_video
         for medium, count in ((Medium(path, "a.avi"), 12), (stream, 0)):
             assert media.count_frames([medium]) == count
-            frames = list(media.read_video(medium))
+            frames = list(media.read_video(medium, []))
             assert [frame.number for frame in frames] == list(range(1, 13)) and frames[0].size == (48, 64)
             assert frames[0].frames_per_second == 10
             assert np.abs([frame.image.mean() - 8 * (frame.number - 1) for frame in frames]).max() < 3
     for channel, colour in enumerate(255 * np.eye(3, dtype=np.uint8)):
-        (frame,) = media.read_video(Medium(video(tmp_path / "colour.avi", 1, colour=colour), "colour.avi"))
+        (frame,) = media.read_video(Medium(video(tmp_path / "colour.avi", 1, colour=colour), "colour.avi"), [])
         assert frame.image.mean(axis=(0, 1)).argmax() == channel and np.abs(frame.image.mean((0, 1)) - colour).max() < 9
     (camera,) = media.find_media("87")
     assert (camera.name, camera.address) == ("camera87", "87")
     path.write_bytes(b"no video")
     for medium in (camera, Medium(path, "a.avi"), Medium(video(tmp_path / "none.avi", 0), "none.avi")):
         with pytest.raises(DataError, match=f"{medium.name} holds no frame that OpenCV can read. fix: "):
-            list(media.read_video(medium))
+            list(media.read_video(medium, []))
 
 
 @pytest.mark.parametrize(

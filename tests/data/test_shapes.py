@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 
 from data import ShapesConfig, ensure_shapes
-from data.shapes import CLASSES, draw_image, visible_box
+from data.shapes import CLASSES, draw_image
 
 SMALL = ShapesConfig(train_images=6, val_images=3, image_size=128)
 
@@ -23,7 +23,7 @@ def test_boxes_and_areas_are_those_of_the_visible_pixels() -> None:
         assert 0.69 * 128**2 < height * width < 1.31 * 128**2
         assert np.sum(drawing.masks or [[0]], axis=0, dtype=int).max() <= 1, "every pixel once"
         for kind, mask in zip(drawing.classes, drawing.masks, strict=True):
-            left, top, w, h = visible_box(mask)
+            left, top, w, h = cv2.boundingRect(mask.astype(np.uint8))
             inner = mask[top : top + h, left : left + w]
             assert inner.sum() == mask.sum() > 0
             assert inner[0].any() and inner[-1].any() and inner[:, 0].any() and inner[:, -1].any(), "tight"
@@ -49,7 +49,10 @@ def test_same_settings_give_the_same_bytes(tmp_path: Path) -> None:
     more = ensure_shapes(tmp_path / "a", replace(SMALL, train_images=7))
     assert (more / "train" / "000003.jpg").read_bytes() == (first / "train" / "000003.jpg").read_bytes()
     drawing = draw_image(128, np.random.Generator(np.random.PCG64(np.random.SeedSequence([0, 0, 2]))))
-    expected = [([*visible_box(mask)], mask.sum(), kind + 1) for kind, mask in zip(*drawing[1:], strict=True)]
+    expected = [
+        ([*cv2.boundingRect(mask.astype(np.uint8))], mask.sum(), kind + 1)
+        for kind, mask in zip(*drawing[1:], strict=True)
+    ]
     rows = json.loads((first / "annotations" / "instances_train.json").read_text())["annotations"]
     assert expected == [(row["bbox"], row["area"], row["category_id"]) for row in rows if row["image_id"] == 3] != []
     stored = cv2.imread(str(first / "train" / "000003.jpg"), cv2.IMREAD_COLOR_RGB)
