@@ -88,13 +88,10 @@ class TrainDataset(torch.utils.data.Dataset[Batch]):
         buffer = empty_images(requests)
         plans = list(map(self.plan, requests))
         tiles = list(map(_visible_tiles, count(), plans))
-        positions = [tile.position for tile in chain(*tiles)]
         if self.images.is_remote:
             later = map(_visible_tiles, count(), map(self.plan, getattr(requests, "ahead", ())))
-            self.images.begin([*positions, *(tile.position for tile in chain(*later))])
-        drawn = self._draw(buffer.numpy(), plans, tiles)
-        self.images.check_batch(positions, len(drawn))
-        objects = self._objects(drawn, plans[0].size)
+            self.images.begin([tile.position for tile in chain(*tiles, *later)])
+        objects = self._objects(self._draw(buffer.numpy(), plans, tiles), plans[0].size)
         targets = self._changed(buffer.numpy(), requests, *objects) if self.changes else target_rows(*objects)
         gains = torch.from_numpy(np.array([plan.gains for plan in plans], dtype=np.float32))
         return Batch(
@@ -224,19 +221,16 @@ class EvalDataset(torch.utils.data.Dataset[Batch]):
         buffer = empty_images(requests)
         indices = [request.index for request in requests]
         self.images.begin(indices + [request.index for request in getattr(requests, "ahead", ())])
-        targets, letterboxes, num_readable = list[Targets](), list[geometry.Letterbox](), 0
+        targets, letterboxes = list[Targets](), list[geometry.Letterbox]()
         for number, (canvas, index) in enumerate(zip(buffer.numpy(), indices, strict=True)):
             image = self.images.read(index)
             if image is None:  # skipped: a grey image, so its objects count as missed
                 image = np.full((*self.annotations.sizes[index], 3), PAD_VALUE, dtype=np.uint8)
-            else:
-                num_readable += 1
             letterbox = geometry.resize_into(canvas, image, self.resize)
             classes, boxes = self.annotations.training_boxes(index)
             clipped, usable = visible_boxes(letterbox.to_network(boxes), canvas.shape[:2])
             targets.append(target_rows(np.full(usable.sum(), number), classes[usable], clipped[usable]))
             letterboxes.append(letterbox)
-        self.images.check_batch(indices, num_readable)
         return Batch(
             images=buffer.permute(0, 3, 1, 2),
             targets=torch.from_numpy(np.concatenate(targets)),

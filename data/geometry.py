@@ -153,7 +153,7 @@ def tile_of(matrix: Matrix, image_size: Size, canvas_size: Size) -> tuple[int, D
     return min(image_size[0], math.ceil(shown[:, 1].max()) + MARGIN), partial(_draw_warped, matrix)
 
 
-def project(points: NDArray[np.floating[Any]], matrix: Matrix) -> NDArray[np.float64]:
+def project(points: NDArray[np.floating[Any]], matrix: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
     """Map points (..., 2) of x, y by ``matrix``."""
     return np.asarray(points @ matrix[:2, :2].T + matrix[:2, 2])
 

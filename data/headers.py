@@ -71,7 +71,7 @@ def read_header(source: bytes | str) -> Header | None:
     height, width = struct.unpack_from(">HH", data, segments[0] + 5)
     if height * width > MAX_PIXELS:
         raise TooLargeError(f"{width:,} x {height:,} pixels")
-    return Header("JPEG", height, width, _orientation(segments[1]))
+    return Header("JPEG", height, width, _orientation(segments[1]) if segments[1] else 1)
 
 
 def has_frames(path: str) -> bool:
@@ -133,15 +133,12 @@ def orientation_of(image: PIL.Image.Image) -> int:
 
 def _orientation(exif: bytes) -> int:
     """The orientation in Exif data; 1 (upright) if there is none."""
-    if not exif:
-        return 1
-    tags = PIL.Image.Exif()
-    try:
+    with suppress(Exception):  # damaged data may raise any kind
+        tags = PIL.Image.Exif()
         tags.load(exif)
-        orientation = tags.get(ORIENTATION_TAG, 1)
-    except Exception:  # damaged data may raise any kind
-        return 1
-    return orientation if orientation in range(1, 9) else 1
+        if tags.get(ORIENTATION_TAG) in range(1, 9):
+            return int(tags[ORIENTATION_TAG])
+    return 1
 
 
 class TurnRule(NamedTuple):
@@ -170,8 +167,7 @@ def turn_decoded(image: Image, orientation: int) -> Image:
 def add_sizes(source: Source) -> None:
     """Give images without a size that of their file on a disk; fills ``source.notes``."""
     rows = np.flatnonzero((source.sizes <= 0).any(axis=1) & (not is_remote(source.image_root)))
-    paths = [os.path.join(source.image_root, source.file_names[row]) for row in rows.tolist()]
-    found = np.concatenate([np.zeros((0, 3), dtype=np.int64), *in_chunks(_read_rows, paths, "reading sizes")])
+    found = _read_headers(source, rows, "reading sizes")
     source.sizes[rows] = found[:, :2]  # 0: for the checks to report
     kind = "images without an annotated size, which have that of their file"
     source.notes.add(kind, rows[found[:, 0] > 0], describe=source.file_names.__getitem__)
@@ -186,23 +182,20 @@ def rule_of(source: Source, exif: Exif) -> TurnRule:
         return TurnRule(exif, unclear=False)
     count = len(source.file_names)
     rows = np.arange(0, count, max(1, count // FEW) if is_remote(source.image_root) else 1)
-    names, sizes = [source.file_names[row] for row in rows.tolist()], source.sizes[rows]
-    paths = [os.path.join(source.image_root, name) for name in names]
-    chunks = in_chunks(_read_rows, paths, "reading EXIF tags", chunk_size(source.image_root))
-    headers = np.concatenate([np.zeros((0, 3), dtype=np.int64), *chunks])
+    sizes, headers = source.sizes[rows], _read_headers(source, rows, "reading EXIF tags")
     stored, tagged = headers[:, :2], headers[:, 2] > 1
     turned = np.where(headers[:, 2:] > 4, stored[:, ::-1], stored)
     fits_stored, fits_turned = (tagged & (each == sizes).all(axis=1) for each in (stored, turned))
-    mixed = np.flatnonzero(fits_stored & ~fits_turned) if len(names) == count else rows[:0]
+    mixed = np.flatnonzero(fits_stored & ~fits_turned) if len(rows) == count else rows[:0]
     if _are_boxes_upright(source, mixed):  # as Label Studio exports COCO jsons
-        source.notes.add(SWAPPED, mixed, describe=names.__getitem__)
+        source.notes.add(SWAPPED, mixed, describe=source.file_names.__getitem__)
         source.sizes[mixed] = turned[mixed]
         fits_stored[mixed], fits_turned[mixed] = False, True
     rule = TurnRule(exif, unclear=bool((fits_turned & ~fits_stored).sum() >= (fits_stored & ~fits_turned).sum()))
     are_turned = fits_turned & (rule.unclear | ~fits_stored)
+    of_some = f", of {len(rows):,} that were read" if len(rows) < count else ""
     for kind, which in ((TURNED, are_turned), (STORED, fits_stored & ~are_turned)):
-        of_some = f", of {len(names):,} that were read" * (len(names) < count)
-        source.notes.add(kind + of_some, np.flatnonzero(which), describe=names.__getitem__)
+        source.notes.add(kind + of_some, rows[which], describe=source.file_names.__getitem__)
     return rule
 
 
@@ -217,8 +210,14 @@ def _are_boxes_upright(source: Source, images: NDArray[np.int64]) -> bool:
     return bool((fits_swapped & ~fits).sum() > (fits & ~fits_swapped).sum())
 
 
+def _read_headers(source: Source, rows: NDArray[np.int64], title: str) -> NDArray[np.int64]:
+    """Height, width and orientation (n, 3) of the images in ``rows``; 0 for files that are none."""
+    paths = [os.path.join(source.image_root, source.file_names[row]) for row in rows.tolist()]
+    chunks = in_chunks(_read_rows, paths, title, chunk_size(source.image_root))
+    return np.concatenate([np.zeros((0, 3), dtype=np.int64), *chunks])
+
+
 def _read_rows(paths: Sequence[str]) -> NDArray[np.int64]:
-    """Height, width and orientation (n, 3) of files; 0 for files that are not images."""
     rows = np.zeros((len(paths), 3), dtype=np.int64)
     for row, path in enumerate(paths):
         if header := header_of(path):

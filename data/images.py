@@ -9,7 +9,7 @@ import shutil
 import struct
 import uuid
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -45,7 +45,6 @@ _LARGEST = re.compile(rb"P[56](?:(?:\s|#[^\n]*\n)+(\d+)){3}\s")  # value in Netp
 AS_STORED = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION  # RGB; OpenCV turns only TIFF files
 CHECKED_IMAGES = 20  # read before a training starts
 MAX_UNREADABLE = 20  # in a row; also of a set of up to 2,000 images
-MIN_UNREADABLE_BATCH = 4  # images; a batch of these, all unreadable, is not an accident
 DARKEST = 16  # of 255; 12 bits in files of 16 stay below
 DARK = "images that are dark, as if they had 12 bits in files of 16"
 CACHE_VERSION = 4  # raise it when the file layout or the decoding changes
@@ -58,8 +57,8 @@ def decode_rows(data: bytes, height: int, rows: int) -> Image | None:
     With a smaller height in the frame header, simplejpeg (the extra ``fast``) decodes only that
     many rows. OpenCV does so as well, but prints a warning for each image.
     """
-    segments = read_segments(data) if simplejpeg is not None else None
-    if segments is None:
+    segments = read_segments(data)
+    if simplejpeg is None or segments is None:
         return None
     position, _ = segments
     if data[position + 1] not in HUFFMAN_FRAMES or data[position + 4] != 8 or data[position + 9] not in (1, 3):
@@ -68,23 +67,20 @@ def decode_rows(data: bytes, height: int, rows: int) -> Image | None:
         rows += CHROMA_ROWS
     whole = rows >= height
     if not whole:
-        view = memoryview(data)  # slices without copies
-        data = b"".join((view[: position + 5], struct.pack(">H", rows), view[position + 7 :]))
-    try:
-        # A strict decoder takes the data behind the last row for damage.
-        image = simplejpeg.decode_jpeg(data, "RGB", strict=whole)
-    except ValueError:
-        return None
-    return np.asarray(image, dtype=np.uint8)
+        data = b"".join((data[: position + 5], struct.pack(">H", rows), memoryview(data)[position + 7 :]))
+    with suppress(ValueError):  # a strict decoder takes the data behind the last row for damage
+        return np.asarray(simplejpeg.decode_jpeg(data, "RGB", strict=whole), dtype=np.uint8)
+    return None
 
 
 def jpeg_damage(data: bytes) -> str | None:
     """What a strict decoder finds wrong inside a JPEG that others read; None without simplejpeg."""
-    if simplejpeg is not None:
-        try:
+    try:
+        if simplejpeg is not None:
             simplejpeg.decode_jpeg(data, "GRAY", strict=True)
-        except ValueError as error:
-            return str(error) if "Corrupt" in str(error) else None
+    except ValueError as error:
+        if "Corrupt" in str(error):
+            return str(error)
     return None
 
 
@@ -143,8 +139,8 @@ class ImageSource:
 
     def __init__(self, annotations: Annotations, on_error: OnError, cache: Path | None = None) -> None:
         self.annotations, self.on_error, self.cache = annotations, on_error, cache
-        self.fetcher = Fetcher()
         self.is_remote = is_remote(annotations.image_root)
+        self.fetcher = Fetcher() if self.is_remote else None
         # Shared with loader processes: 1 for an image left out since take_left_out(), 2 for others.
         self._left_out = torch.zeros(len(annotations), dtype=torch.uint8).share_memory_()
         self._in_a_row, self.quiet = 0, False  # quiet: another rank says which images are left out
@@ -154,7 +150,6 @@ class ImageSource:
             self._starts = _starts(annotations)
             self._file = cache.open("rb")
             self._bytes = np.memmap(self._file, dtype=np.uint8, mode="r").view(np.ndarray)
-            assert len(self._bytes) == self._starts[-1], f"{cache} was made from other annotations"
             self._checks = self._bytes[: self._starts[0]].view(np.int64)
             # Each image is checked only once, as that takes time. Forked workers share the results
             # (N,) and whether damage was reported.
@@ -191,20 +186,20 @@ class ImageSource:
 
     def begin(self, positions: Iterable[int]) -> None:
         """Begin to fetch images that will be read, in this order; nothing for files on a disk."""
-        if self.is_remote and self.cache is None:
+        if self.fetcher is not None and self.cache is None:
             self.fetcher.begin(map(self.annotations.path, positions))
 
     def read_sample(self) -> dict[str, list[str]]:
         """Read a few images, which may be gone. Returns paths by kind. Raises as ``read``."""
         indices = np.unique(np.linspace(0, len(self.annotations) - 1, CHECKED_IMAGES, dtype=np.int64)).tolist()
         self.begin(indices)
-        found: dict[str, list[str]] = {}
+        found: dict[str, list[str]] = {DARK: [], headers.SEVERAL: []}
         for index in indices:
             image, path = self.read(index, 1), self.annotations.path(index)
             if image is not None and image.max() < DARKEST and not path.lower().endswith((".jpg", ".jpeg")):  # a row
-                found.setdefault(DARK, []).append(path)
+                found[DARK].append(path)
             if headers.has_frames(path):
-                found.setdefault(headers.SEVERAL, []).append(path)
+                found[headers.SEVERAL].append(path)
         return found
 
     def take_left_out(self) -> NDArray[np.int64]:
@@ -217,20 +212,14 @@ class ImageSource:
     def check_left_out(self, count: int, last: object) -> str:
         """Describe ``count`` unreadable images and the ``last`` one.
 
-        Raises this as ``DataError`` for more than 1 % of a large set, 20 of a smaller one, or a
-        quarter of a very small one, and for 20 in a row.
+        Raises this as ``DataError`` for 20 in a row, and for more than 1 % of a large set, 20 of a
+        smaller one, or a quarter of a very small one.
         """
         total = len(self.annotations)
         clause = f"{count:,} of {total:,} images cannot be read, the last one: {last}"
         if self._in_a_row >= MAX_UNREADABLE or count > max(total // 100, min(MAX_UNREADABLE, (total + 2) // 4)):
             raise DataError(clause)
         return clause
-
-    def check_batch(self, positions: Sequence[int], num_readable: int) -> None:
-        """Raise ``DataError`` if none of a batch's images, at ``positions``, could be read."""
-        if num_readable == 0 and len(positions) >= MIN_UNREADABLE_BATCH:
-            path = self.annotations.path(positions[-1])
-            raise DataError(f"none of the {len(positions)} images of a batch can be read, as {path}. {self._fix}")
 
     def _leave_out(self, index: int, error: DataError) -> None:
         """Count an unreadable image. Raises ``DataError`` if it may not be left out."""
@@ -250,14 +239,13 @@ class ImageSource:
 
     def _cached(self, index: int) -> NDArray[np.uint8] | None:
         """An image from the cache; None if it is damaged there."""
-        is_cut = os.fstat(self._file.fileno()).st_size < self._starts[-1]  # what is mapped beyond its end kills
-        if not is_cut and self._checks[index] == MISSING:
-            raise DataError(f"{self.annotations.path(index)} could not be read for data.cache. {self._fix}")
-        pixels = self._bytes[self._starts[index] : self._starts[index + 1]]
-        if not is_cut and not self._whole[index]:
-            self._whole[index] = zlib.crc32(pixels.data) == self._checks[index]
-        if not is_cut and self._whole[index]:
-            return pixels.reshape(*self.annotations.sizes[index], 3)
+        if os.fstat(self._file.fileno()).st_size >= self._starts[-1]:  # what is mapped beyond its end kills
+            if self._checks[index] == MISSING:
+                raise DataError(f"{self.annotations.path(index)} could not be read for data.cache. {self._fix}")
+            pixels = self._bytes[self._starts[index] : self._starts[index + 1]]
+            self._whole[index] = self._whole[index] or zlib.crc32(pixels.data) == self._checks[index]
+            if self._whole[index]:
+                return pixels.reshape(*self.annotations.sizes[index], 3)
         if not self._whole[-1]:
             self._whole[-1] = True
             where = f"{self.cache} is damaged at {self.annotations.path(index)} and perhaps at others"
@@ -266,7 +254,7 @@ class ImageSource:
 
     def _decode(self, index: int, rows: int | None) -> NDArray[np.uint8]:
         path, size = self.annotations.path(index), tuple(self.annotations.sizes[index].tolist())
-        data, header = open_image(path, self._fix, self.fetcher.read if self.is_remote else read_file)
+        data, header = open_image(path, self._fix, read_file if self.fetcher is None else self.fetcher.read)
         orientation = self.annotations.turn.orientation(header, size)
         if header.kind == "JPEG" and header.size(orientation) == size:
             quickly = decode_rows(data, header.height, header.height if rows is None or orientation != 1 else rows)
@@ -276,10 +264,9 @@ class ImageSource:
                 logger.warning("%s is used as far as it can be decoded (%s)", path, damage)
         image = turn_decoded(decode_stored(path, data, header, self._fix), orientation)
         if image.shape[:2] != size:
-            (height, width), (actual_height, actual_width) = size, image.shape[:2]
-            actual = f"{actual_width:,} x {actual_height:,} pixels, its annotations are for {width:,} x {height:,}"
+            found, annotated = (f"{width:,} x {height:,}" for height, width in (image.shape[:2], size))
             fix = "fix: data.exif=apply" if header.size(header.orientation) == size else self._fix  # it is ignored
-            raise DataError(f"{path} has {actual}. {fix}")
+            raise DataError(f"{path} has {found} pixels, its annotations are for {annotated}. {fix}")
         return image
 
 
@@ -294,12 +281,10 @@ def image_cache_name(annotations: Annotations, on_error: OnError) -> str:
 def build_image_cache(images: ImageSource, path: Path, kind: ImageCache) -> None:
     """Decode all images into ``path`` unless it exists; one process per node calls this first.
 
-    The file is on a memory file system (/dev/shm) or, to outlive the run, on a disk. It starts with
-    a table of int64: the CRC-32 of each image, or ``MISSING`` if it could not be read, and the
-    CRC-32 of these. The pixels of all images follow in order, in their annotated sizes. The file
-    appears complete or not at all, and is rebuilt if its table or its end is damaged. ``kind`` is
-    for messages. Raises ``DataError`` if there is too little room, before any work, and for an
-    unreadable image.
+    The file starts with a table of int64: the CRC-32 of each image, or ``MISSING`` if it could not
+    be read, and the CRC-32 of these. The pixels of all images follow, in their annotated sizes. The
+    file appears complete or not at all, and is rebuilt if its table or its end is damaged. ``kind``
+    is for messages. Raises ``DataError`` if there is too little room, and for an unreadable image.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     starts, free = _starts(images.annotations), shutil.disk_usage(path.parent).free
@@ -309,10 +294,8 @@ def build_image_cache(images: ImageSource, path: Path, kind: ImageCache) -> None
             return
         logger.warning("the image cache %s is damaged and will be rebuilt", path)
     if starts[-1] > free:
-        raise DataError(
-            f"data.cache={kind} needs {starts[-1] / 2**30:.1f} GiB in {path.parent}, where {free / 2**30:.1f} GiB "
-            "are free. fix: data.cache=none"
-        )
+        room = f"{starts[-1] / 2**30:.1f} GiB in {path.parent}, where {free / 2**30:.1f} GiB are free"
+        raise DataError(f"data.cache={kind} needs {room}. fix: data.cache=none")
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     table = np.full(len(images.annotations) + 1, MISSING, dtype=np.int64)
 
@@ -350,5 +333,4 @@ def _is_empty(folder: str) -> bool:
 def _starts(annotations: Annotations) -> NDArray[np.int64]:
     """Return the start of each image in the file and the end of the last one: (N + 1,)."""
     lengths = annotations.sizes.astype(np.int64).prod(axis=1) * 3
-    starts: NDArray[np.int64] = 8 * (len(annotations) + 1) + np.concatenate([[0], np.cumsum(lengths)])
-    return starts
+    return np.asarray(8 * (len(annotations) + 1) + np.concatenate([[0], np.cumsum(lengths)]))

@@ -43,7 +43,7 @@ class Request:
 class Placed(NamedTuple):
     """An image on the canvas."""
 
-    index: int  # in the data set
+    position: int  # in the data set
     size: Size  # of the image
     scaled: Size  # on the canvas
     corner: Point  # the top left one

@@ -248,8 +248,9 @@ def open_images(annotations: Annotations, config: data.DataConfig, world: World)
     with torch_distributed_zero_first(world):
         found = images.read_sample()
     images.quiet = False
-    for kind, paths in found.items() if world.is_main else ():
-        progress.warn(f"{len(paths)} {kind}, of a few that were read, first: {paths[0]}")
+    for kind, paths in found.items():
+        if paths and world.is_main:
+            progress.warn(f"{len(paths)} {kind}, of a few that were read, first: {paths[0]}")
     if config.cache == data.ImageCache.none or (images.is_remote and on_disk):
         return images
     if on_disk:
