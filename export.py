@@ -30,10 +30,9 @@ import torch
 from torch import Tensor
 
 import data
-from conf import ConfigError, schema
-from conf.cli import help, program
+from conf import ConfigError, install_command, schema
+from conf.cli import launch, program
 from conf.cli.run_files import CHECKPOINTS, refuse_existing
-from conf.errors import install_command
 from data.errors import printable
 from data.geometry import PAD_VALUE
 from data.progress import counted, log
@@ -251,4 +250,4 @@ def metadata(
     if config.nms:
         facts["suppression"] = {key: getattr(config, key) for key in LIMITS}
     texts = {key: json.dumps(value) for key, value in facts.items()}
-    return {"made_by": help.own_version(), "origin": printable(detector.origin), **texts}
+    return {"made_by": launch.versions()[0], "origin": printable(detector.origin), **texts}

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from conf import ConfigError
-from conf.schema import CHOICES
-from conf.train_options import OPTIMISERS
+from conf.schema import CHOICES, OPTIMISERS
 from data.config import FORMATS
 from data.dataset import AUGMENTATIONS
 from models.cfg import SECTION_KEYS, layer_keys

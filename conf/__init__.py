@@ -1,8 +1,11 @@
-"""The options there are, and how a command line becomes the options of a program.
+"""The options there are, how a command line becomes those of a program, and errors of one sentence.
 
 The import refuses Windows, where the signals and locks that the project needs do not exist.
 """
 
+import re
+import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -12,6 +15,30 @@ REPOSITORY = CONF_DIR.parent
 
 class ConfigError(ValueError):
     """The command line or a YAML file asks for something that does not exist or does not fit."""
+
+
+class TrainError(RuntimeError):
+    """The training cannot start or continue with these options."""
+
+
+class DistributedError(RuntimeError):
+    """Ranks did not find each other, lost one, or must end because one failed."""
+
+
+class CheckpointError(ValueError):
+    """A checkpoint cannot be written, or a file is not an intact checkpoint of ours."""
+
+
+def install_command(*packages: str) -> str:
+    """The command that adds packages to this environment and keeps what is there."""
+    by_uv, by_pip = ["uv", "pip", "install", "--python", sys.executable], [sys.executable, "-m", "pip", "install"]
+    return shlex.join([*(by_uv if shutil.which("uv") else by_pip), *packages])
+
+
+def first_line(error: BaseException) -> str:
+    """The first sentence of ``error``, without torch's source position and stack."""
+    line = (str(error).splitlines() or [type(error).__name__])[0]
+    return re.sub(r"^\[[^\]]*\]\s*", "", line).split(". ")[0].rstrip(". ")
 
 
 if sys.platform == "win32":

@@ -1,10 +1,4 @@
-"""From Hydra to plain options: compose YAML and overrides, check them, make dataclasses.
-
-A choice of the groups ``data`` and ``experiment`` may be a path, as in ``data=/x/cats.yaml``. A
-bare word is the name of a choice, whatever the current folder holds. An experiment is the user's
-own file and may do all that Hydra can. A data set often comes from others: its file sets ``data.*``
-only and refers to nothing.
-"""
+"""From Hydra to plain options: compose YAML and overrides, check them, make dataclasses."""
 
 import operator
 import os
@@ -15,7 +9,7 @@ from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, cast, get_args, get_type_hints
 
 import hydra
 import yaml
@@ -25,13 +19,13 @@ from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, OverrideParseException
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
+from msgspec import Meta
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from conf import CONF_DIR, ConfigError, suggestions
 from conf.options import choices_of, flat, is_path
-from conf.schema import CHOICES, kinds_of
-from conf.train_options import SIZE, is_image_size
+from conf.schema import CHOICES, SIZE, is_image_size, kinds_of
 from data import DataConfig, errors, layouts
 from data.recognise import recognise
 
@@ -45,11 +39,8 @@ _COMPOSING = threading.Lock()  # Hydra's state is global, and several threads ma
 
 
 def compose(name: str, schema: type[Config], overrides: Sequence[str], complete: Complete | None = None) -> Config:
-    """The options of ``python <name>.py <overrides>``. Raises ConfigError for wrong ones.
-
-    ``complete`` is that of the Program, which also imports plugins.
-    """
-    return to_plain(_composed(name, schema, overrides), schema, complete, keys_of(overrides))
+    """The options of ``python <name>.py <overrides>``. Raises ConfigError for wrong ones."""
+    return to_plain(_composed(name, schema, overrides), schema, complete, overrides)
 
 
 def defaults(name: str, schema: type, overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -69,14 +60,18 @@ def values_of_choice(group: str, name: str) -> dict[str, Any]:
 
 def keys_of(overrides: Sequence[str]) -> list[str]:
     """The keys and groups that overrides name, without Hydra's own keys and flags."""
-    keys = [word.partition("=")[0].lstrip("+~") for word in overrides if "=" in word or word[:1] == "~"]
-    return [key for key in keys if not key.startswith(("hydra", "-"))]
+    keys = []
+    for word in overrides:
+        key, equals, _ = word.lstrip("+~").partition("=")
+        if (equals or word.startswith("~")) and not key.startswith(("hydra", "-")):
+            keys.append(key)
+    return keys
 
 
 def to_plain(
-    cfg: DictConfig, schema: type[Config], complete: Complete | None = None, named: Sequence[str] = ()
+    cfg: DictConfig, schema: type[Config], complete: Complete | None = None, overrides: Sequence[str] = ()
 ) -> Config:
-    """Turn the composed tree into an instance of ``schema`` without OmegaConf objects.
+    """Turn the tree composed of ``overrides`` into an instance of ``schema``.
 
     ``complete`` takes the composed options as nested dictionaries, and the keys and groups that the
     command line names; it returns all options (Program.complete). Raises ConfigError with the full
@@ -85,11 +80,10 @@ def to_plain(
     try:
         tree: Any = OmegaConf.to_container(cfg, resolve=True)
         options = _drop_missing(tree)
-        return from_dictionary(complete(options, named) if complete is not None else options, schema)
-    except NOT_COMPOSED as error:
-        raise ConfigError(explain(error, schema)) from error
-    except ValueError as error:  # raised by a section's __post_init__, which names the key
-        raise ConfigError(str(error)) from error
+        return from_dictionary(complete(options, keys_of(overrides)) if complete is not None else options, schema)
+    except (ValueError, *NOT_COMPOSED) as error:  # ValueError: of a section's __post_init__, which names the key
+        sentence = suggestions.refusal(overrides, schema) or explain(error, schema)
+        raise ConfigError(sentence) from error
 
 
 def _check_number(key: str, value: Any) -> None:
@@ -106,17 +100,23 @@ def check_limits(section: Any, prefix: str = "") -> None:
         if is_dataclass(value):
             check_limits(value, f"{key}.")
         _check_number(key, value)  # again: OmegaConf makes numbers of texts
-        or_null = ", or null" if type(None) in get_args(kind) else ""
         for part in (kind, *get_args(kind)):
             for meta in getattr(part, "__metadata__", ()):
-                if meta.title is not None and not is_image_size(value) and (value is not None or meta.title == SIZE):
-                    raise ConfigError(f"{key} must be {meta.title}, got {value}")
-                if value is None:
-                    continue
-                limits = [(*LIMITS[side], getattr(meta, side)) for side in LIMITS if getattr(meta, side) is not None]
-                if not all(holds(value, limit) for _, holds, limit in limits):
-                    wanted = " and ".join(f"{sign} {limit}" for sign, _, limit in limits)
-                    raise ConfigError(f"{key} must be {wanted}{or_null}, got {value}")
+                _check_limit(key, value, meta, ", or null" if type(None) in get_args(kind) else "")
+
+
+def _check_limit(key: str, value: Any, meta: Meta, or_null: str) -> None:
+    if meta.title is not None and not is_image_size(value) and (value is not None or meta.title == SIZE):
+        raise ConfigError(f"{key} must be {meta.title}, got {value}")
+    if value is not None:
+        wanted, fits = [], True
+        for side, (sign, holds) in LIMITS.items():
+            limit = getattr(meta, side)
+            if limit is not None:
+                wanted.append(f"{sign} {limit}")
+                fits = fits and holds(value, limit)
+        if not fits:
+            raise ConfigError(f"{key} must be {' and '.join(wanted)}{or_null}, got {value}")
 
 
 def from_dictionary(options: dict[str, Any], schema: type[Config]) -> Config:
@@ -150,9 +150,7 @@ def to_dictionary(config: Any) -> dict[str, Any]:
 
 def plain(tree: Any) -> dict[str, Any]:
     """An OmegaConf tree as nested dictionaries of numbers and strings; enums by name."""
-    container: Any = OmegaConf.to_container(tree, enum_to_str=True)
-    assert isinstance(container, dict)
-    return container
+    return cast("dict[str, Any]", OmegaConf.to_container(tree, enum_to_str=True))
 
 
 @cache  # once is enough: Hydra copies what it loads
@@ -183,20 +181,21 @@ def _composed(name: str, schema: type, overrides: Sequence[str]) -> DictConfig:
 
 def explained(error: Exception, schema: type, overrides: Sequence[str]) -> Exception:
     """What Hydra raised while it composed ``overrides`` as a ConfigError, or the error itself."""
+    if sentence := suggestions.refusal(overrides, schema):
+        return ConfigError(sentence)
     if isinstance(error, NOT_COMPOSED):
         return ConfigError(explain(error, schema))
     if isinstance(error, ConfigError | errors.DataError):
         return error
-    if isinstance(error, TypeError | ValueError | RecursionError):  # for a list, or a file that is not text
+    if isinstance(error, TypeError | ValueError):  # for null, or a list of lists
         chosen = " ".join(word for word in overrides if (CONF_DIR / word.partition("=")[0]).is_dir())
-        fix = f"{chosen} with the name of a choice, or a file of YAML in UTF-8" if chosen else "one of them"
-        return ConfigError(f"{str(error).rstrip('.')}. fix: {fix}")
+        return ConfigError(f"{error}. fix: {chosen} with the name of a choice")
     if isinstance(error, AssertionError | AttributeError):  # OmegaConf's, for a key below null
         typed = " ".join(word for word in overrides if "." in word.partition("=")[0])
-        fix = "fix: a choice that has it, as data=shapes"
-        if any(word.startswith("resume=") for word in overrides):  # of the run, which is not read yet
-            fix = "fix: leave out what would change the training, such as its data"
-        return ConfigError(f"{typed}: a section is null here. {fix}")
+        fix = "a choice that has it, as data=shapes"
+        if "resume" in keys_of(overrides):  # of the run, which is not read yet
+            fix = "leave out what would change the training, such as its data"
+        return ConfigError(f"{typed}: a section is null here. fix: {fix}")
     return error
 
 
@@ -253,7 +252,11 @@ def _drop_missing(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 class _FileChoices(ConfigSource):
-    """Files as choices of ``data`` and ``experiment``; Hydra asks this source first."""
+    """Paths as choices of ``data`` and ``experiment``; Hydra asks this source first.
+
+    An experiment is the user's own file and may do all that Hydra can. A data set often comes from
+    others: its file sets ``data.*`` only and refers to nothing.
+    """
 
     @staticmethod
     def scheme() -> str:
@@ -265,8 +268,8 @@ class _FileChoices(ConfigSource):
         if group == "data":
             content = _data_options(path)
         else:
-            package = self._get_header_dict(path.read_text(encoding="utf-8"))["package"] or "_global_"
             content = layouts.load_yaml(path)
+            package = self._get_header_dict(path.read_text(encoding="utf-8"))["package"] or "_global_"
         # Hydra would look for plain names beside the file, but they mean choices of the group.
         content["defaults"] = [
             f"/{group}/{name}@_here_" if isinstance(name, str) and name[:1] != "/" and name != "_self_" else name

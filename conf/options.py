@@ -31,7 +31,7 @@ _OF_DETECTIONS = (
 )  # fmt: skip
 # Options that a program reads with any of some settings only; without a setting, never. A name that
 # ends in a dot is a section.
-READ_WITH: dict[str, tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]] = {
+READ_WITH: dict[str, Sequence[tuple[Sequence[str], Sequence[str]]]] = {
     "export.py": (
         (("confidence", "nms_iou", "max_detections"), ("nms=true",)),
         (("calibration", "symmetric"), ("precision=int8",)),
@@ -49,23 +49,23 @@ READ_WITH: dict[str, tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]] = {
 OF_THE_RESUME = ("run_dir", "run_mirror", "resume")  # changed by every resume, so never listed as changed
 
 
-def filled(
-    ours: Mapping[str, Any], theirs: Mapping[str, Any], named: Sequence[str], section: str = ""
-) -> dict[str, Any]:
-    """``ours`` with the values of ``theirs`` for the keys that the command line leaves open.
+def fill(options: dict[str, Any], theirs: Mapping[str, Any], named: Sequence[str] = ()) -> None:
+    """Put values by full key into ``options`` that have it, where the command line leaves it open.
 
-    A choice of the whole ``section``, such as evaluate=darknet, leaves none open.
+    A choice of the whole section, such as evaluate=darknet, counts as naming all its keys.
     """
-    prefix = f"{section}." if section else ""
-    is_open = {key: section not in named and f"{prefix}{key}" not in named for key in ours}
-    return {key: theirs[key] if is_open[key] and key in theirs else value for key, value in ours.items()}
+    for key, value in theirs.items():
+        section, _, name = key.rpartition(".")
+        part = options.get(section, {}) if section else options
+        if name in part and key not in named and section not in named:
+            part[name] = value
 
 
 def refuse_unread(command: str, options: Mapping[str, Any], named: Sequence[str]) -> None:
     """Raise ConfigError for an option ``named`` that the program does not read with ``options``."""
-    settings = {f"{key}={'null' if value is None else str(value).lower()}" for key, value in options.items()}
     for keys, readers in READ_WITH.get(command, ()):
         unread = [key for key in named if key in keys or f"{key.partition('.')[0]}." in keys]
+        settings = {f"{key}={'null' if value is None else str(value).lower()}" for key, value in options.items()}
         if unread and not settings.intersection(readers):
             only = f"reads it with {' or '.join(readers)} only" if readers else "never reads it"
             raise ConfigError(f"{unread[0]} has no effect here: {command} {only}. fix: leave {unread[0]} out")

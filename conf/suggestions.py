@@ -1,7 +1,4 @@
-"""What a user meant: a row of ``names.yaml``, or a key of nearly the same letters; else see --help.
-
-The values of a row are part of it. All others stay as they were typed.
-"""
+"""What a user meant: a row of ``names.yaml``, or a key of nearly the same letters."""
 
 import os
 import re

@@ -29,7 +29,7 @@ import numpy as np
 import models
 from conf import schema
 from conf.cli import run_files
-from conf.train_options import is_installed
+from conf.schema import is_installed
 from data import Annotations, DataConfig, DataError, ImageSource, OnError, check_same_classes, images, layouts, validate
 from data.anchors import LOW_RECALL, Sizes, fix_of_anchors, network_sizes, objects_per_image, recall
 from data.annotations_read import Findings

@@ -27,8 +27,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from conf import errors, schema
-from conf.cli import from_checkpoint, run_files
+from conf import TrainError, schema
+from conf.cli import run_files
 from conf.options import MAY_CHANGE, flat, is_covered
 from data.errors import as_started, printable
 from data.progress import counted
@@ -97,7 +97,7 @@ def read_groups(folders: Sequence[Path]) -> list[Group]:
     """
     groups: list[Group] = []
     for folder in folders:
-        options = flat(from_checkpoint.read_config(folder, ""))
+        options = flat(run_files.read_config(folder, ""))
         seed = options.get("train.seed")
         setting = {key: value for key, value in options.items() if not is_covered(key, IGNORED)}
         best = report_page.read_best(folder)
@@ -109,7 +109,7 @@ def read_groups(folders: Sequence[Path]) -> list[Group]:
             groups.append(group)
         if seed in group.seeds:
             pair = f"{group.runs[group.seeds.index(seed)]} and {folder} are one training, of train.seed={seed}"
-            raise errors.TrainError(f"{pair}. fix: name one of them")
+            raise TrainError(f"{pair}. fix: name one of them")
         group.runs.append(folder)
         group.seeds.append(seed)
         group.best.append(best)
@@ -167,7 +167,7 @@ def split_gain(first: Group, second: Group, resamples: int, seed: int) -> list[G
     if not images or not classes:
         what = f"{second.runs[0]} was scored on another validation set than {first.runs[0]}"
         fix = f"score it on the same: {as_started('python eval.py')} ckpt=... data=... out=<its folder>"
-        raise errors.TrainError(f"{what}, and no image and class are known to be in both. fix: {fix}")
+        raise TrainError(f"{what}, and no image and class are known to be in both. fix: {fix}")
     print(f"{first.letter} and {second.letter} were scored on different sets:")
     print(f"  {counted(len(images), 'image')} in both")
     print(f"  {counted(len(ids) - len(images), 'image')} only in {first.letter}")

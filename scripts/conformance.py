@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from conf import REPOSITORY, ConfigError, errors
+from conf import REPOSITORY, ConfigError, first_line
 from conf.cli import help, launch, run_files
 from conf.cli.command_line import print_error
 from conf.cli.program import options_of
@@ -82,7 +82,7 @@ class Conformance:
                 for check in (self.weights, self.rank_without_boxes, self.evaluation, self.resume, self.exchange):
                     check()
         except Exception as error:
-            self.record(check.__name__, False, f"{type(error).__name__}: {errors.first_line(error)}")
+            self.record(check.__name__, False, f"{type(error).__name__}: {first_line(error)}")
             raise
 
     def write(self, out: Path) -> None:
@@ -92,7 +92,7 @@ class Conformance:
         content = {
             "certificate": "ranks train and evaluate exactly",
             "passed": self.passed,
-            "versions": help.version_page().splitlines(),
+            "versions": launch.versions(),
             "launcher": world.launcher,
             "ranks": world.world_size,
             "nodes": world.num_nodes,

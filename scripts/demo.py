@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from conf import schema
-from conf.train_options import require
+from conf.schema import require
 from data import Medium, OnBadFile
 from data.errors import printable
 from train_utils import distributed

@@ -28,9 +28,9 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from conf import ConfigError, compose, options, schema
-from conf.cli import from_checkpoint
+from conf.cli import run_files
 from conf.cli.program import PROGRAMS
-from conf.train_options import require
+from conf.schema import require
 from data.errors import as_started
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
@@ -58,7 +58,7 @@ def tune(config: schema.TuneConfig) -> None:
         raise ConfigError("nothing to search. fix: an option with several values or an interval behind --, see --help")
     first = {key: values[0] if isinstance(values, list) else values.start for key, values in space.items()}
     # A short name of a run would mean another one for the second trial.
-    program = replace(PROGRAMS["train"], fill_in=lambda given, _: from_checkpoint.with_full_names(given, once=False))
+    program = replace(PROGRAMS["train"], fill_in=lambda given, _: run_files.with_full_names(given, once=False))
     compose.compose("train", program.schema, [*fixed, *overrides(first)], program.complete)
     require("optuna", "scripts.tune")
     import optuna

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from conf import TrainError
 from conf.cli.program import options_of
-from conf.errors import TrainError
 from conf.schema import TrainConfig
 from data import ShapesConfig
 from data.shapes import CLASSES

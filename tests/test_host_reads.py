@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from conf.train_options import Optimizer
+from conf.schema import Optimizer
 from data import Batch
 from models import Darknet, zoo_cfg
 from tests.data.sets import a_few_of

@@ -13,7 +13,7 @@ import torch
 import yaml
 
 from conf.cli.command_line import override
-from conf.cli.from_checkpoint import model_or_exported
+from conf.cli.from_checkpoint import complete_from_checkpoint
 from conf.cli.program import start as start_program
 from conf.compose import compose
 from conf.schema import DemoConfig
@@ -62,7 +62,7 @@ def test_any_name_goes_through_every_program(tmp_path, monkeypatch, capsys) -> N
     weights = shutil.copy(folder / "checkpoints" / "best.pt", out / f"{NAMES[0]}.pt")
     of_weights = [override("model.weights", weights), override("names", home / "data.yaml"), "image_size=64"]
     start("export", *network, *of_weights, override("out", out / f"{home.name}.onnx"))
-    config = compose("demo", DemoConfig, detecting, model_or_exported)
+    config = compose("demo", DemoConfig, detecting, complete_from_checkpoint)
     summary, drawn, _ = Session(Predictor(config, torch.device("cpu")), out).files(
         list(map(str, images.iterdir())), config.confidence, config.nms_iou
     )

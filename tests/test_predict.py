@@ -13,10 +13,10 @@ import cv2
 import numpy as np
 import pytest
 
+from conf import TrainError
 from conf.cli.command_line import USER_ERRORS
 from conf.cli.program import PROGRAMS, options_of, start
 from conf.compose import compose
-from conf.errors import TrainError
 from conf.schema import TrainConfig
 from data import DataError, Frame, InputFit, ShapesConfig, ensure_shapes
 from data.shapes import CLASSES

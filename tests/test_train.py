@@ -11,10 +11,9 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from conf.cli.from_checkpoint import complete_from_checkpoint
-from conf.cli.resume import complete_training
+from conf import CheckpointError, TrainError
+from conf.cli.from_checkpoint import complete_from_checkpoint, complete_training
 from conf.compose import compose
-from conf.errors import CheckpointError, TrainError
 from conf.schema import EvalConfig, TrainConfig
 from data import DataError, ensure_shapes
 from eval import evaluate

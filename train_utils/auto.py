@@ -9,11 +9,9 @@ import numpy as np
 import torch
 
 import models
-from conf import ConfigError, compose
+from conf import CheckpointError, ConfigError, TrainError, compose
 from conf.cli.resume import resumed_options
-from conf.errors import CheckpointError, TrainError
-from conf.schema import TrainConfig
-from conf.train_options import Precision
+from conf.schema import Precision, TrainConfig
 from data import Annotations, Colour
 from data.anchors import Sizes, choose_anchors
 from data.samplers import TABLE_IMAGES

@@ -20,8 +20,7 @@ import models
 from conf import ConfigError, compose
 from conf.cli import run_files
 from conf.cli.run_files import fetch_weights
-from conf.schema import CHOICES, DetectConfig, EvaluateConfig, TrainConfig
-from conf.train_options import TrainSection
+from conf.schema import CHOICES, DetectConfig, EvaluateConfig, TrainConfig, TrainSection
 from data import Annotations, ImageSource, progress
 from data.dataset import AUGMENTATIONS
 from data.io import usable_cores

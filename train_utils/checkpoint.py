@@ -19,9 +19,9 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
+from conf import CheckpointError, TrainError, first_line
 from conf.cli import run_files
-from conf.errors import CheckpointError, TrainError, first_line
-from conf.train_options import TrainSection
+from conf.schema import TrainSection
 from data.errors import printable
 from data.index import UNREADABLE_FIX
 from models.tensor_files import of_pickle, plain_content

@@ -17,7 +17,7 @@ import numpy as np
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from conf import ConfigError, errors
+from conf import ConfigError, install_command
 from conf.schema import Scorer
 from train_utils.results import Detections, GroundTruth, canonical_order
 
@@ -56,7 +56,7 @@ def choose_scorer(wanted: Scorer = Scorer.auto) -> str:
     if installed.startswith(TESTED_HOTCOCO) and wanted is not Scorer.pycocotools:
         return f"hotcoco {installed}"
     if wanted is Scorer.hotcoco:
-        fix = f"evaluate.scorer=auto, or {errors.install_command(f'hotcoco=={TESTED_HOTCOCO}*')}"
+        fix = f"evaluate.scorer=auto, or {install_command(f'hotcoco=={TESTED_HOTCOCO}*')}"
         raise ConfigError(f"evaluate.scorer=hotcoco needs hotcoco {TESTED_HOTCOCO}x, found {installed}. fix: {fix}")
     return f"pycocotools {version('pycocotools')}"
 

@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from conf import TrainError
 from conf.cli import launch, run_files
-from conf.errors import TrainError
-from conf.train_options import AUTO, TrainSection, is_installed
+from conf.schema import AUTO, TrainSection, is_installed
 from data import Batch, both_sides
 from data.progress import log
 from models import Darknet, count_flops

@@ -19,9 +19,8 @@ import torch.distributed as dist
 from numpy import ndarray
 from torch import Tensor
 
-from conf import errors
+from conf import DistributedError, first_line
 from conf.cli import launch
-from conf.errors import DistributedError
 from data.progress import counted, log
 
 NVIDIA_DEVICE = Path("/dev/nvidiactl")  # there if the kernel knows a GPU, whatever torch can do
@@ -94,7 +93,7 @@ def choose_device(requested: str, local_rank: int | None = None) -> torch.device
         except RuntimeError as error:
             if "driver" in str(error):  # not if CUDA_VISIBLE_DEVICES hides all
                 raise DistributedError(
-                    f"torch cannot use the GPU of this machine ({errors.first_line(error)}). fix: a newer driver, or a "
+                    f"torch cannot use the GPU of this machine ({first_line(error)}). fix: a newer driver, or a "
                     "build of torch for this one; device=cpu does without"
                 ) from error
     if requested == "cpu" or (requested == "auto" and not torch.cuda.is_available()):
@@ -144,7 +143,7 @@ def _open_group(place: launch.Launch, device: torch.device, timeout_seconds: flo
         )
     except (OSError, RuntimeError, ValueError) as error:
         raise DistributedError(
-            f"rank {place.rank} did not meet its peers ({errors.first_line(error)}). fix: look for the first error in "
+            f"rank {place.rank} did not meet its peers ({first_line(error)}). fix: look for the first error in "
             "the output of all ranks; MASTER_ADDR and MASTER_PORT say where to meet, "
             "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME=<the interface between the hosts> how"
         ) from error

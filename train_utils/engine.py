@@ -11,8 +11,8 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from conf.errors import TrainError
-from conf.train_options import Compile, TrainSection
+from conf import TrainError
+from conf.schema import Compile, TrainSection
 from data import Batch, TrainBatchSampler
 from data.progress import Progress, counted
 from models import Darknet

@@ -12,8 +12,7 @@ from torch import Tensor
 import data
 import models
 from conf import ConfigError
-from conf.schema import EvaluateConfig, TrainConfig
-from conf.train_options import EvalPrecision
+from conf.schema import EvalPrecision, EvaluateConfig, TrainConfig
 from data import Annotations
 from data.progress import Progress, counted, log
 from models import Darknet

@@ -11,10 +11,9 @@ from threading import Lock
 import numpy as np
 import torch
 
-from conf import train_options
+from conf import TrainError
 from conf.cli import launch
-from conf.errors import TrainError
-from conf.train_options import Precision
+from conf.schema import EvalPrecision, Precision, TrainSection
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # parameters of mallopt(3)
 CPU_INFO = Path("/proc/cpuinfo")
@@ -51,9 +50,9 @@ def autocast_dtype(precision: str, device: torch.device, key: str = "train.preci
     return DTYPES.get(precision)
 
 
-def evaluation_dtype(precision: train_options.EvalPrecision, device: torch.device, key: str) -> torch.dtype | None:
+def evaluation_dtype(precision: EvalPrecision, device: torch.device, key: str) -> torch.dtype | None:
     """The autocast dtype of an evaluation, where ``auto`` means float32."""
-    return None if precision is train_options.EvalPrecision.auto else autocast_dtype(precision.value, device, key)
+    return None if precision is EvalPrecision.auto else autocast_dtype(precision.value, device, key)
 
 
 def allow_tf32(allowed: bool) -> None:
@@ -78,7 +77,7 @@ def has_native_bfloat16() -> bool:
     return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(listed)
 
 
-def prepare_numerics(options: train_options.TrainSection) -> None:
+def prepare_numerics(options: TrainSection) -> None:
     """Set seeds, determinism, TF32 and cuDNN's benchmark of a training, before CUDA computes.
 
     The seed is the same on every rank. Samples do not depend on it: each has its own generator,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from conf.train_options import OPTIMISERS, Decay, OptimConfig, Optimizer
+from conf.schema import OPTIMISERS, Decay, OptimConfig, Optimizer
 
 WARMUP_MIN_STEPS = 500
 WARMUP_MAX_SHARE = 0.1  # of the training's steps

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy import ndarray
 
-from conf.errors import TrainError
+from conf import TrainError
 from data import Annotations
 from data.annotations_read import ids_by_name
 from data.errors import shown

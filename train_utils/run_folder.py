@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from conf import errors, options
+from conf import CheckpointError, TrainError, options
 from conf.cli import launch, run_files
-from conf.errors import TrainError
 from conf.schema import TrainConfig
 from data.remote import is_remote
 from train_utils import distributed
@@ -102,7 +101,7 @@ def on_main(world: World, function: Callable[[], object]) -> None:
     if world.is_main:
         try:
             function()
-        except (TrainError, errors.CheckpointError) as failure:
+        except (TrainError, CheckpointError) as failure:
             error = str(failure)
     if error := distributed.broadcast_text(error):
         raise TrainError(error)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from conf.train_options import TrainSection
+from conf.schema import TrainSection
 from models import Darknet
 from models.layers import Convolution
 from train_utils.compile import fuses_norm

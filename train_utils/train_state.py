@@ -9,11 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from conf import errors, train_options
-from conf.cli.from_checkpoint import checked_config
-from conf.errors import CheckpointError
+from conf import CheckpointError, first_line
+from conf.cli.run_files import checked_config
 from conf.options import changed_values
-from conf.schema import TrainConfig
+from conf.schema import TrainConfig, TrainSection
 from data.progress import counted
 from models.loss import LossParts
 from train_utils import coco_eval, distributed, numerics, optim
@@ -69,7 +68,7 @@ class TrainState:
         device = next(self.model.parameters()).device
         self.loss_sums = torch.zeros(len(LOSS_NAMES), dtype=torch.float64, device=device)
 
-    def stop_reason(self, options: train_options.TrainSection, world: World) -> str | None:
+    def stop_reason(self, options: TrainSection, world: World) -> str | None:
         """Why training ends here; None if it goes on. All ranks ask together and get one answer."""
         if self.epoch >= options.epochs:
             return f"{counted(options.epochs, 'epoch')} done (train.epochs)"
@@ -175,7 +174,7 @@ class TrainState:
         try:
             self._restore(state, world)
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
-            reason = f"{type(error).__name__}: {errors.first_line(error)}"
+            reason = f"{type(error).__name__}: {first_line(error)}"
             raise CheckpointError(
                 f"resume={folder}: its checkpoint does not fit this training ({reason}). fix: start a new run with "
                 f"model.weights={folder}"

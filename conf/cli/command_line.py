@@ -2,7 +2,6 @@
 
 import errno
 import os
-import re
 import signal
 import sys
 import traceback
@@ -10,13 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from conf import CONF_DIR, ConfigError, compose, errors, suggestions
+from conf import CONF_DIR, CheckpointError, ConfigError, DistributedError, TrainError, compose, suggestions
 from conf.cli import launch
 from conf.options import quoted
 from data.errors import DataError, as_started, printable, without_login
 from models.errors import ModelError
 
-USER_ERRORS = ConfigError, DataError, ModelError, errors.CheckpointError, errors.DistributedError, errors.TrainError
+USER_ERRORS = ConfigError, DataError, ModelError, CheckpointError, DistributedError, TrainError
 # Places that cannot be used. Any other OSError is a bug until a check names it.
 UNUSABLE = (
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG, errno.ELOOP, errno.EISDIR,
@@ -27,16 +26,27 @@ LONGEST_SENTENCE = 2000  # characters; it may quote a file of any length
 
 
 def options_and_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The options, and Hydra's flags with their values, which Hydra wants behind the options."""
+    """The options, and Hydra's flags with their values, which Hydra wants behind the options.
+
+    ``--config-dir`` becomes an option. Raises ConfigError if there is no such folder.
+    """
     options, flags, waiting = list[str](), list[str](), list(arguments)
     while waiting:
         word = waiting.pop(0)
-        if not word.startswith("-"):
+        if word in ("--config-dir", "-cd"):
+            folder = Path(*waiting[:1]).expanduser().absolute()
+            if not waiting or not folder.is_dir():
+                raise ConfigError(
+                    f"{word}: there is no folder {folder}. fix: {word} <the folder above data/ or model/>"
+                )
+            options.append(override("hydra.searchpath", [f"file://{folder}"]))
+            del waiting[0]
+        elif not word.startswith("-"):
             options.append(word)
-            continue
-        flags.append(word)
-        if word in (*suggestions.VALUED_FLAGS, "--cfg", "-c") and waiting:
-            flags.append(waiting.pop(0))
+        else:
+            flags.append(word)
+            if word in (*suggestions.VALUED_FLAGS, "--cfg", "-c") and waiting:
+                flags.append(waiting.pop(0))
     return options, flags
 
 
@@ -45,34 +55,48 @@ def prepare_arguments(arguments: Sequence[str], schema: type, command: str, bare
 
     ``--config-dir <folder>``, bare words and what follows ``--`` become options; what launchers add
     is dropped. ``bare`` is the option that a bare word of ``command`` sets; with "..." all of them,
-    as a list. Raises ConfigError for options of other programs and a multirun of several ranks.
+    as a list. Raises ConfigError for what Hydra would end with its usage, or take and not do.
     """
-    # torch.distributed.launch adds the local rank, which is in the environment as well.
-    arguments = [word for word in arguments if not word.startswith(("--local-rank=", "--local_rank="))]
+    behind = list[str]()
     if "--" in arguments:
-        at = arguments.index("--")
-        arguments = [*arguments[:at], override("options", arguments[at + 1 :])]
-    if any(word.startswith("train.device=") for word in arguments):
-        print("train.device is called device now, as in the other programs", file=sys.stderr)
-        arguments = [word.removeprefix("train.") if word.startswith("train.device=") else word for word in arguments]
-    groups = "|".join(path.name for path in CONF_DIR.iterdir() if path.is_dir())
-    arguments = [re.sub(rf"^\+(?=({groups})=)", "", word) for word in arguments]  # each is in the defaults already
-    if sentence := suggestions.refusal(arguments, schema, bool(bare)):
+        at = list(arguments).index("--")
+        arguments, behind = arguments[:at], [override("options", arguments[at + 1 :])]
+    words, are_options = list[str](), True
+    for typed in [*arguments, *behind]:
+        word = typed.removeprefix("train.") if typed.startswith("train.device=") else typed
+        if word != typed:
+            print("train.device is called device now, as in the other programs", file=sys.stderr)
+        if os.path.isdir(CONF_DIR / word.partition("=")[0].removeprefix("+")):  # each group is in the defaults already
+            word = word.removeprefix("+")
+        # torch.distributed.launch adds the local rank, which is in the environment as well.
+        if not word.startswith(("--local-rank=", "--local_rank=")):
+            words.append(word)
+            are_options = are_options and "=" in word.lstrip("=") and not word.startswith("-")
+    if not are_options and (sentence := suggestions.refusal(words, schema, bool(bare))):
         raise ConfigError(sentence)
-    options, flags = options_and_flags(arguments)
-    for flag in {"--config-dir", "-cd"}.intersection(flags):
-        at = flags.index(flag)
-        folder = Path(*flags[at + 1 : at + 2]).expanduser().absolute()
-        if len(flags) < at + 2 or not folder.is_dir():
-            raise ConfigError(f"{flag}: there is no folder {folder}. fix: {flag} <the folder above data/ or model/>")
-        options.append(override("hydra.searchpath", [f"file://{folder}"]))
-        del flags[at : at + 2]
-    if {"-m", "--multirun"}.intersection(flags) and launch.read_launch().world_size > 1:
-        raise ConfigError("-m cannot run under a launcher of several processes. fix: start each setting by itself")
+    options, flags = options_and_flags(words)
+    if {"-m", "--multirun"} & {*flags}:
+        if launch.read_launch().world_size > 1:
+            raise ConfigError("-m cannot run under a launcher of several processes. fix: start each setting by itself")
+        if {"-c", "--cfg"} & {*flags}:
+            raise ConfigError("--cfg shows the options of one run. fix: leave out -m, and give each option one value")
     refuse_what_hydra_would_take(options)
     if bare and not flags:
         options = _with_bare_words(options, command, bare)
     return [*options, *flags]
+
+
+def refuse_what_hydra_would_take(options: Sequence[str]) -> None:
+    """Raise ConfigError for words that Hydra accepts and that would not do what they say."""
+    for word in options:
+        key, _, value = word.lstrip("+~").partition("=")
+        group = key.removesuffix(".name")
+        if key.startswith(OF_RUN_FOLDERS):
+            raise ConfigError(f"{key}: rank 0 makes the folders, not Hydra. fix: run_dir=<folder>, or out= of eval.py")
+        if key in ("loss.name", "optim.name") and (CONF_DIR / group / f"{value}.yaml").is_file():
+            raise ConfigError(f"{word} keeps the other values of {group}= as they are. fix: {group}={value}")
+        if value == "???":
+            raise ConfigError(f"{word} is not a value. fix: give one, or leave it out")
 
 
 def _with_bare_words(words: list[str], command: str, bare: str) -> list[str]:
@@ -85,19 +109,6 @@ def _with_bare_words(words: list[str], command: str, bare: str) -> list[str]:
         example = as_started(f"python -m {command} <{key}>")
         raise ConfigError(f"nothing to work on. fix: name a value, as in {example}")
     return options
-
-
-def refuse_what_hydra_would_take(arguments: Sequence[str]) -> None:
-    """Raise ConfigError for words that Hydra accepts and that would not do what they say."""
-    for word in arguments:
-        key = word.partition("=")[0].lstrip("+~")
-        if key.startswith(OF_RUN_FOLDERS):
-            raise ConfigError(f"{key}: rank 0 makes the folders, not Hydra. fix: run_dir=<folder>, or out= of eval.py")
-        group, _, value = word.partition(".name=")
-        if group in ("loss", "optim") and (CONF_DIR / group / f"{value}.yaml").is_file():
-            raise ConfigError(f"{word} keeps the other values of {group}= as they are. fix: {group}={value}")
-        if word.endswith("=???"):
-            raise ConfigError(f"{word} is not a value. fix: give one, or leave it out")
 
 
 def override(key: str, value: Any) -> str:

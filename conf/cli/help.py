@@ -1,28 +1,20 @@
-"""What ``--help`` and ``--version`` print, and the page of all options. Imports no torch.
+"""What ``--help`` prints, and the page of all options.
 
-The meaning of an option is the comment beside its field in the dataclass, and its value follows
-from the rest of the command line.
+The meaning of an option is the comment beside its field in the dataclass.
 """
 
 import ast
 import inspect
-import platform
 import re
 import shutil
-import subprocess
 import textwrap
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from importlib.metadata import version
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, get_type_hints
 
 from conf import CONF_DIR, REPOSITORY, compose
 from conf.options import choices_of, kind_in_words
 from conf.schema import CHOICES, section_of
 from data.errors import as_started, word_of
-
-PACKAGES = ("torch", "torchvision", "hydra-core", "numpy", "opencv-python-headless", "pycocotools")
 
 PAGE_HEAD = """# Options
 
@@ -32,13 +24,8 @@ must give the value, or that it comes from the checkpoint.
 """
 
 
-class Option(NamedTuple):
-    """An option as the command line has it."""
-
-    key: str
-    kind: str  # its type in words, or its possible values
-    value: str
-    meaning: str
+AS_TYPED = {"True": "true", "False": "false", "None": "null", "???": "-"}
+Row = tuple[str, str, str, str]  # of an option: key, type or possible values, default, meaning
 
 
 def programs_page(programs: Mapping[str, Any]) -> str:
@@ -50,16 +37,13 @@ def programs_page(programs: Mapping[str, Any]) -> str:
 
 
 def docstring_of(command: str) -> str:
-    """The docstring of a program; ``command`` as in ``Program.command``. Nothing is imported."""
+    """The docstring of a program, which is not imported; ``command`` as in ``Program``."""
     file = REPOSITORY / f"{command.removesuffix('.py').replace('.', '/')}.py"
     return as_started(ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "")
 
 
 def help_page(name: str, command: str, schema: type, arguments: Sequence[str]) -> str:
-    """The docstring of a program, its groups, and its options with the values of ``arguments``.
-
-    ``name`` is the key in PROGRAMS, ``command`` as in ``Program.command``.
-    """
+    """The docstring of a program, its groups, and its options with the values of ``arguments``."""
     width = min(max(shutil.get_terminal_size().columns, 60), 120)
 
     def row(left: str, right: str) -> str:
@@ -72,7 +56,7 @@ def help_page(name: str, command: str, schema: type, arguments: Sequence[str]) -
     values = compose.defaults(name, schema, [word for word in arguments if "=" in word])
     for section, options in sections(schema, values):
         parts.append(f"\n{' '.join((section.__doc__ or '').partition(chr(10) * 2)[0].split())}")
-        parts += [row(f"{option.key}={option.value}", f"{option.meaning} ({option.kind})") for option in options]
+        parts += [row(f"{key}={value}", f"{meaning} ({kind})") for key, kind, value, meaning in options]
     parts.append("\ndocs/train/options.md of the repository has all options, conf/names.yaml other programs'")
     return "\n".join(parts)
 
@@ -94,12 +78,10 @@ def options_page(programs: Mapping[str, Any]) -> str:
             if section in described:
                 continue
             described.add(section)
-            key = options[0].key.rpartition(".")[0]
+            key = options[0][0].rpartition(".")[0]
             about = textwrap.fill(" ".join((section.__doc__ or "").split()), 100, break_on_hyphens=False)
             rows = ["| option | type | default | meaning |", "|---|---|---|---|"]
-            for option in options:
-                cells = (f"`{option.key}`", option.kind, option.value, option.meaning)
-                rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+            rows += [f"| `{option}` | {kind} | {value} | {meaning} |" for option, kind, value, meaning in options]
             if section is programs["train"].schema:
                 rows += ["", "| experiment | what it sets |", "|---|---|"]
                 rows += [f"| `{choice}` | {about} |" for choice, about in experiments()]
@@ -107,40 +89,21 @@ def options_page(programs: Mapping[str, Any]) -> str:
     return "\n".join(parts)
 
 
-def version_page() -> str:
-    """The versions of this project, its libraries and Python, and the commit if there is one."""
-    lines = [own_version(), *(f"{package} {version(package)}" for package in PACKAGES)]
-    lines.append(f"Python {platform.python_version()}")
-    here = ["git", "-C", str(REPOSITORY), "--git-dir=.git"]  # not that of a folder around an unpacked archive
-    command = [*here, "describe", "--always", "--dirty=, with changes", "--exclude=*"]
-    with suppress(OSError, subprocess.SubprocessError):  # without git, without a repository, or with a slow disk
-        commit = subprocess.run(command, check=True, capture_output=True, text=True, timeout=10).stdout.strip()
-        lines.append(f"commit {commit}")
-    return "\n".join(lines)
-
-
-def own_version() -> str:
-    """The name and version of this project."""
-    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return f"{project['name']} {project['version']}"
-
-
-def sections(schema: type, values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[type, list[Option]]]:
+def sections(schema: type, values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[type, list[Row]]]:
     """Each section with its options; a section with choices is the chosen one."""
-    kinds, meanings = get_type_hints(schema), meanings_of(schema)
-    parts = {name: section_of(kind) for name, kind in kinds.items()}
-    options = [
-        Option(f"{prefix}{name}", kind_in_words(kinds[name]), as_typed(values.get(name, "???")), meanings.get(name, ""))
-        for name, part in parts.items()
-        if part is None
-    ]
-    yield schema, options
-    for name, part in parts.items():
-        if part is not None:
-            there = values.get(name)
-            inner: Mapping[str, Any] = there if isinstance(there, Mapping) else {}  # null or ???: nothing chosen
+    meanings, rows, below = meanings_of(schema), list[Row](), list[Any]()
+    for name, kind in get_type_hints(schema).items():
+        value, part = values.get(name, "???"), section_of(kind)
+        if part is None:
+            typed = AS_TYPED.get(str(value), str(value))
+            rows.append((f"{prefix}{name}", kind_in_words(kind), typed, meanings.get(name, "")))
+        else:
+            inner: Mapping[str, Any] = value if isinstance(value, Mapping) else {}  # null or ???: nothing chosen
             chosen = CHOICES.get(name, {}).get(inner.get("name", ""), part)
-            yield from sections(chosen, inner, f"{prefix}{name}.")
+            below.append((chosen, inner, f"{prefix}{name}."))
+    yield schema, rows
+    for section in below:
+        yield from sections(*section)
 
 
 def meanings_of(schema: type) -> dict[str, str]:
@@ -157,12 +120,3 @@ def meanings_of(schema: type) -> dict[str, str]:
             else:
                 field = ""
     return comments
-
-
-def as_typed(value: Any) -> str:
-    """A value as a user types it; ``-`` if it is missing."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if value is None:
-        return "null"
-    return "-" if value == "???" else str(value)

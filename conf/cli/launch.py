@@ -1,29 +1,33 @@
-"""How this process was started: its place among the ranks, its job, and how it ends.
+"""How this process was started: its versions, its place among the ranks, its job, and how it ends.
 
-The launcher is torch's, SLURM's ``srun`` with one task per process, or none. Only this file reads
-the environment; tests pass dictionaries. Imports no torch.
+The launcher is torch's, SLURM's ``srun`` with one task per process, or none.
 """
 
 import atexit
 import ctypes
 import fcntl
 import os
+import platform
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
-import threading
 import time
+import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import cache
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from conf.errors import DistributedError, first_line
+from conf import REPOSITORY, DistributedError, first_line
 
 PR_SET_PDEATHSIG = 1  # of prctl(2)
 SHELL_STEPS = 0xFFFFFFF0  # step ids from here are of shells: salloc's interactive step, sbatch's script
+PACKAGES = ("torch", "torchvision", "hydra-core", "numpy", "opencv-python-headless", "pycocotools")
 LAUNCHER_SECONDS = 4.0  # within which the launcher ends this rank, once another one has failed and said why
 
 
@@ -87,9 +91,9 @@ def job_folder_name(environment: Mapping[str, str] = os.environ) -> str | None:
     return f"torchrun-{re.sub(r'[^0-9A-Za-z_.-]', '_', run)}"
 
 
-def requeues(environment: Mapping[str, str] = os.environ) -> int:
+def requeues() -> int:
     """How often SLURM has requeued this job; 0 elsewhere."""
-    return int(environment.get("SLURM_RESTART_COUNT", "0"))
+    return int(os.environ.get("SLURM_RESTART_COUNT", "0"))
 
 
 def allowed_restarts(environment: Mapping[str, str] = os.environ) -> int:
@@ -97,25 +101,40 @@ def allowed_restarts(environment: Mapping[str, str] = os.environ) -> int:
     return int(environment.get("TORCHELASTIC_MAX_RESTARTS", "0"))
 
 
-def requeue_file(environment: Mapping[str, str] = os.environ) -> Path | None:
+def requeue_file() -> Path | None:
     """The file that asks the job script for a requeue; None if the script does not offer it."""
-    return Path(environment["REQUEUE_FILE"]) if environment.get("REQUEUE_FILE") else None
+    return Path(os.environ["REQUEUE_FILE"]) if os.environ.get("REQUEUE_FILE") else None
 
 
-def environment_of_one(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+def environment_of_one() -> dict[str, str]:
     """The environment without the variables of launchers: for a process that runs alone."""
     launchers = re.compile(r"SLURM_|MASTER_|TORCHELASTIC_|(GROUP_|LOCAL_)?RANK|(LOCAL_)?WORLD_SIZE")
-    return {name: value for name, value in environment.items() if not launchers.match(name)}
+    return {name: value for name, value in os.environ.items() if not launchers.match(name)}
 
 
-def chose_allocator(environment: Mapping[str, str] = os.environ) -> bool:
+def versions() -> list[str]:
+    """The versions of this project, its libraries and Python, and the commit if there is one."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    lines = [f"{project['name']} {project['version']}"]
+    for package in PACKAGES:
+        lines.append(f"{package} {version(package)}")
+    lines.append(f"Python {platform.python_version()}")
+    here = ["git", "-C", str(REPOSITORY), "--git-dir=.git"]  # not that of a folder around an unpacked archive
+    command = [*here, "describe", "--always", "--dirty=, with changes", "--exclude=*"]
+    with suppress(OSError, subprocess.SubprocessError):  # without git, without a repository, or with a slow disk
+        commit = subprocess.run(command, check=True, capture_output=True, text=True, timeout=10).stdout.strip()
+        lines.append(f"commit {commit}")
+    return lines
+
+
+def chose_allocator() -> bool:
     """Whether the user set options of CUDA's memory allocator."""
-    return not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}.isdisjoint(environment)
+    return not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}.isdisjoint(os.environ)
 
 
-def compiler(environment: Mapping[str, str] = os.environ) -> str | None:
+def compiler() -> str | None:
     """The path of the C++ compiler that torch.compile uses on Linux; None if it is missing."""
-    return shutil.which(environment.get("CXX", "g++"))
+    return shutil.which(os.environ.get("CXX", "g++"))
 
 
 def keep_compiled(folder: Path) -> None:
@@ -130,61 +149,31 @@ def fix_cublas_workspace() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
-def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether a launcher, or somebody who sets its variables, started this process."""
-    return not {"RANK", "SLURM_STEP_ID"}.isdisjoint(environment)
-
-
 def end_with_torchrun() -> None:
     """Let Linux send TERM to this rank once its torchrun is gone: nobody else would end it."""
     if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
+@cache
 def claim_error() -> bool:
-    """Whether this rank prints the error that ends it: the first of its group to ask.
+    """Whether this rank prints the error that ends it: of those of a node that fail, the first.
 
-    Before there is a group, as for refused options, it is the first of its node. The other ranks
-    wait here, because the launcher ends all ranks once one has ended, and the one that prints must
-    be first. Without a launcher a process prints its error.
+    It locks a file in the name of its group until it has ended. The others wait here: the launcher
+    ends all ranks once one has ended, and that must be the one that prints.
     """
-    dist = sys.modules.get("torch.distributed")
-    if dist is not None and dist.is_initialized():
-        is_first = _is_first_of_group(dist)
-    else:
-        is_first = not is_launched() or _is_first_of_node()
-    if not is_first:
-        time.sleep(LAUNCHER_SECONDS)
-    return is_first
-
-
-def _is_first_of_group(dist: Any) -> bool:
-    """Also True if the store does not answer in time: better twice than never."""
-    rank = str(dist.get_rank())
-    answers = [rank]
-
-    def ask() -> None:
-        with suppress(RuntimeError):
-            answers.append(dist.group.WORLD.get_group_store().compare_set("reporter", "", rank).decode())
-
-    thread = threading.Thread(target=ask, daemon=True)  # the process of the store may be frozen
-    thread.start()
-    thread.join(LAUNCHER_SECONDS)
-    return answers[-1] == rank
-
-
-def _is_first_of_node() -> bool:
-    """Whether this rank locks a file in the name of its group, until 2 seconds after its end."""
+    if {"RANK", "SLURM_STEP_ID"}.isdisjoint(os.environ):
+        return True
     port = re.sub(r"\W", "", os.environ.get("MASTER_PORT", ""))  # one shell may start two groups by hand
     path = Path(tempfile.gettempdir(), f"hydra-yolov3-spp-{os.getuid()}-{os.getppid()}-{port}.lock")
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    except OSError:
-        return True
-    try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
+        time.sleep(LAUNCHER_SECONDS)
         return False
+    except OSError:  # better twice than never
+        return True
     atexit.register(path.unlink, missing_ok=True)
     atexit.register(time.sleep, 2.0)  # before that: ranks that fail alike do so within about a second
     return True

@@ -9,7 +9,6 @@ import functools
 import os
 import pkgutil
 import runpy
-import shlex
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -20,9 +19,9 @@ from typing import Any, NoReturn, TypeVar
 
 import hydra
 
-from conf import CONF_DIR, REPOSITORY, ConfigError, compose, schema, suggestions
-from conf.cli import command_line, from_checkpoint, help, launch, resume
-from conf.compose import Config
+from conf import CONF_DIR, REPOSITORY, ConfigError, compose, schema
+from conf.cli import command_line, help, launch
+from conf.cli.from_checkpoint import complete_conversion, complete_from_checkpoint, complete_training
 from conf.options import refuse_unread
 from data.errors import as_started, word_of
 from models.cfg import ZOO, load_cfg
@@ -61,21 +60,21 @@ class Program:
         if self.fill_in is not None:
             options = self.fill_in(options, named)
         if "plugins" in options:  # only the name is kept: no file may have another file imported
-            options = {**options, "plugins": [Path(file).name for file in plugins]}
+            options["plugins"] = list(map(os.path.basename, plugins))
         return options
 
 
 PROGRAMS = {  # the key is the name of the YAML file in conf/
-    "train": Program(schema.TrainConfig, "train:train", resume.complete_training, ("train", "val")),
-    "eval": Program(schema.EvalConfig, "eval:evaluate", from_checkpoint.complete_from_checkpoint, ("val",)),
-    "predict": Program(schema.PredictConfig, "predict:predict", from_checkpoint.model_or_exported),
-    "export": Program(schema.ExportConfig, "export:export", from_checkpoint.complete_export),
+    "train": Program(schema.TrainConfig, "train:train", complete_training, ("train", "val")),
+    "eval": Program(schema.EvalConfig, "eval:evaluate", complete_from_checkpoint, ("val",)),
+    "predict": Program(schema.PredictConfig, "predict:predict", complete_from_checkpoint),
+    "export": Program(schema.ExportConfig, "export:export", complete_from_checkpoint),
     "check_data": Program(schema.CheckDataConfig, "scripts.check_data:main", splits=("train", "val")),
     "anchors": Program(schema.AnchorsConfig, "scripts.anchors:find_anchors", splits=("train",)),
     "get_data": Program(schema.GetDataConfig, "scripts.get_data:get_data", bare="name"),
     "get_weights": Program(schema.GetWeightsConfig, "scripts.get_weights:get_weights", bare="name"),
-    "convert": Program(schema.ConvertConfig, "scripts.convert_weights:convert", from_checkpoint.complete_conversion),
-    "demo": Program(schema.DemoConfig, "scripts.demo:main", from_checkpoint.model_or_exported),
+    "convert": Program(schema.ConvertConfig, "scripts.convert_weights:convert", complete_conversion),
+    "demo": Program(schema.DemoConfig, "scripts.demo:main", complete_from_checkpoint),
     "compare": Program(schema.CompareConfig, "scripts.compare:compare", bare="runs..."),
     "tune": Program(schema.TuneConfig, "scripts.tune:tune"),
 }
@@ -85,19 +84,18 @@ def start_by_word(words: Sequence[str]) -> int:
     """Run the program that the first of ``words`` names, with the others as its options."""
     word, *options = words or ["--help"]
     names = {word_of(program.command): name for name, program in PROGRAMS.items()}
-    names["conformance"] = ""  # its words are not options
-    if name := names.get(word_of(word)):  # train.py and check_data, too
+    if word in ("--help", "-h", "--version"):
+        show("\n".join(launch.versions()) if word == "--version" else help.programs_page(PROGRAMS))
+    elif name := names.get(word_of(word)):  # train.py and check_data, too
         return start(name, options)
-    if word_of(word) == "conformance":
+    elif word_of(word) == "conformance":  # its words are not options
         sys.argv[1:] = options
         runpy.run_module("scripts.conformance", run_name="__main__")
-        return 0
-    if word in ("--help", "-h", "--version"):
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--help | head` ends quietly
-        print(help.version_page() if word == "--version" else help.programs_page(PROGRAMS))
-        return 0
-    fix = f"fix: {', '.join(get_close_matches(word, names, 1) or ['another'])}; the programs are {', '.join(names)}"
-    return command_line.print_error(ConfigError(f"{word} is not a program. {fix}"), schema.TrainConfig)
+    else:
+        near = "".join(get_close_matches(word, names, 1)) or "another"
+        fix = f"fix: {near}; the programs are {', '.join(names)}, conformance"
+        return command_line.print_error(ConfigError(f"{word} is not a program. {fix}"), schema.TrainConfig)
+    return 0
 
 
 def start(name: str, arguments: Sequence[str] | None = None) -> int:
@@ -111,16 +109,21 @@ def start(name: str, arguments: Sequence[str] | None = None) -> int:
     try:
         arguments = program.prepared(sys.argv[1:] if arguments is None else arguments)
         if "--version" in arguments:
-            print(help.version_page())
+            show("\n".join(launch.versions()))
         elif {"--help", "-h"} & set(arguments):
-            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--help | head` ends quietly
-            print(help.help_page(name, program.command, program.schema, arguments))
+            show(help.help_page(name, program.command, program.schema, arguments))
         else:
             run_by_hydra(name, program, arguments)
     except (Exception, KeyboardInterrupt) as error:
         sys.exit(command_line.print_error(error, program.schema))
     launch.shutdown()
     return 0
+
+
+def show(page: str) -> None:
+    """Print a page; a reader that ends early, such as ``head``, ends this process quietly."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    print(page)
 
 
 def escape_output() -> None:
@@ -133,18 +136,22 @@ def run_by_hydra(name: str, program: Program, arguments: list[str]) -> None:
     """Let Hydra compose the options and call the program: once, or with ``-m`` for each job."""
     exit_codes: list[int] = []  # of the jobs that failed
     options, flags = command_line.options_and_flags(arguments)
-    is_multirun = not {"-m", "--multirun"}.isdisjoint(flags)
-    if not {"-c", "--cfg"}.isdisjoint(flags):
-        if is_multirun:
-            raise ConfigError("--cfg shows the options of one run. fix: leave out -m, and give each option one value")
+    is_multirun = "-m" in flags or "--multirun" in flags
+    if "-c" in flags or "--cfg" in flags:
         compose.compose(name, program.schema, options, program.complete)  # what a run refuses is refused
     typed = sys.argv[1:]
 
     @hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name=name)
     def job(cfg: Any) -> None:
         try:
-            config: Any = compose.to_plain(cfg, program.schema, program.complete, compose.keys_of(options))
-            carry_out(program, config, None if is_multirun else typed)
+            config: Any = compose.to_plain(cfg, program.schema, program.complete, arguments)
+            find_files(config, program.splits)
+            count = ranks_to_start(config)
+            if count > 1 and is_multirun:
+                raise ConfigError(f"devices={config.devices} cannot go with -m. fix: start each setting by itself")
+            if count > 1:
+                start_ranks(count, typed)
+            pkgutil.resolve_name(program.function)(config)
         except Exception as error:
             exit_codes.append(command_line.print_error(error, program.schema))
             if is_multirun:
@@ -160,23 +167,12 @@ def run_by_hydra(name: str, program: Program, arguments: list[str]) -> None:
     try:
         job()
     except Exception as error:
-        if is_multirun and not exit_codes:  # of a process that a launcher started
+        if not exit_codes and is_multirun:  # of a process that a launcher started
             raise
         if not exit_codes:
-            raise compose.explained(error, program.schema, options) from error
+            raise compose.explained(error, program.schema, arguments) from error
     if exit_codes:
         sys.exit(exit_codes[0])
-
-
-def carry_out(program: Program, config: Any, typed: Sequence[str] | None) -> None:
-    """Call the program's function here, or start the ``typed`` words again in several ranks."""
-    find_files(config, program.splits)
-    count = ranks_to_start(config)
-    if count > 1:
-        if typed is None:
-            raise ConfigError(f"devices={config.devices} cannot go with -m. fix: start each setting by itself")
-        start_ranks(count, typed)
-    pkgutil.resolve_name(program.function)(config)
 
 
 def find_files(config: Any, splits: Sequence[str]) -> None:
@@ -184,26 +180,30 @@ def find_files(config: Any, splits: Sequence[str]) -> None:
 
     Ranks of a launcher look later, when they can tell the others that they fail.
     """
-    if launch.read_launch().launcher == "none":
-        network = getattr(config, "model", None)
-        goes_on = any(getattr(config, key, None) for key in ("ckpt", "resume"))  # with weights of its own
-        if network is not None and network.cfg and not goes_on:
-            if network.cfg not in ZOO:  # a mistake in it comes first
-                load_cfg(network.cfg)
-            elif network.weights and not network.published() and not os.path.exists(network.weights):
-                raise ConfigError(f"model.weights: there is no {network.weights}. fix: a file that is there")
-        splits = [config.split] if isinstance(config, schema.EvalConfig) else splits
-        for split in splits if splits and config.data.format != "shapes" else ():  # shapes are drawn on first use
-            config.data.places(split, Path(config.data.root).absolute())
+    if launch.read_launch().launcher != "none":
+        return
+    network = getattr(config, "model", None)
+    goes_on = getattr(config, "ckpt", None) or getattr(config, "resume", None)  # with weights of its own
+    if network is not None and network.cfg and not goes_on:
+        if network.cfg not in ZOO:  # a mistake in it comes first
+            load_cfg(network.cfg)
+        elif network.weights and not network.published() and not os.path.exists(network.weights):
+            raise ConfigError(f"model.weights: there is no {network.weights}. fix: a file that is there")
+    for split in splits:
+        if config.data.format != "shapes":  # shapes are drawn on first use
+            config.data.places(getattr(config, "split", split), Path(config.data.root).absolute())
 
 
 def ranks_to_start(config: Any) -> int:
     """The number of processes that ``devices`` asks for; 1 if a launcher has started them.
 
-    Raises ConfigError for more processes than GPUs, or than cores on a machine without, and
-    DataError for a batch that they cannot share.
+    Raises ConfigError for more of them than GPUs or cores, and DataError for a batch that they
+    cannot share.
     """
     devices = getattr(config, "devices", None)
+    if devices not in (None, "auto") and not (type(devices) is int and 1 <= devices <= 1024):
+        says = f"devices must be a number of processes up to 1024, or auto for one on each GPU, got {devices}"
+        raise ConfigError(f"{says}; the environment variable CUDA_VISIBLE_DEVICES chooses the GPUs")
     if devices in (None, 1) or launch.read_launch().launcher != "none":
         return 1
     import torch
@@ -237,30 +237,26 @@ def start_ranks(count: int, arguments: Sequence[str]) -> NoReturn:
 
 
 class Outcome(dict[str, float]):
-    """The metrics of a training or an evaluation by name, such as ``AP``; empty except on rank 0.
-
-    ``folder`` holds everything else; None if nothing was written.
-    """
+    """Metrics by name, empty except on rank 0; ``folder`` holds what was written, or is None."""
 
     def __init__(self, metrics: Mapping[str, float], folder: Path | None) -> None:
         super().__init__(metrics)
         self.folder = folder
 
 
-def callable_from_python(
-    name: str,
-) -> Callable[[Callable[[Config], Result]], Callable[[Config | Sequence[str]], Result]]:
+def callable_from_python(name: str) -> Callable[[Callable[[Any], Result]], Callable[..., Result]]:
     """Let the function of the program ``name`` also take a list of overrides.
 
     They are as on the command line, such as ``["data=coco", "train.epochs=2"]``. Either way ranks
     stay in their process group: several calls may follow, and ``start`` ends it.
     """
 
-    def decorate(function: Callable[[Config], Result]) -> Callable[[Config | Sequence[str]], Result]:
+    def decorate(function: Callable[[Any], Result]) -> Callable[..., Result]:
         @functools.wraps(function)
-        def call(options: Config | Sequence[str] = (), **words: Any) -> Result:
-            if words:
-                fix = _corrected(name, [f"{key}={value}" for key, value in words.items()])
+        def call(options: Any = (), **words: Any) -> Result:
+            if words or isinstance(options, str):
+                given = options.split() if isinstance(options, str) else list(options)
+                fix = [*given, *(f"{key}={value}" for key, value in words.items())]
                 raise ConfigError(f"options are a list here. fix: {function.__name__}({fix})")
             if is_dataclass(options):
                 return function(options)
@@ -272,13 +268,11 @@ def callable_from_python(
     return decorate
 
 
-def options_of(name: str, overrides: Any) -> Any:
+def options_of(name: str, overrides: Sequence[str]) -> Any:
     """The checked options of the program ``name`` with a list of ``overrides``, as its dataclass.
 
     Raises ConfigError for overrides that do not fit, and for flags of the command line.
     """
-    if isinstance(overrides, str):
-        raise ConfigError(f"options are a list here, got {overrides!r}. fix: {_corrected(name, overrides.split())}")
     program = PROGRAMS[name]
     arguments = program.prepared(overrides)
     for word in arguments:
@@ -289,10 +283,3 @@ def options_of(name: str, overrides: Any) -> Any:
         fix = as_started("leave it out, or python train.py")
         raise ConfigError(f"devices starts processes only on a command line. fix: {fix}")
     return config
-
-
-def _corrected(name: str, given: Sequence[str]) -> list[str]:
-    """Options of the program ``name`` in place of those that it does not have, as far as it can."""
-    answers = [suggestions.refusal([word], PROGRAMS[name].schema) or f"fix: {word}" for word in given]
-    fixes = [answer.partition("fix: ")[2].partition(" (")[0] for answer in answers]
-    return [word for fix in fixes if "=" in fix.partition(" ")[0] for word in shlex.split(fix)]

@@ -1,17 +1,20 @@
-"""Where runs, checkpoints and published weights are; files that are written whole. No torch."""
+"""Where runs and published weights are, the options in runs, files that are written whole."""
 
 import hashlib
 import os
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import is_dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, get_type_hints
 
-from conf.cli import launch
-from conf.errors import CheckpointError, TrainError
-from data import DataError, remote
-from models.published import Published
+from conf import CONF_DIR, CheckpointError, ConfigError, TrainError
+from conf.compose import check_values, values_of_choice
+from conf.options import fill, flat, option
+from conf.schema import TrainConfig
+from data import DataError, layouts, remote
+from data.remote import Place
+from models.published import ALIASES, Published
 
 CHECKPOINTS = "checkpoints"  # a folder in the run folder
 EXPORTED = (".onnx", ".pt2", ".xml")  # suffixes of the files of export.py
@@ -49,22 +52,6 @@ def newest(runs: Iterable[Path]) -> Path | None:
     return max(filter(has_checkpoint, runs), key=lambda run: (run / "config.yaml").stat().st_mtime, default=None)
 
 
-def find_run(name: str, run_dir: str | None, is_same: Callable[[Path], bool]) -> Path | None:
-    """Find the folder that ``resume=auto`` means; None without any run.
-
-    That is ``run_dir`` if given. Under SLURM or torchrun it is the first folder of this job or run
-    whose options ``is_same`` accepts, elsewhere the newest of ``runs/<name>`` with a checkpoint.
-    """
-    if run_dir is not None:
-        folder = Path(run_dir).resolve()
-        return folder if (folder / "config.yaml").is_file() else None
-    runs, job = [path.parent for path in Path("runs", name).resolve().glob("*/config.yaml")], launch.job_folder_name()
-    if job is None:
-        return newest(runs)
-    of_job = [run for run in runs if re.fullmatch(rf"{re.escape(job)}(-\d+)?", run.name) and is_same(run)]
-    return min(of_job, key=lambda run: (len(run.name), run.name), default=None)
-
-
 def full_name(name: str) -> str:
     """The newest run with a checkpoint in the folder ``name``, or in ``runs`` for ``last``.
 
@@ -77,6 +64,87 @@ def full_name(name: str) -> str:
     if run is None and folder != Path(name):
         raise CheckpointError(f"{name} is the newest run with a checkpoint: {folder.absolute()} has none. {NAME_A_RUN}")
     return str(run or name)
+
+
+def with_full_names(options: dict[str, Any], once: bool = True) -> dict[str, Any]:
+    """Put runs for their short names in ``ckpt``, ``resume`` and ``model.weights``.
+
+    Raises CheckpointError if no such run exists, and ConfigError for a short name in the last two
+    unless it is read only ``once``: later, the newest run may be another, or the training itself.
+    """
+    given = flat(options)
+    for key, kept in (("ckpt", ()), ("resume", ("auto",)), ("model.weights", ALIASES)):
+        name = given.get(key)
+        if name is not None and name not in kept:
+            run = full_name(name)
+            if run != name and key != "ckpt" and not once:
+                raise ConfigError(f"{key}={name} may be another run after a restart. fix: {key}={run}")
+            fill(options, {key: run})
+    return options
+
+
+def ask_for_plugins(saved: Mapping[str, Any], source: str, named: Sequence[str]) -> None:
+    """Raise ConfigError if the ``saved`` options have plugins and the command line does not."""
+    if saved.get("plugins") and "plugins" not in named:
+        names = ",".join(map(os.path.basename, map(str, saved["plugins"])))
+        raise ConfigError(f"{source} needs plugins=[{names}]. fix: give their paths, or plugins=[] to do without")
+
+
+def config_of_checkpoint(path: str, named: Sequence[str]) -> dict[str, Any]:
+    """The options in a checkpoint file or run folder.
+
+    Raises CheckpointError for any other path, and ConfigError if it needs plugins.
+    """
+    stem, suffix = os.path.splitext(os.path.expanduser(path))
+    if suffix in (".weights", ".cfg"):
+        of_zoo = os.path.basename(stem)
+        cfg = of_zoo if (CONF_DIR / "model" / f"{of_zoo}.yaml").exists() else f"{stem}.cfg"
+        fix = f"fix: {option('model.cfg', cfg)} {option('model.weights', f'{stem}.weights')} instead of ckpt="
+        raise CheckpointError(f"{path} is not a checkpoint: ckpt takes run folders and their .pt files. {fix}")
+    find_checkpoint(Path(path), "best")  # a wrong path costs no import of torch
+    from train_utils.checkpoint import peek_config  # imports torch
+
+    saved = checked_config(peek_config(Path(path)), path)
+    ask_for_plugins(saved, f"ckpt={path}", named)
+    return saved
+
+
+def checked_config(saved: dict[str, Any], source: str) -> dict[str, Any]:
+    """Return the options ``saved`` in the file ``source`` if they are plain values in sections.
+
+    Raises ConfigError or CheckpointError.
+    """
+    check_values(saved, source)
+    for key, kind in get_type_hints(TrainConfig).items():
+        wanted = dict if is_dataclass(kind) else list if key == "plugins" else object
+        if key in saved and not isinstance(saved[key], wanted):
+            raise CheckpointError(f"{source} is damaged: its option {key} is {saved[key]!r}. fix: use another one")
+    if "device" in saved.get("train", {}):  # its earlier place
+        train = dict(saved["train"])
+        saved = {**saved, "device": train.pop("device"), "train": train}
+    return saved
+
+
+def read_config(folder: Place, key: str = "resume=") -> dict[str, Any]:
+    """The options in a run's config.yaml. Raises ConfigError with ``key``, and FetchError."""
+    path = f"{folder}/config.yaml" if isinstance(folder, str) else folder / "config.yaml"
+    try:
+        saved = checked_config(layouts.load_yaml(path), str(path))
+    except remote.FetchError:
+        raise
+    except (DataError, OSError) as error:
+        is_missing = isinstance(error, FileNotFoundError)
+        problem = f"there is no {path}" if is_missing else str(error).partition(". fix: ")[0]
+        raise ConfigError(f"{key}{folder}: {problem}. fix: the folder of a run or its last.pt, last or auto") from error
+    if "train" not in saved or "name" not in saved.get("data", {}):
+        raise ConfigError(f"{path} is incomplete. fix: a copy of it, or a new run")
+    return saved
+
+
+def index_dir_of(options: Mapping[str, Any]) -> str:
+    """The folder for indices that a command line names, else the default; never that of a file."""
+    named = options.get("data", {}).get("index_dir")
+    return str(Path(named or values_of_choice("data", "coco")["index_dir"]).absolute())
 
 
 def refuse_existing(path: Path, key: str) -> None:
@@ -127,10 +195,7 @@ def weights_folder(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def fetch_weights(entry: Published) -> Path:
-    """The verified file of published weights, downloaded unless it is there.
-
-    Raises the DataError of ``download``, which says where to put the file by hand.
-    """
+    """The verified file of published weights, downloaded unless it is there. Raises DataError."""
     from data.io import download  # imports numpy
 
     path = weights_folder() / entry.file_name

@@ -15,12 +15,11 @@ import pytest
 import torch
 from hydra.core.hydra_config import HydraConfig
 
-from conf import ConfigError
+from conf import ConfigError, TrainError
+from conf.cli.from_checkpoint import complete_training
 from conf.cli.program import options_of, start
-from conf.cli.resume import complete_training, continue_run
 from conf.cli.run_files import fetch_weights, weights_folder
 from conf.compose import compose, to_dictionary
-from conf.errors import TrainError
 from conf.schema import TrainConfig
 from data import DataError
 from models import Darknet, ModelError, published, save_darknet_weights, zoo_cfg
@@ -195,8 +194,8 @@ def test_a_training_that_torchrun_may_start_again_needs_a_name(monkeypatch: pyte
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     with pytest.raises(ConfigError, match=r"restart this training 3 times .* fix: torchrun --rdzv-id="):
-        continue_run(now, [])
-    assert continue_run(now, ["resume"])["resume"] is None, "the user decides"
+        complete_training(now, [])
+    assert complete_training(now, ["resume"])["resume"] is None, "the user decides"
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 import pytest
 
+from conf import DistributedError
 from conf.cli.launch import Launch, allowed_restarts, job_folder_name, read_launch
-from conf.errors import DistributedError
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "node1", "MASTER_PORT": "1234"}
 RANK_5 = Launch("torchrun", 5, 8, 1, "env://", store=("node1", 1234))

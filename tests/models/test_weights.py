@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import models
-from conf.errors import CheckpointError
+from conf import CheckpointError
 from data import read_names
 from models import Darknet, ModelError, load_darknet_weights, parse_cfg, save_darknet_weights, zoo_cfg
 from models.darknet import fuse_batch_norm

@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from conf import CheckpointError
+from conf.cli.from_checkpoint import complete_training
 from conf.cli.launch import shutdown
-from conf.cli.resume import complete_training
 from conf.compose import compose
-from conf.errors import CheckpointError
 from conf.schema import TrainConfig
 from tests.runs.process_group import fork_context, free_port, take_place, write_to
 from train import train

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from conf.errors import TrainError
+from conf import TrainError
 from tests.file_server import SECRET, serving_bucket
 from tests.runs.kill_resume import PATIENCE, differing_parts, finish, start, train_well
 from train_utils.report.mirror import refuse_other

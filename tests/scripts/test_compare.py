@@ -9,10 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from conf import ConfigError
+from conf import CheckpointError, ConfigError, TrainError
 from conf.cli.program import start
 from conf.compose import compose, to_yaml
-from conf.errors import CheckpointError, TrainError
 from conf.schema import CompareConfig, TrainConfig
 from scripts.compare import compare, read_groups, split_gain
 from tests.train_utils.coco_sets import draw

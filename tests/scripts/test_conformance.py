@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from conf import REPOSITORY, ConfigError
+from conf import REPOSITORY, ConfigError, TrainError
 from conf.cli.launch import environment_of_one
-from conf.errors import TrainError
 from scripts.conformance import Conformance, largest_difference, main
 from tests.runs.process_group import finish_python
 

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from conf import ConfigError
+from conf import CheckpointError, ConfigError
 from conf.cli.program import start
 from conf.compose import compose
-from conf.errors import CheckpointError
 from conf.schema import TrainConfig
 from eval import evaluate
 from models import Darknet, fitted_cfg, load_cfg, load_darknet_weights, parse_cfg, save_darknet_weights, zoo_cfg

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from conf import ConfigError
-from conf.cli.from_checkpoint import model_or_exported
+from conf.cli.from_checkpoint import complete_from_checkpoint
 from conf.compose import compose
 from conf.schema import DemoConfig
 from scripts.demo import Session, build, launch
@@ -24,7 +24,7 @@ from train_utils.inference.detector import Predictor
 
 def options(folder: Path, *more: str) -> DemoConfig:
     given = [f"ckpt={folder / 'random.pt'}", "device=cpu", "confidence=0.5", "nms_iou=0.6", *more]
-    return compose("demo", DemoConfig, given, model_or_exported)
+    return compose("demo", DemoConfig, given, complete_from_checkpoint)
 
 
 @pytest.fixture

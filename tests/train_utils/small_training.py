@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from conf.train_options import Decay, OptimConfig, Optimizer
+from conf.schema import Decay, OptimConfig, Optimizer
 from data import Batch
 from data.progress import Progress
 from models.loss import LossParts

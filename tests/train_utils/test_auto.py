@@ -12,12 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from conf import ConfigError
+from conf import CheckpointError, ConfigError
 from conf.cli.resume import resumed_options
 from conf.compose import compose, to_dictionary
-from conf.errors import CheckpointError
-from conf.schema import CHOICES, TrainConfig
-from conf.train_options import Precision
+from conf.schema import CHOICES, Precision, TrainConfig
 from data import Colour
 from models import Darknet, DarknetLoss, ModelError, Postprocess, YoloLoss, YoloxLoss, parse_cfg, save_darknet_weights
 from models.cfg import ZOO

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from conf.errors import CheckpointError
+from conf import CheckpointError
 from train_utils import checkpoint
 from train_utils.checkpoint import CheckpointWriter, load_checkpoint, load_last, save_checkpoint
 

@@ -17,11 +17,10 @@ from torch import Tensor, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import train_utils.compile
+from conf import TrainError
 from conf.cli import launch
 from conf.compose import compose
-from conf.errors import TrainError
-from conf.schema import TrainConfig
-from conf.train_options import Compile, Precision, TrainSection
+from conf.schema import Compile, Precision, TrainConfig, TrainSection
 from data import Batch, TrainBatchSampler, TrainSampler
 from data.samplers import MultiScale
 from models import Darknet, zoo_cfg

@@ -14,9 +14,8 @@ import pytest
 import torch
 from PIL import Image, ImageOps, ImageShow
 
-from conf import ConfigError
+from conf import ConfigError, TrainError
 from conf.cli.command_line import override
-from conf.errors import TrainError
 from data import DataError
 from data.shapes import CLASSES
 from predict import Detector, predict

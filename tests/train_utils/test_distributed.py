@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
+from conf import DistributedError
 from conf.cli import launch
 from conf.cli.launch import claim_error, environment_of_one, is_lost_peer
-from conf.errors import DistributedError
 from tests.runs.process_group import fork_context, free_port
 from tests.train_utils.worker import run_in
 from train_utils import distributed
@@ -126,7 +126,9 @@ def test_two_groups_that_one_shell_starts_each_say_their_error(tmp_path: Path, m
     for port, is_first in ((1, True), (1, False), (2, True)):
         for key, value in {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 2, "MASTER_PORT": port}.items():
             monkeypatch.setenv(key, str(value))
+        claim_error.cache_clear()
         assert claim_error() == is_first
+    claim_error.cache_clear()
 
 
 def test_a_gpu_that_torch_cannot_use_is_no_silent_run_on_the_cpu(tmp_path, monkeypatch) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from conf.errors import TrainError
+from conf import TrainError
 from data import Batch
 from train_utils.report.draw import GAP, LINE, SIDE, DrawnFiles, class_color, draw_boxes, draw_targets
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from conf.errors import TrainError
-from conf.train_options import Optimizer
+from conf import TrainError
+from conf.schema import Optimizer
 from data import Batch
 from data.progress import Progress
 from models.loss import LossParts

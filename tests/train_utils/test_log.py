@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from conf.errors import TrainError
+from conf import TrainError
 from tests.small_run import rows
 from train_utils.distributed import World
 from train_utils.report.run_report import RunReport, open_table

@@ -15,7 +15,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from conf.errors import TrainError
+from conf import TrainError
 from conf.schema import TrainConfig
 from tests.small_run import rows as table_of
 from tests.small_run import small_run
@@ -153,6 +153,6 @@ def test_a_hung_service_delays_neither_the_training_nor_its_end(shapes, tmp_path
 
 
 def test_a_missing_extra_is_one_sentence(shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("conf.train_options.is_installed", lambda module: module != "wandb")
+    monkeypatch.setattr("conf.schema.is_installed", lambda module: module != "wandb")
     with pytest.raises(TrainError, match=r"^logger=wandb is not installed\. fix: uv pip install .* wandb, or"):
         options(shapes, tmp_path, "logger=[tensorboard,wandb]")

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from conf.errors import TrainError
-from conf.train_options import EvalPrecision, Precision
+from conf import TrainError
+from conf.schema import EvalPrecision, Precision
 from train_utils import numerics
 from train_utils.numerics import evaluation_dtype, native_precision, prepare_numerics
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from conf.train_options import Decay, Optimizer
+from conf.schema import Decay, Optimizer
 from tests.train_utils.small_training import CONFIG
 from train_utils.optim import Schedule, WeightAverage, make_optimizer
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from conf.cli.resume import complete_training
+from conf import TrainError
+from conf.cli.from_checkpoint import complete_training
 from conf.compose import compose
-from conf.errors import TrainError
 from conf.schema import TrainConfig
 from train_utils.distributed import World, init_distributed_mode
 from train_utils.report.run_report import save_config

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from conf.train_options import Optimizer
+from conf.schema import Optimizer
 from tests.train_utils.small_training import CONFIG, WORLD, batches, network_with_norm, new_state, tensors, train_epoch
 from train_utils.checkpoint import to_plain
 from train_utils.coco_eval import ABSENT

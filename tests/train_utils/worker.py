@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from conf import DistributedError
 from conf.cli import launch
 from conf.cli.launch import claim_error, explain_lost_peer, read_launch, shutdown
 from conf.cli.program import options_of
-from conf.errors import DistributedError
 from train_utils import auto, compile, numerics
 from train_utils.distributed import (
     World,

@@ -16,10 +16,9 @@ import PIL.ImageShow
 import torch
 from numpy import ndarray
 
-from conf import ConfigError, compose, errors, suggestions
+from conf import ConfigError, TrainError, compose, suggestions
 from conf.cli import command_line, program
-from conf.schema import DetectConfig
-from conf.train_options import EvalPrecision, require
+from conf.schema import DetectConfig, EvalPrecision, require
 from data import DataError, Exif, OnBadFile, cut_at_edges
 from data.layouts import class_numbers
 from data.media import Frame, FrameBatch, FrameBatches, InputFit, Medium, find_media, pixels_of, read_picture
@@ -138,7 +137,7 @@ class Prediction(_Answers):
 
             display(self)
         elif not PIL.ImageShow.show(PIL.Image.fromarray(self.plot()[..., ::-1])):
-            raise errors.TrainError("this system has no picture viewer. fix: save() the picture")
+            raise TrainError("this system has no picture viewer. fix: save() the picture")
 
 
 def format_counts(counts: Counter[str], most: int = 10) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import data
 import models
-from conf import ConfigError, errors
+from conf import ConfigError, first_line, install_command
 from conf.cli.from_checkpoint import trained_size
 from conf.cli.run_files import EXPORTED
 from conf.schema import DetectionSection
@@ -142,9 +142,9 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise ModelError(f"{path} needs {error.name}. fix: {errors.install_command(str(error.name))}") from error
+        raise ModelError(f"{path} needs {error.name}. fix: {install_command(str(error.name))}") from error
     except Exception as error:  # each runtime has its own for a damaged file
-        raise ModelError(f"{path} cannot be read ({errors.first_line(error)}). fix: a file of export.py") from error
+        raise ModelError(f"{path} cannot be read ({first_line(error)}). fix: a file of export.py") from error
 
 
 def check_limits(model: Darknet, config: DetectionSection, prefix: str = "") -> None:

@@ -12,7 +12,7 @@ import cv2
 import numpy as np
 from numpy import ndarray
 
-from conf.errors import TrainError
+from conf import TrainError
 from data import Batch
 from data.errors import printable
 from models.decode import cxcywh_to_xyxy

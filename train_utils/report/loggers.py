@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import cv2
 import yaml
 
-from conf import errors
+from conf import TrainError, first_line
 from conf.cli import run_files
 
 
@@ -155,11 +155,11 @@ def start_services(
         except Exception as error:  # of somebody else's client: of any kind
             reason = f"logger={name} cannot start ({in_short(error)})"
             if step == 0:
-                raise errors.TrainError(f"{reason}. fix: that, or leave {name} out") from error
+                raise TrainError(f"{reason}. fix: that, or leave {name} out") from error
             log_line(f"warning: {reason}: training is not affected; metrics are missing there")
     return started
 
 
 def in_short(error: BaseException) -> str:
     """The kind of an error and its first sentence."""
-    return f"{type(error).__name__}: {errors.first_line(error)}"[:200]
+    return f"{type(error).__name__}: {first_line(error)}"[:200]

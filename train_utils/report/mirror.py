@@ -6,9 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from conf import errors
-from conf.cli import from_checkpoint, run_files
-from conf.errors import TrainError
+from conf import TrainError, first_line
+from conf.cli import run_files
 from data import DataError, remote
 
 LAST, PREVIOUS, BEST = (f"{run_files.CHECKPOINTS}/{name}.pt" for name in ("last", "last.previous", "best"))
@@ -58,14 +57,14 @@ class Mirror:
                 remote.copy(f"{self._address}/{LAST}", f"{self._address}/{PREVIOUS}")
             remote.write(f"{self._address}/{LAST}", last)
         except Exception as error:  # whatever it is, it is worth a line and not the training
-            return errors.first_line(error) if isinstance(error, DataError) else f"{self._address}: {error!r}"
+            return first_line(error) if isinstance(error, DataError) else f"{self._address}: {error!r}"
         return ""
 
 
 def refuse_other(address: str, resumed: str | None) -> None:
     """Raise TrainError if ``address`` holds a run that this one does not continue."""
     if resumed is not None and not remote.is_remote(resumed):
-        resumed = from_checkpoint.read_config(Path(resumed)).get("run_mirror")
+        resumed = run_files.read_config(Path(resumed)).get("run_mirror")
     with suppress(remote.FetchError):  # which the first copy tells
         if address != resumed and run_files.is_mirrored(address):
             fix = f"fix: resume={address} to continue it, or another run_mirror"
@@ -80,4 +79,4 @@ def fetch(address: str, folder: Path) -> None:
                 remote.fetch(f"{address}/{name}", file)
         except (DataError, OSError) as error:
             fix = "fix: check the address, the credentials and the free space, and start again"
-            raise TrainError(f"resume={address}: {errors.first_line(error)}. {fix}") from error
+            raise TrainError(f"resume={address}: {first_line(error)}. {fix}") from error

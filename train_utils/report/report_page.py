@@ -12,9 +12,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from conf import compose
-from conf.cli import from_checkpoint, run_files
-from conf.errors import TrainError, first_line
+from conf import TrainError, compose, first_line
+from conf.cli import run_files
 from conf.options import flat, option
 from conf.schema import TrainConfig
 from data.errors import as_started, printable
@@ -119,7 +118,7 @@ def write_report(folder: Path) -> Path:
 
     Raises TrainError if the run's options or detections are damaged, and OSError.
     """
-    options = texts_of(from_checkpoint.read_config(folder, ""))
+    options = texts_of(run_files.read_config(folder, ""))
     defaults = texts_of(compose.defaults("train", TrainConfig))
     defaults["name"] = options["data.name"]  # of the defaults, only the name stands for another option
     metrics, of_epoch, pictures = "<p>No epoch was evaluated yet.</p>", "", ""

@@ -18,9 +18,8 @@ import torch
 
 import data
 import models
-from conf import compose
-from conf.cli import command_line, help, run_files
-from conf.errors import TrainError
+from conf import TrainError, compose
+from conf.cli import command_line, launch, run_files
 from conf.options import option
 from conf.schema import TrainConfig
 from data import Annotations
@@ -98,7 +97,7 @@ class RunReport(contextlib.AbstractContextManager["RunReport"]):
         size = f"{models.count_parameters(model):,} parameters, {gigaflops:.2f} GFLOPs for {height}x{width}"
         self.line(f"{from_here(model.cfg.source)}:\n  {size} (a multiply-add is two)", *model.notes)
         if world.is_main:
-            versions = ", ".join(help.version_page().splitlines())
+            versions = ", ".join(launch.versions())
             shared = data.warn_of_shared_images(train_set, val_set)
             self.line(shared, textwrap.fill(versions, 80, subsequent_indent="  "))
         if config.plugins:
