@@ -9,8 +9,7 @@ import json
 import mmap
 import os
 import re
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,9 +19,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from data.annotations_read import ROTATED, Findings, Source, relative_name
 from data.errors import DataError, shown
-from data.layouts import COMPARED_NAMES, choose_classes, find_files
+from data.io import ROTATED, Findings, Source
+from data.layouts import COMPARED_NAMES, choose_classes, count_files, tail
 from data.progress import tracked
 from data.remote import Place, folder_of, in_shards
 
@@ -87,20 +86,12 @@ def read_coco(path: Path, images: Place, names: list[str] | None, content: Mappi
             if not image.file_name:
                 raise msgspec.ValidationError(f"Object missing required field `file_name` - at `$.images[{number}]`")
         findings, notes, other_ids = Findings(), Findings(), dict[int, Any]()
+        integers, numbers = [np.zeros((0, 5), np.int64)], [np.zeros((0, 5))]
         count = -(-len(instances.annotations or ()) // CHUNK)
-        columns = []
-        for start, entries in tracked(_chunks(instances), count, "reading annotations", "part"):
-            columns.append(
-                _columns(
-                    start, entries, other_ids, lambda text: findings.add("incomplete annotations", [f"{path}: {text}"])
-                )
-            )
-            for kind, which in (
-                ("annotations with ignore=1, which count like any other", lambda e: e.ignore in (1, "1")),
-                (ROTATED, lambda e: isinstance(e.attributes, dict) and e.attributes.get("rotation")),
-            ):
-                found = [f"{path}: annotation {e.id}" for e in entries if which(e) and not e.iscrowd]
-                notes.add(kind, found)
+        for entries in tracked(_chunks(instances), count, "reading annotations", "part"):
+            columns = _columns(path, entries, other_ids, findings, notes)
+            integers.append(columns[0])
+            numbers.append(columns[1])
     except msgspec.ValidationError as error:
         raise DataError(
             f"{path} is not a COCO instances file: {error}. fix: check data.<split>.annotations, or correct the file"
@@ -111,10 +102,9 @@ def read_coco(path: Path, images: Place, names: list[str] | None, content: Mappi
     notes.add("images with LVIS's lists of classes, which scores do not use: they are COCO's", listed)
     if instances.annotations is None:
         notes.add("files without annotations, so that nothing is scored", [str(path)])
-    integers = np.concatenate([np.zeros((0, 5), np.int64), *(some for some, _ in columns)])
-    numbers = np.concatenate([np.zeros((0, 5)), *(some for _, some in columns)])
-    boxes_xywh, areas = numbers[:, :4], numbers[:, 4]
-    del columns
+    whole, rest = np.concatenate(integers), np.concatenate(numbers)
+    boxes_xywh, areas = rest[:, :4], rest[:, 4]
+    del integers, numbers
     instances.annotations = None  # gigabytes of a large file
     return Source(
         path=path,
@@ -122,20 +112,20 @@ def read_coco(path: Path, images: Place, names: list[str] | None, content: Mappi
         file_names=_file_names(instances.images, images, notes),
         image_ids=np.array([image.id for image in instances.images], dtype=np.int64),
         sizes=np.array([(i.height or 0, i.width or 0) for i in instances.images], dtype=np.int64).reshape(-1, 2),
-        box_image_ids=integers[:, 1],
+        box_image_ids=whole[:, 1],
         boxes_xywh=boxes_xywh,
-        box_category_ids=integers[:, 2],
+        box_category_ids=whole[:, 2],
         areas=np.where(np.isnan(areas), boxes_xywh[:, 2] * boxes_xywh[:, 3], areas),
-        crowd=integers[:, 3] > 0,
+        crowd=whole[:, 3] > 0,
         categories=choose_classes(_category_names(instances.categories, path), names, path),
-        box_name=lambda row: f"annotation {shown(other_ids.get(int(integers[row, 0]), int(integers[row, 4])))}",
+        box_name=lambda row: f"annotation {shown(other_ids.get(int(whole[row, 0]), int(whole[row, 4])))}",
         findings=findings,
         notes=notes,
     )
 
 
-def _chunks(instances: _Instances) -> Iterator[tuple[int, list[_Annotation]]]:
-    """The annotations, and the number of the first of each part. Raises msgspec's errors."""
+def _chunks(instances: _Instances) -> Iterator[Iterator[tuple[int, _Annotation]]]:
+    """The numbered annotations, in parts. Raises msgspec's errors."""
     given: list[Any] = instances.annotations or []
     for start in range(0, len(given), CHUNK):
         some = given[start : start + CHUNK]
@@ -146,31 +136,38 @@ def _chunks(instances: _Instances) -> Iterator[tuple[int, list[_Annotation]]]:
                 at = re.search(r"\$\[(\d+)", str(error))
                 where = str(error).replace(at[0], f"$.annotations[{start + int(at[1])}") if at else str(error)
                 raise msgspec.ValidationError(where) from None
-        yield start, some
+        yield enumerate(some, start)
 
 
 def _columns(
-    start: int, entries: list[_Annotation], other_ids: dict[int, Any], report: Callable[[str], None]
+    path: Path,
+    entries: Iterator[tuple[int, _Annotation]],
+    other_ids: dict[int, Any],
+    findings: Findings,
+    notes: Findings,
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Number, image, category, crowd, id (n, 5); box and area or NaN (n, 5) of the usable ones.
 
     ``other_ids`` get those that are not integers, by number.
     """
     integers, numbers = [], []
-    for number, entry in enumerate(entries, start):
-        problem = None
-        if entry.bbox is None or len(entry.bbox) != 4:
+    for number, entry in entries:
+        name = entry.id
+        if not isinstance(name, int) or abs(name) > MAX_INT:
+            name = other_ids[number] = number if name is None else name
+        if entry.bbox is None or len(entry.bbox) != 4 or entry.iscrowd not in (0, 1):
             problem = f"has the bbox {shown(entry.bbox)} instead of four numbers"
-        elif entry.iscrowd not in (0, 1):
-            problem = f"has iscrowd={entry.iscrowd} instead of 0 or 1"
-        if problem is not None:
-            report(f"annotation {shown(number if entry.id is None else entry.id)} {problem}")
+            if entry.iscrowd not in (0, 1):
+                problem = f"has iscrowd={entry.iscrowd} instead of 0 or 1"
+            findings.add("incomplete annotations", [f"{path}: annotation {shown(name)} {problem}"])
             continue
-        plain = isinstance(entry.id, int) and abs(entry.id) <= MAX_INT
-        if not plain:
-            other_ids[number] = number if entry.id is None else entry.id
-        integers.append((number, entry.image_id, entry.category_id, bool(entry.iscrowd), entry.id if plain else 0))
-        numbers.append((*(entry.bbox or ()), np.nan if entry.area is None else entry.area))
+        if not entry.iscrowd and entry.ignore in (1, "1"):
+            notes.add("annotations with ignore=1, which count like any other", [f"{path}: annotation {shown(name)}"])
+        if not entry.iscrowd and isinstance(entry.attributes, dict) and entry.attributes.get("rotation"):
+            notes.add(ROTATED, [f"{path}: annotation {shown(name)}"])
+        plain = 0 if number in other_ids else name
+        integers.append((number, entry.image_id, entry.category_id, bool(entry.iscrowd), plain))
+        numbers.append((*entry.bbox, np.nan if entry.area is None else entry.area))
     return np.array(integers, np.int64).reshape(-1, 5), np.array(numbers, np.float64).reshape(-1, 5)
 
 
@@ -191,26 +188,33 @@ def _file_names(images: list[_Image], root: Place, notes: Findings) -> list[str]
 
     If there is none of the first ones, the names may begin with folders that are not here.
     """
-    names = (str(image.file_name) for image in images)
+    names = list[str]()
+    for image in images:
+        name = str(image.file_name)
+        if "\\" in name and not (isinstance(root, Path) and (root / name).is_file()):
+            name = name.replace("\\", "/")
+        names.append(os.path.normpath(name) if "./" in name or "//" in name else name)
     if isinstance(root, str):
-        return in_shards(names, root) if root.endswith(".tar") else [name.replace("\\", "/") for name in names]
-    given = [name.replace("\\", "/") if "\\" in name and not (root / name).is_file() else name for name in names]
-    given = [os.path.normpath(name) if "./" in name or "//" in name else name for name in given]
-    if any(os.path.isfile(root / name) for name in given[:COMPARED_NAMES]):
-        return given
-    found = find_files(given, [root]) if given else []
-    if not any(map(os.path.isfile, found[:COMPARED_NAMES])):
-        return given
-    notes.add("images found by the end of their file_name", given)
-    return [relative_name(path, root) for path in found]
+        return in_shards(names, root) if root.endswith(".tar") else names
+    for name in names[:COMPARED_NAMES]:
+        if os.path.isfile(root / name):
+            return names
+    dropped, _ = count_files(names, [root])
+    if not dropped:
+        return names
+    notes.add("images found by the end of their file_name", names)
+    return [tail(name, dropped) for name in names]
 
 
 def _category_names(categories: list[_Category], path: Path) -> dict[int, str]:
     """The name of each category id, in the order of the ids."""
     if not categories:
         raise DataError(f"{path} defines no categories. fix: check data.<split>.annotations")
-    for key in ("id", "name"):
-        ((value, times),) = Counter(getattr(category, key) for category in categories).most_common(1)
-        if times > 1:
-            raise DataError(f"{path} has two categories with the {key} {value!r}. fix: give each its own {key}")
-    return dict(sorted((category.id, category.name) for category in categories))
+    names, ids = dict[Any, str](), dict[Any, str]()
+    for category in categories:
+        for key, known in (("id", names), ("name", ids)):
+            value = getattr(category, key)
+            if value in known:
+                raise DataError(f"{path} has two categories with the {key} {value!r}. fix: give each its own {key}")
+            known[value] = category.name
+    return dict(sorted(names.items()))

@@ -57,13 +57,12 @@ class SplitConfig:
 
     def pairs(self, key: str) -> list[tuple[str, str]]:
         """Annotations and the folders of their images. Raises ``ValueError`` with ``key``."""
-        lists = {}
-        for name in ("annotations", "images"):
-            value = getattr(self, name)
-            lists[name] = value if isinstance(value, list) else [value]
-            if set(map(type, lists[name])) != {str}:
+        lists = []
+        for name, value in (("annotations", self.annotations), ("images", self.images)):
+            lists.append(value if isinstance(value, list) else [value])
+            if set(map(type, lists[-1])) != {str}:
                 raise ValueError(f"{key}.{name} must be a path or a list of paths, got {value!r}")
-        annotations, images = lists.values()
+        annotations, images = lists
         for place in images:
             remote.check_address(place, f"{key}.images")
         if len(images) not in (1, len(annotations)):
@@ -112,8 +111,7 @@ class DataConfig:
     index_dir: str  # folder of the indices built from annotations, and of data.cache=disk
 
     def __post_init__(self) -> None:
-        # What steers a terminal, or forges lines.
-        steers = any(unicodedata.category(char) in ("Cc", "Zl", "Zp") for char in self.name)
+        steers = {"Cc", "Zl", "Zp"}.intersection(map(unicodedata.category, self.name))  # a terminal, or forges lines
         if "/" in self.name or self.name in ("", ".", "..") or steers:  # it names a folder
             raise ValueError(
                 f"data.name must be a name without / and control characters, got {self.name!r}. fix: another data.name"
@@ -164,26 +162,28 @@ class DataConfig:
                 )
             return split, [(set_file, folder)]
         root = root.parent if root.is_file() else root
-        listed = paths.pairs(f"data.{split}")
-        pairs = [(root / annotations, remote.place(root, images)) for annotations, images in listed]
-        for path, images in pairs:
-            for place, key in ((path, f"data.{split}.annotations"), (images, f"data.{split}.images")):
+        pairs = list[tuple[Path, remote.Place]]()
+        for annotations, images in paths.pairs(f"data.{split}"):
+            path, folder = root / annotations, remote.place(root, images)
+            for place, key in ((path, f"data.{split}.annotations"), (folder, f"data.{split}.images")):
                 if isinstance(place, Path) and not place.exists():
                     raise DataError(f"{key}: there is no {place}. fix: {self._fix_missing(split, key, root)}")
             if self.format in (DataFormat.coco, DataFormat.shapes) and not path.is_file():
                 raise DataError(f"data.{split}.annotations: {path} is not a file. fix: name the annotation file itself")
+            pairs.append((path, folder))
         return split, pairs
 
     def _places_of_tests(self, root: Path) -> list[tuple[Path, remote.Place]]:
         """What is called test where ``data.val``, or ``data.train``, has a name of val or train."""
         swap = partial(_TRAIN_OR_VAL.sub, "test")
         for part, key in ((self.val, "data.val"), (self.train, "data.train")):
-            pairs = [
-                (root / swap(names), swapped if isinstance(swapped, str) or swapped.exists() else root / images)
-                for names, images in (part.pairs(key) if part.annotations is not None else ())
-                for swapped in [remote.place(root, swap(images))]
-                if (root / swap(names)).exists() and (swap(names) != names or Path(names).stem == "test")
-            ]
+            pairs = list[tuple[Path, remote.Place]]()
+            for names, images in part.pairs(key) if part.annotations is not None else ():
+                path, folder = root / swap(names), remote.place(root, swap(images))
+                if isinstance(folder, Path) and not folder.exists():
+                    folder = root / images
+                if path.exists() and (swap(names) != names or Path(names).stem == "test"):
+                    pairs.append((path, folder))
             if pairs:
                 return pairs
         fix = "fix: name them by data.val.annotations and data.val.images, and leave split=test out"

@@ -17,10 +17,9 @@ import numpy as np
 import PIL.Image
 from numpy.typing import NDArray
 
-from data.annotations_read import Source
 from data.config import Exif
 from data.geometry import Image, Size
-from data.io import chunk_size, in_chunks
+from data.io import Source, chunk_size, in_chunks
 from data.layouts import read_file
 from data.remote import FEW, is_remote
 

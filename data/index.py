@@ -16,6 +16,8 @@ import time
 import zlib
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise, zip_longest
+from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,10 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data import coco, headers, layouts, recognise, remote, shapes, validate, voc, yolo
-from data.annotations_read import Findings, LocatedSplit, Source, numbered_by_name, select_classes, select_split
 from data.config import FORMATS, DataConfig, DataFormat, Exif, OnError
 from data.errors import DataError, printable
-from data.io import new_folder, stamp_files
+from data.io import Findings, LocatedSplit, Source, new_folder, relative_name, stamp_files
 from data.progress import counted
 
 logger = logging.getLogger(__name__)
@@ -45,7 +46,6 @@ SINGLE_CLASS_NAME = "object"
 MOST_CLASSES = 20_000
 MOST_SCORED = 100  # detections of a class on an image that COCO's metrics count
 CROWDED = f"images with more than {MOST_SCORED} objects of a class, of which at most {MOST_SCORED} detections count"
-HASH, KEYS_AT_ONCE = np.array([0x9E3779B97F4A7C15, 1], np.uint64), 100_000
 COMPARED_IMAGES = 20  # of validation, which are looked for among the training images
 
 
@@ -98,7 +98,9 @@ class Annotations:
     @property
     def file_names(self) -> list[str]:
         """``file_name`` of all images."""
-        return [self.file_name(index) for index in range(len(self))]
+        names = self.name_bytes.tobytes()
+        spans = pairwise(self.name_offsets.tolist())
+        return [names[start:end].decode("utf-8", "surrogateescape") for start, end in spans]
 
     def path(self, index: int) -> str:
         """The file of an image."""
@@ -138,9 +140,8 @@ def open_annotations(config: DataConfig, split: str) -> Annotations:
     """
     located = locate(config, split)
     # The key has the split since only a training set must have boxes.
-    options = ("format", "single_class", "names", "classes", "exif", "on_error", "split")
-    values = [getattr(config, option) for option in options]
-    key = json.dumps([FORMAT_VERSION, *located.stamps, str(located.image_root), split, *values])
+    options = attrgetter("format", "single_class", "names", "classes", "exif", "on_error", "split")(config)
+    key = json.dumps([FORMAT_VERSION, *located.stamps, str(located.image_root), split, *options])
     folder = Path(config.index_dir).absolute() / hashlib.sha256(key.encode()).hexdigest()[:32]
     for _ in range(ATTEMPTS):
         if not folder.exists():
@@ -193,7 +194,8 @@ def load_index(folder: Path, image_root: remote.Place) -> Annotations | None:
         if layouts.read_file(folder / "crc32") != _checksum(folder):
             return None
         about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
-        columns: dict[str, Any] = {name: _column(folder, name) for name in about.pop("columns")}
+        for name in about.pop("columns"):
+            about[name] = _column(folder, name)
     except OSError as error:
         if error.errno in DAMAGE:
             return None
@@ -201,8 +203,7 @@ def load_index(folder: Path, image_root: remote.Place) -> Annotations | None:
             f"the index {folder} cannot be read ({error.strerror}). fix: {UNREADABLE_FIX}, or set data.index_dir"
         ) from error
     exif, unclear = about.pop("turn")
-    turn = headers.TurnRule(Exif(exif), unclear)
-    return Annotations(**columns, **about, turn=turn, image_root=image_root, folder=folder)
+    return Annotations(**about, turn=headers.TurnRule(Exif(exif), unclear), image_root=image_root, folder=folder)
 
 
 def _column(folder: Path, name: str) -> NDArray[Any]:
@@ -214,10 +215,7 @@ def _checksum(folder: Path) -> bytes:
     """The CRC-32 of the columns and ``about.json``, in hex digits."""
     checksum = 0
     for file in sorted(folder.glob("[!.]*.*")):
-        # A pipe in the place of a file is empty, too, instead of waiting for a writer.
-        with open(file, "rb", buffering=0, opener=lambda path, mode: os.open(path, mode | os.O_NONBLOCK)) as opened:
-            while part := opened.read(2**18):  # memory for a whole file takes longer than its sum
-                checksum = zlib.crc32(part, checksum)
+        checksum = zlib.crc32(layouts.read_file(file), checksum)
     return b"%08x" % checksum
 
 
@@ -236,17 +234,18 @@ def read_annotations(config: DataConfig, split: str) -> tuple[Annotations, Findi
 def _read(config: DataConfig, split: str, located: LocatedSplit) -> tuple[Columns, dict[str, Any], Source]:
     """The columns of the index, its other values as plain data, and the checked source."""
     source = located.read()
-    _note_what_is_beside(config, split, source)
+    if config.format != DataFormat.shapes:
+        _note_what_is_beside(config, split, source)
     if config.format in (DataFormat.yolo, DataFormat.voc):
-        source = numbered_by_name(source)
+        source = validate.numbered_by_name(source)
     turn = headers.TurnRule(config.exif, unclear=True)
     if config.format not in (DataFormat.yolo, DataFormat.shapes):  # which states no sizes, or turns no image
         headers.add_sizes(source)
         turn = headers.rule_of(source, config.exif)
     if config.split is not None and split != "test":
-        source = select_split(source, split, config.split)
+        source = validate.select_split(source, split, config.split)
     if config.classes is not None:
-        source = select_classes(source, config.classes)
+        source = validate.select_classes(source, config.classes)
     columns = validate.check_source(source, split, config.on_error)
     names = list(map(printable, source.categories.values()))
     if config.single_class:
@@ -256,9 +255,9 @@ def _read(config: DataConfig, split: str, located: LocatedSplit) -> tuple[Column
     if len(names) > MOST_CLASSES:  # the scorer's tables grow with them, to 100 kB a class
         fix = "fix: data.classes=[...] to choose some, or data.single_class=true"
         raise DataError(f"{source.path} has {len(names):,} classes, at most {MOST_CLASSES:,} can be scored. {fix}")
-    if split != "train":
-        source.notes.add(CROWDED, _crowded_images(source, columns))
     left_out, notes = source.findings, source.notes
+    if split != "train":
+        notes.add(CROWDED, _crowded_images(source, columns), describe=source.file_names.__getitem__)
     about = {
         "names": names,
         "turn": turn,
@@ -272,45 +271,47 @@ def _read(config: DataConfig, split: str, located: LocatedSplit) -> tuple[Column
 
 def _note_what_is_beside(config: DataConfig, split: str, source: Source) -> None:
     """Note the files beside a set that no split reads, and images of tests that are trained on."""
-    pairs = [*_places(config, "train"), *_places(config, "val")]
+    root, notes = Path(config.root).absolute(), source.notes
+    pairs = list[tuple[Path, remote.Place]]()
+    for each in ("train", "val"):
+        with suppress(DataError):  # reading that split says more
+            pairs += config.places(each, root)[1]
     places = [place for place, _ in pairs]
     if config.format in (DataFormat.coco, DataFormat.voc) and isinstance(source.image_root, Path):
         for kind, files in recognise.files_beside(source.image_root, source.file_names, places).items():
-            source.notes.add(kind, files)
+            notes.add(kind, files)
     if split != "train" or config.format in FORMATS:
         return
+    with suppress(DataError):  # mostly there are no tests
+        tests = locate(config, "test").read()
+        named = {os.path.join(tests.image_root, name) for name in tests.file_names}
+        trained = [name for name in source.file_names if os.path.join(source.image_root, name) in named]
+        notes.add("images of tests that are trained on", trained)
     if config.format == DataFormat.coco:
-        source.notes.add("COCO jsons that no split reads", recognise.jsons_beside(places))
-    source.notes.add("images of tests that are trained on", _images_of_tests(config, source))
+        notes.add("COCO jsons that no split reads", recognise.jsons_beside(places))
+        return
     if config.format == DataFormat.voc:
         places += [Path(folder) for _, folder in pairs]
-    if config.format in (DataFormat.yolo, DataFormat.voc):
-        unread = recognise.folders_beside(Path(config.root).absolute(), places)
-        source.notes.add("folders of images that no split reads", unread)
+    notes.add("folders of images that no split reads", recognise.folders_beside(root, places))
 
 
-def _crowded_images(source: Source, columns: Columns) -> list[str]:
-    """The images with more objects of a class than COCO's metrics count detections."""
+def _crowded_images(source: Source, columns: Columns) -> Int64:
+    """The rows of images with more objects of a class than COCO's metrics count detections."""
     images = np.repeat(np.arange(len(columns["image_ids"])), np.diff(columns["offsets"]))
     pairs = images * MOST_CLASSES + columns["classes"]
     found, counts = np.unique(pairs[~columns["crowd"]], return_counts=True)
     ids = columns["image_ids"][found[counts > MOST_SCORED] // MOST_CLASSES]
-    rows = np.flatnonzero(np.isin(source.image_ids, ids))
-    return [source.file_names[row] for row in rows.tolist()]
+    return np.flatnonzero(np.isin(source.image_ids, ids))
 
 
 def check_same_classes(train: Annotations, val: Annotations) -> None:
     """Raise ``DataError`` unless both splits have the same classes in the same order."""
-    if train.names == val.names:
-        return
-    if len(train.names) != len(val.names):
-        problem = f"the training set has {counted(len(train.names), 'class')} and the validation set {len(val.names)}"
-    else:
-        number = next(i for i, name in enumerate(train.names) if name != val.names[i])
-        problem = (
-            f"class {number} is {train.names[number]!r} in the training set and {val.names[number]!r} in the other"
-        )
-    raise DataError(f"{problem}. fix: set data.names to the classes of both, in order")
+    for number, (name, other) in enumerate(zip_longest(train.names, val.names)):
+        if name != other:
+            raise DataError(
+                f"class {number} is {name!r} in the training set and {other!r} in the validation set, of "
+                f"{len(train.names)} and {len(val.names)} classes. fix: set data.names to the classes of both, in order"
+            )
 
 
 def warn_of_shared_images(train: Annotations, val: Annotations) -> str | None:
@@ -318,57 +319,29 @@ def warn_of_shared_images(train: Annotations, val: Annotations) -> str | None:
 
     Files of other paths are compared for a sample of ``val``, if their first boxes are equal.
     """
-    likely = np.flatnonzero(np.isin(_name_keys(train), _name_keys(val)))
-    trained = set(map(train.path, likely.tolist()))
-    pairs = [(path, path) for path in map(val.path, range(len(val))) if path in trained]
+    paths = list(map(val.path, range(len(val))))
+    names = [relative_name(path, train.image_root) for path in paths]
+    shared = set(names).intersection(train.file_names)
+    pairs = [(path, path) for path, name in zip(paths, names, strict=True) if name in shared]
     among = len(val)
     if not pairs:
-        annotated = np.flatnonzero(np.diff(train.offsets))
-        boxed = np.flatnonzero(np.diff(val.offsets))
+        annotated, boxed = np.flatnonzero(np.diff(train.offsets)), np.flatnonzero(np.diff(val.offsets))
         first_boxes = train.boxes_xywh[train.offsets[annotated]]
         sample = boxed[:: len(boxed) // COMPARED_IMAGES + 1].tolist()
+        among = len(sample)
         for index in sample:
             equal = annotated[(first_boxes == val.boxes_xywh[val.offsets[index]]).all(axis=1)]
             for other in equal[-1:].tolist():
-                pair = (val.path(index), train.path(other))
+                path, trained = val.path(index), train.path(other)
                 with suppress(OSError):
-                    if layouts.read_file(pair[0]) == layouts.read_file(pair[1]):
-                        pairs.append(pair)
-        among = len(sample)
+                    if layouts.read_file(path) == layouts.read_file(trained):
+                        pairs.append((path, trained))
     if not pairs:
         return None
     return (
         f"warning: {len(pairs)} of {among} validation images are training images, too, such as "
         f"{' and '.join(dict.fromkeys(pairs[0]))}: the metrics say nothing about new images. fix: data.split=0.1"
     )
-
-
-def _name_keys(split: Annotations) -> NDArray[np.uint64]:
-    """A hash (N,) of the last 16 bytes of each name without folders: equal for equal paths."""
-    keys = np.empty(len(split), np.uint64)
-    for part in np.split(np.arange(len(split)), range(KEYS_AT_ONCE, len(split), KEYS_AT_ONCE)):
-        positions = split.name_offsets[part + 1, None] - np.arange(16, 0, -1)
-        tails = split.name_bytes[np.maximum(positions, 0)]
-        before = (positions < split.name_offsets[part, None]) | (tails == ord("/"))
-        before = np.logical_or.accumulate(before[:, ::-1], axis=1)[:, ::-1]
-        keys[part] = np.where(before, 0, tails).view(np.uint64) @ HASH
-    return keys
-
-
-def _images_of_tests(config: DataConfig, source: Source) -> list[str]:
-    """The images of a source that are for tests, too."""
-    with suppress(DataError):  # mostly there are no tests
-        tests = locate(config, "test").read()
-        named = {os.path.join(tests.image_root, name) for name in tests.file_names}
-        return [name for name in source.file_names if os.path.join(source.image_root, name) in named]
-    return []
-
-
-def _places(config: DataConfig, split: str) -> list[tuple[Path, remote.Place]]:
-    """Annotations of a split and the folders of their images; none if they are missing."""
-    with suppress(DataError):  # reading that split says more
-        return config.places(split, Path(config.root).absolute())[1]
-    return []
 
 
 def locate(config: DataConfig, split: str) -> LocatedSplit:
@@ -378,22 +351,21 @@ def locate(config: DataConfig, split: str) -> LocatedSplit:
         assert config.shapes is not None  # by DataConfig.__post_init__
         root = shapes.ensure_shapes(root, config.shapes)
     split, pairs = config.places(split, root)
-    names = config.names
-    if names is None and config.format == DataFormat.yolo and root.is_file():  # of another split of a data.yaml
-        names = layouts.read_set_file(root).get("names")
-    root = root.parent if root.is_file() else root
-    folders = {folder for _, folder in pairs}
-    image_root = folders.pop() if len(folders) == 1 else root
+    if root.is_file():
+        if config.names is None and config.format == DataFormat.yolo:  # of another split of a data.yaml
+            config = replace(config, names=layouts.read_set_file(root).get("names"))
+        root = root.parent
+    paths, folders = zip(*pairs, strict=True)
+    image_root = folders[0] if len(set(folders)) == 1 else root
     if config.format == DataFormat.voc:
-        places = [(path, folder) for path, folder in pairs if isinstance(folder, Path)]
-        if len(places) < len(pairs):
+        if not all(isinstance(folder, Path) for folder in folders):
             raise DataError(
                 f"data.{split}.images: format=voc reads folders on a disk. fix: make a COCO json of the set"
             )
-        return voc.locate_voc(places, Path(image_root), config.names or ())
+        return voc.locate_voc(pairs, image_root, config.names or ())
     if config.format == DataFormat.yolo:
-        return yolo.locate_yolo(pairs, root, split, names, config.exif)
-    path, read = pairs[0][0], FORMATS.get(config.format)
+        return yolo.locate_yolo(config, split, pairs, root, image_root)
+    path, read = paths[0], FORMATS.get(config.format)
     stamped = [str(path)]
     if read is not None:  # a plugin's, which reads the file or everything in the folder
         below = [str(file) for file in path.rglob("*") if file.is_file()]

@@ -1,4 +1,4 @@
-"""Find and read many files, with threads if the disk is slow; write or fetch whole files."""
+"""What readers share: many files at once, and what they return; files written or fetched whole."""
 
 import hashlib
 import io
@@ -13,18 +13,20 @@ import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data.errors import DataError
+from data.errors import DataError, printable
 from data.progress import Progress, is_live
 from data.remote import MAX_FETCHED, Place, is_remote
 
 T = TypeVar("T")
 R = TypeVar("R")
+Entries = Sequence[Any] | NDArray[Any]
 
 FILES_PER_TASK = 256  # one by one, handing them to a thread would cost more than reading most files
 FETCHES_PER_TASK = 4  # each takes longer than handing it over
@@ -35,6 +37,8 @@ MIN_WAIT = 0.005  # plus these seconds, for the clocks' resolution and the sched
 RETRIES = 3  # of a download
 TIMEOUT_SECONDS = 60.0  # of a download, without a byte
 MEGABYTE = 1_000_000  # bytes
+REPORTED_FINDINGS = 20
+ROTATED = "boxes with an attribute rotation, which are read as if it were 0"
 
 
 def usable_cores() -> set[int]:
@@ -84,21 +88,21 @@ def in_chunks(
     Threads take over after the first chunk that mostly waited. With files in memory they would
     only compete for the interpreter's lock and halve the speed.
     """
-    chunks = iter([items[start : start + size] for start in range(0, len(items), size)])
+    starts = iter(range(0, len(items), size))
     threads = MAX_THREADS if size < FILES_PER_TASK else min(MAX_THREADS, THREADS_PER_CORE * len(usable_cores()))
     with Progress(len(items), title, enabled=is_live(), unit="file") as progress, ThreadPoolExecutor(threads) as pool:
-        for chunk in chunks:
+        for start in starts:
+            chunk = items[start : start + size]
             wall, busy = time.perf_counter(), time.thread_time()
             result = function(chunk)
             waited = time.perf_counter() - wall > WAITING_RATIO * (time.thread_time() - busy) + MIN_WAIT
             yield result
             progress.advance(len(chunk))
             if waited:
-                break
-        rest = list(chunks)
-        for chunk, result in zip(rest, pool.map(function, rest), strict=True):  # after an error, map cancels the rest
-            yield result
-            progress.advance(len(chunk))
+                rest = [items[at : at + size] for at in starts]
+                for chunk, result in zip(rest, pool.map(function, rest), strict=True):  # map cancels after an error
+                    yield result
+                    progress.advance(len(chunk))
 
 
 class Stamps(NamedTuple):
@@ -110,7 +114,7 @@ class Stamps(NamedTuple):
 
 def stamp_files(paths: Sequence[str]) -> Stamps:
     """Stat many files."""
-    digest, are_files = hashlib.sha256(), []
+    digest, are_files = hashlib.sha256(), list[bool]()
     for of_chunk, in_chunk in in_chunks(_stamp_chunk, paths, "looking for files"):
         digest.update(of_chunk)
         are_files += in_chunk
@@ -118,17 +122,86 @@ def stamp_files(paths: Sequence[str]) -> Stamps:
 
 
 def _stamp_chunk(paths: Sequence[str]) -> tuple[bytes, list[bool]]:
-    rows = []
-    for path in paths:
+    rows, are_files = np.zeros((len(paths), 4), dtype=np.int64), []
+    for row, path in enumerate(paths):
         try:
             status = os.stat(path)
+            rows[row] = status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+            are_files.append(stat.S_ISREG(status.st_mode))
         except (OSError, ValueError):  # ValueError: an impossible name
-            rows.append((0, 0, 0, 0))
-        else:
-            rows.append((status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+            are_files.append(False)
     digest = hashlib.sha256("\n".join(paths).encode("utf-8", "surrogateescape"))
-    digest.update(np.array(rows, dtype=np.int64).data)
-    return digest.digest(), [stat.S_ISREG(mode) for mode, *_ in rows]
+    digest.update(rows.data)
+    return digest.digest(), are_files
+
+
+@dataclass
+class Findings:
+    """Bad or changed entries of a data set, counted by kind, with a sentence on the first ones."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    examples: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, kind: str, entries: Entries, count: int | None = None, describe: Callable[[Any], str] = str) -> None:
+        """Record ``count`` findings, or one per entry, of which the first are described.
+
+        ``kind`` names them in the plural.
+        """
+        if len(entries):
+            self.counts[kind] = self.counts.get(kind, 0) + (len(entries) if count is None else count)
+            first = self.examples.setdefault(kind, [])
+            first.extend(printable(describe(entry)) for entry in entries[: REPORTED_FINDINGS - len(first)])
+
+    def summary(self) -> str:
+        """The counts, such as ``boxes without area (2), missing image files (1)``."""
+        return ", ".join(f"{kind} ({count})" for kind, count in self.counts.items())
+
+    def first(self) -> list[str]:
+        """The first sentences of all kinds."""
+        return [sentence for examples in self.examples.values() for sentence in examples][:REPORTED_FINDINGS]
+
+    def stop(self) -> None:
+        """Raise ``DataError`` with the first finding and the number of all, if there are any."""
+        if self.counts:
+            total = sum(self.counts.values())
+            more = "" if total == 1 else f" ({total} bad entries in all: {self.summary()})"
+            fix = "fix: correct the source, or set data.on_error=skip to leave such entries out"
+            raise DataError(f"{self.first()[0]}{more}. {fix}")
+
+
+@dataclass
+class Source:
+    """N images and M boxes in the order of their files. Boxes refer to images by id."""
+
+    path: Path  # the annotation file, list or folder, for messages
+    image_root: Place
+    file_names: list[str]  # relative to image_root, absolute outside of it
+    image_ids: NDArray[np.int64]  # (N,)
+    sizes: NDArray[np.int64]  # (N, 2) height, width
+    box_image_ids: NDArray[np.int64]  # (M,)
+    boxes_xywh: NDArray[np.float64]  # (M, 4) left, top, width, height in pixels
+    box_category_ids: NDArray[np.int64]  # (M,)
+    areas: NDArray[np.float64]  # (M,)
+    crowd: NDArray[np.bool_]  # (M,)
+    categories: dict[int, str]  # the classes in order: category id to name
+    box_name: Callable[[int], str]  # the box at a position in messages, such as "annotation 17"
+    findings: Findings  # entries the reader could not use
+    notes: Findings = field(default_factory=Findings)  # entries that were used but changed
+    num_bytes: int = 0  # of all images at an address or in tar files
+    missing_files: list[str] = field(default_factory=list)  # images that are not there now, and may be later
+
+
+class LocatedSplit(NamedTuple):
+    """The files of a split, not read yet. If one changes, a new index is built."""
+
+    stamps: list[str]  # digests of names, sizes and times
+    image_root: Place
+    read: Callable[[], Source]
+
+
+def relative_name(path: str, root: Place) -> str:
+    """An absolute path relative to ``root``; unchanged if it lies elsewhere."""
+    return path.removeprefix(f"{str(root).rstrip('/')}/")
 
 
 @contextmanager

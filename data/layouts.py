@@ -38,18 +38,25 @@ _ENCODING = re.compile(rb"\s*<\?xml[^>]*?encoding=[\"']([\w.-]+)")
 
 def find_set_file(folder: Path) -> Path | None:
     """The data.yaml or obj.data of a folder, or its only .yaml with ``train``, if it has one."""
-    if usual := next((folder / name for name in USUAL_NAMES if (folder / name).is_file()), None):
-        return usual
+    for name in USUAL_NAMES:
+        if (folder / name).is_file():
+            return folder / name
     found = []
-    for path in (path for suffix in YAML_SUFFIXES for path in folder.glob(f"*{suffix}")):
+    for path in folder.glob("*.y*ml"):
         with suppress(DataError, OSError):  # any other YAML
-            found += [path] * ("train" in load_yaml(path))
+            if path.suffix in YAML_SUFFIXES and "train" in load_yaml(path):
+                found.append(path)
     return found[0] if len(found) == 1 else None
 
 
 def is_set_file(place: Path) -> bool:
     """Whether ``place`` has the suffix of a data.yaml or an obj.data."""
     return place.suffix.lower() in (*YAML_SUFFIXES, ".data")
+
+
+def is_image(name: str) -> bool:
+    """Whether a file name has one of IMAGE_SUFFIXES."""
+    return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES
 
 
 def xml_root(path: str | os.PathLike[str]) -> ElementTree.Element:
@@ -87,9 +94,10 @@ class _Plain(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
     }
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:
-        ((key, times),) = Counter(str(key.value) for key, _ in node.value).most_common(1) or [("", 0)]
-        if times > 1:
-            raise yaml.YAMLError(f"the key {shown(key)} is there {times} times")
+        keys = [str(key.value) for key, _ in node.value]
+        for key, times in Counter(keys).items():
+            if times > 1:
+                raise yaml.YAMLError(f"the key {shown(key)} is there {times} times")
         return super().construct_mapping(node, deep)
 
 
@@ -98,8 +106,8 @@ _Plain.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[-+]?(0|[1-9]
 
 def unknown_files(folders: Iterable[str], more: Iterable[str] = ()) -> list[str]:
     """Files in ``folders`` whose suffix is none of images, OTHER_SUFFIXES and ``more``."""
-    known = IMAGE_SUFFIXES | OTHER_SUFFIXES | {*more, ""}
-    paths = (f"{folder}/{name}" for folder in sorted(folders) for name in sorted(names_in(folder)))
+    known = {"", *IMAGE_SUFFIXES, *OTHER_SUFFIXES, *more}
+    paths = [f"{folder}/{name}" for folder in sorted(folders) for name in sorted(names_in(folder))]
     return [path for path in paths if os.path.splitext(path)[1].lower() not in known and not os.path.isdir(path)]
 
 
@@ -127,25 +135,29 @@ def read_set_file(path: Path) -> dict[str, Any]:
 
     A data.yaml may have names as a dictionary with keys 0, 1, ... Raises ``DataError``.
     """
-    if path.suffix.lower() in YAML_SUFFIXES:
+    is_yaml = path.suffix.lower() in YAML_SUFFIXES
+    if is_yaml:
         content = load_yaml(path)
+        names = content.get("names")
         if "kpt_shape" in content:
             raise DataError(f"{path} is for key points (kpt_shape), not for boxes. fix: name a set for detection")
-        if isinstance(names := content.get("names"), dict):
-            by_number = {int(key) if str(key).isdecimal() else key: name for key, name in names.items()}
-            if by_number.keys() != set(range(len(names))):
+        if isinstance(names, dict):
+            by_number = {str(key): name for key, name in names.items()}
+            numbers = list(map(str, range(len(names))))
+            if by_number.keys() != set(numbers):
                 raise DataError(f"{path}: the keys of names are {shown(list(names))}. fix: number them from 0 on")
-            content["names"] = [by_number[number] for number in range(len(names))]
+            names = [by_number[number] for number in numbers]
     else:
-        pairs = (line.partition("=") for line in read_lines(path) if not line.lstrip().startswith(("#", ";")))
+        pairs = [line.partition("=") for line in read_lines(path) if not line.lstrip().startswith(("#", ";"))]
         content = {key.strip(): value.strip() for key, separator, value in pairs if separator}
-        if names_file := content.get("names"):
-            content["names"] = _names_in(find_place(names_file, path, starts_of(path)))
-    if content.get("names") is not None:
-        content["names"] = class_names(content["names"], f"{path}: names")
-        count = content.get("nc" if path.suffix.lower() in YAML_SUFFIXES else "classes", len(content["names"]))
-        if str(count) != str(len(content["names"])):  # a missing name would shift the others
-            raise DataError(f"{path} holds {len(content['names'])} names for {shown(count)} classes. fix: correct one")
+        names = content.get("names")
+        if names:
+            names = _names_in(find_place(names, path, starts_of(path)))
+    if names is not None:
+        content["names"] = class_names(names, f"{path}: names")
+        count = content.get("nc" if is_yaml else "classes", len(names))
+        if str(count) != str(len(names)):  # a missing name would shift the others
+            raise DataError(f"{path} holds {len(names)} names for {shown(count)} classes. fix: correct one")
     return content
 
 
@@ -168,14 +180,14 @@ def find_place(name: str, path: Path, starts: list[Path]) -> Path:
     """
     name = name.replace("\\", "/")  # it may be written on Windows
     inside = re.sub(r"^(\.\./)+", "", name)
-    tries = [(path.parent, inside), *((start, tried) for tried in (name, inside) for start in starts)]
-    tries += [(path.parent, inside.split("/", count)[-1]) for count in range(1, inside.count("/") + 1)]
-    candidates = dict.fromkeys(Path(os.path.normpath(start / tried)) for start, tried in tries)
-    place = next((candidate for candidate in candidates if candidate.exists()), None)
-    if place is None:
-        places = ", ".join(map(str, candidates))
-        raise DataError(f"{path} names {name}, but there is no such place (looked for {places}). fix: correct it")
-    return place
+    tries = [path.parent / inside, *(start / tried for tried in (name, inside) for start in starts)]
+    tries += [path.parent / tail(inside, count) for count in range(1, inside.count("/") + 1)]
+    places = list(dict.fromkeys(map(os.path.normpath, tries)))
+    for place in places:
+        if os.path.exists(place):
+            return Path(place)
+    looked = ", ".join(places)
+    raise DataError(f"{path} names {name}, but there is no such place (looked for {looked}). fix: correct it")
 
 
 def tail(name: str, dropped: int) -> str:
@@ -184,19 +196,23 @@ def tail(name: str, dropped: int) -> str:
 
 
 def find_files(names: Sequence[str], bases: Sequence[Path]) -> list[str]:
-    """The absolute paths of files in one of ``bases``, wherever most of the first ones exist.
+    """The absolute paths of files in one of ``bases``, wherever most of the first ones exist."""
+    dropped, counts = count_files(names, bases)
+    base = bases[counts.index(max(counts))]
+    return [os.path.normpath(os.path.join(base, tail(name, dropped))) for name in names]
 
-    If none does, the names begin with folders that are not there: the fewest are dropped.
+
+def count_files(names: Sequence[str], bases: Sequence[Path]) -> tuple[int, list[int]]:
+    """How many of the first names are files in each of ``bases``, after how many dropped folders.
+
+    If none is, the names begin with folders that are not there: the fewest are dropped.
     """
     first = names[:COMPARED_NAMES]
     for dropped in range(max((name.count("/") for name in first), default=0) + 1):
         counts = [sum(os.path.isfile(base / tail(name, dropped)) for name in first) for base in bases]
         if any(counts):
-            break
-    else:
-        dropped = 0
-    base = bases[counts.index(max(counts))]
-    return [os.path.normpath(os.path.join(base, tail(name, dropped))) for name in names]
+            return dropped, counts
+    return 0, [0] * len(bases)
 
 
 def class_names(names: Any, where: str) -> list[str]:
@@ -207,9 +223,9 @@ def class_names(names: Any, where: str) -> list[str]:
             f"{where} must be a list of texts, got {shown(names)}. fix: write one, with yes and no in quotes"
         )
     texts = list(map(str, names))
-    if len(set(texts)) < len(texts):
-        twice = next(name for name in texts if texts.count(name) > 1)
-        raise DataError(f"{where} lists {twice!r} twice. fix: give each class its own name")
+    for name, times in Counter(texts).items():
+        if times > 1:
+            raise DataError(f"{where} lists {name!r} twice. fix: give each class its own name")
     return texts
 
 
@@ -221,9 +237,10 @@ def choose_classes(by_id: dict[int, str], names: list[str] | None, path: Path) -
     if names is None:
         return by_id
     id_of = {name: number for number, name in by_id.items()}
-    if missing := [name for name in names if name not in id_of]:
-        listed = ", ".join(id_of)
-        raise DataError(f"data.names holds {missing[0]!r}, and the classes of {path} are {listed}. fix: correct it")
+    for name in names:
+        if name not in id_of:
+            listed = ", ".join(id_of)
+            raise DataError(f"data.names holds {name!r}, and the classes of {path} are {listed}. fix: correct it")
     return {id_of[name]: name for name in names}
 
 
@@ -274,8 +291,9 @@ def _names_in(path: Path) -> list[str]:
     if "" in lines:
         number = lines.index("") + 1
         raise DataError(f"{path}:{number} is empty, but each line counts as a class. fix: write a name, or remove it")
-    if comment := next((line for line in lines if re.match("(#|//) ", line)), None):
-        raise DataError(f"{path} holds {shown(comment)}, but each line counts as a class. fix: remove it")
+    for line in lines:
+        if line.startswith(("# ", "// ")):
+            raise DataError(f"{path} holds {shown(line)}, but each line counts as a class. fix: remove it")
     return lines
 
 
@@ -290,8 +308,7 @@ def read_lines(path: Path) -> list[str]:
 def first_column(line: str) -> str:
     """The image in a line of a list: -1 or 1 of a class (VOC), an xml file or boxes may follow."""
     columns = line.split() or [""]
-    is_image = os.path.splitext(columns[0])[1].lower() in IMAGE_SUFFIXES
-    return columns[0] if is_image or len(columns) == 2 else line.strip()
+    return columns[0] if is_image(columns[0]) or len(columns) == 2 else line.strip()
 
 
 def read_file(path: str | os.PathLike[str], limit: int = sys.maxsize) -> bytes:

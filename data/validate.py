@@ -1,8 +1,12 @@
-"""Check what a reader returned and sort it into columns; ``on_error`` decides on bad entries."""
+"""Choose, check and sort what a reader returned; ``on_error`` decides on bad entries."""
 
+import hashlib
 import os
+import re
+import unicodedata
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import compress
 from typing import Any
@@ -11,10 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data import headers, io, remote
-from data.annotations_read import Source
 from data.config import OnError
 from data.errors import DataError
+from data.io import Source
+from data.layouts import class_numbers
 
+Flags = NDArray[np.bool_]
+Integers = NDArray[np.int64]
+
+COPY = re.compile(r"\.rf\.[0-9A-Za-z]+$")  # Roboflow names its augmented copies x_jpg.rf.<hash>.jpg
 BORDER_TOLERANCE = 1.0  # pixels: common tools round up to one pixel outside
 MIN_INSIDE = 1e-3  # pixels of a box, in each direction, that must lie inside its image
 CUT = "boxes that reach out of their image and are cut there"  # a fault of the source, as the next two and TINY_BOXES
@@ -27,7 +36,89 @@ MANY_OUTSIDE = 0.2  # of the boxes, beyond the right and lower edges: their numb
 CROWDS = "crowds (iscrowd=1), which are not learnt"
 
 # A kind of finding, which entries are good, and what is wrong with one that is not.
-Checks = tuple[tuple[str, NDArray[np.bool_], Callable[[int], str]], ...]
+Checks = tuple[tuple[str, Flags, Callable[[int], str]], ...]
+
+
+def ids_by_name(names: Sequence[str]) -> list[int]:
+    """Image ids: the numbers in the file names (000000000139.jpg: 139), else 1, 2, ... as sorted.
+
+    They are counted if the names are not distinct numbers below 2**53, up to which programs that
+    read numbers of a JSON as float64 keep them exactly.
+    """
+    stems = [os.path.splitext(os.path.basename(name))[0] for name in names]
+    if all(map(str.isdecimal, stems)):
+        numbers = list(map(int, stems))
+        if len(set(numbers)) == len(numbers) and max(numbers, default=0) < 2**53:
+            return numbers
+    ranks = np.argsort(np.argsort(np.array(names, dtype=np.str_), kind="stable"), kind="stable")
+    return (ranks + 1).tolist()
+
+
+def numbered_by_name(source: Source) -> Source:
+    """A source with the ids of ``ids_by_name``, as predict.py gives them to the same pictures."""
+    ids = np.array(ids_by_name(source.file_names), dtype=np.int64)
+    of_boxes = ids[np.searchsorted(source.image_ids, source.box_image_ids)]
+    return replace(source, image_ids=ids, box_image_ids=of_boxes)
+
+
+def is_for_validation(file_names: Sequence[str], share: float) -> Flags:
+    """Which images (N,) are for validation: about ``share``, by a hash of the name.
+
+    Folder and suffix do not count, so an image stays in its split when others come, go or move, and
+    in any order or format of the list.
+    """
+    chosen = []
+    for name in file_names:
+        stem = os.path.splitext(os.path.basename(name))[0]
+        stem = COPY.sub("", stem)  # all copies of an image stay in one split
+        text = f"0 {unicodedata.normalize('NFC', stem)}"  # macOS writes accents as separate characters
+        digest = hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).digest()
+        chosen.append(int.from_bytes(digest) < share * 2**64)
+    return np.array(chosen, dtype=bool)
+
+
+def select_split(source: Source, split: str, share: float) -> Source:
+    """The ``train`` or ``val`` part of a source. Raises ``DataError`` if a part would be empty."""
+    for_val = is_for_validation(source.file_names, share)
+    total, count = len(for_val), int(for_val.sum())
+    if total and count in (0, total):
+        raise DataError(
+            f"data.split={share:g} takes {count} of the {total} images of {source.path} for validation. "
+            "fix: another share, or files of different names (folders do not count)"
+        )
+    images = for_val if split == "val" else ~for_val
+    # Boxes of unknown images stay in both parts: the checks report them.
+    of_the_other = np.isin(source.box_image_ids, source.image_ids[~images])
+    boxes = np.flatnonzero(~of_the_other | np.isin(source.box_image_ids, source.image_ids[images]))
+    return replace(
+        _with_boxes(source, boxes),
+        file_names=list(compress(source.file_names, images)),
+        image_ids=source.image_ids[images],
+        sizes=source.sizes[images],
+    )
+
+
+def select_classes(source: Source, chosen: Any) -> Source:
+    """Keep the boxes of ``data.classes`` only, and all images.
+
+    Raises ``DataError`` if the set lacks a class.
+    """
+    ids, names = list(source.categories), list(source.categories.values())
+    kept = {ids[number]: names[number] for number in class_numbers(chosen, names, "data.classes")}
+    # Boxes with an unknown id stay: the checks report them.
+    is_other = np.isin(source.box_category_ids, list(source.categories.keys() - kept))
+    counts = Counter(source.box_category_ids[is_other].tolist()).most_common(5)
+    most = ", ".join(f"{source.categories[number]} {count}" for number, count in counts)
+    source.notes.add("boxes that data.classes leaves out", [most] * bool(most), int(is_other.sum()))
+    return replace(_with_boxes(source, np.flatnonzero(~is_other)), categories=kept)
+
+
+def _with_boxes(source: Source, boxes: Integers) -> Source:
+    """A source with only the boxes of these rows."""
+    columns = ("box_image_ids", "boxes_xywh", "box_category_ids", "areas", "crowd")
+    chosen = {name: getattr(source, name)[boxes] for name in columns}
+    name_of = source.box_name
+    return replace(source, **chosen, box_name=lambda row: name_of(int(boxes[row])))
 
 
 def check_source(source: Source, split: str, on_error: OnError) -> dict[str, NDArray[np.generic]]:
@@ -47,19 +138,17 @@ def check_source(source: Source, split: str, on_error: OnError) -> dict[str, NDA
     if on_error != OnError.skip:
         source.findings.stop()
     if not image_used.any() or (split == "train" and not (box_used & ~source.crowd).any()):
-        first = f", first: {source.findings.first()[0]}" if source.findings.counts else ""
-        left_out = f" ({source.findings.summary()} left out{first})" if first else ""
-        left_out += ", all of them crowds, which teach nothing" * bool(box_used.any())
-        raise DataError(
-            f"{source.path} holds {int(image_used.sum())} usable images and {int(box_used.sum())} usable boxes"
-            f"{left_out}. fix: check data.{split}.annotations, data.{split}.images and data.classes"
-        )
+        problem = f"{source.path} holds {image_used.sum()} usable images and {box_used.sum()} usable boxes"
+        if source.findings.counts:
+            problem += f" ({source.findings.summary()} left out, first: {source.findings.first()[0]})"
+        if box_used.any():
+            problem += ", all of them crowds, which teach nothing"
+        fix = f"fix: check data.{split}.annotations, data.{split}.images and data.classes"
+        raise DataError(f"{problem}. {fix}")
     return _columns(source, image_used, positions, box_used)
 
 
-def _usable(
-    source: Source, entries: NDArray[np.bool_], checks: Checks, describe: Callable[[int, str], str]
-) -> NDArray[np.bool_]:
+def _usable(source: Source, entries: Flags, checks: Checks, describe: Callable[[int, str], str]) -> Flags:
     """Which of the ``entries`` pass all checks; the others are findings of the first they fail."""
     usable = entries.copy()
     for kind, good, problem in checks:
@@ -69,10 +158,10 @@ def _usable(
     return usable
 
 
-def _check_images(source: Source, split: str) -> NDArray[np.bool_]:
+def _check_images(source: Source, split: str) -> Flags:
     """Which images (N,) are usable."""
     count, root = len(source.file_names), source.image_root
-    paths = [os.path.join(root, name) for name in source.file_names]
+    paths = list(map(partial(os.path.join, root), source.file_names))
     if isinstance(root, str):
         sizes = np.array(remote.sizes_of(paths), dtype=np.int64)
         exists, source.num_bytes = sizes >= 0, int(sizes[sizes > 0].sum())
@@ -84,14 +173,13 @@ def _check_images(source: Source, split: str) -> NDArray[np.bool_]:
             f"none of the {count} images of {source.path} is in {root}: {source.file_names[:3]}. "
             f"fix: set data.root or data.{split}.images to the folder that the file names start from"
         )
-    again = [name for name, times in Counter(source.file_names).items() for _ in range(times - 1)]
-    source.notes.add("images that are named again", again)
-    first = np.zeros(count, dtype=bool)
-    first[np.unique(source.image_ids, return_index=True)[1]] = True
-    # Each side first: the product of two absurd ones may overflow.
-    readable = (source.sizes <= headers.MAX_PIXELS).all(axis=1) & (source.sizes.prod(axis=1) <= headers.MAX_PIXELS)
+    again = Counter(source.file_names) - Counter(set(source.file_names))
+    source.notes.add("images that are named again", list(again.elements()))
+    first = np.isin(np.arange(count), np.unique(source.image_ids, return_index=True)[1])
+    # As floats: the product of two absurd sides may overflow.
+    readable = source.sizes.astype(np.float64).prod(axis=1) <= headers.MAX_PIXELS
 
-    def pixels(row: int) -> str:
+    def size(row: int) -> str:
         height, width = source.sizes[row].tolist()
         return f"is {width:,} x {height:,} pixels"
 
@@ -100,34 +188,35 @@ def _check_images(source: Source, split: str) -> NDArray[np.bool_]:
         ("missing image files", exists, lambda row: f"is not in {root}"),
         (
             "images without size",
-            np.asarray((source.sizes > 0).all(axis=1)),
-            lambda row: f"{pixels(row)}, or not an image of a known type ({headers.KNOWN_TYPES})",
+            (source.sizes > 0).all(axis=1),
+            lambda row: f"{size(row)}, or not an image of a known type ({headers.KNOWN_TYPES})",
         ),
-        ("images that are too large", readable, lambda row: f"{pixels(row)}, at most {headers.MAX_PIXELS:,} are read"),
+        ("images that are too large", readable, lambda row: f"{size(row)}, at most {headers.MAX_PIXELS:,} are read"),
     )
     every_image = np.ones(count, dtype=bool)
     return _usable(source, every_image, checks, lambda row, text: f"{source.path}: {source.file_names[row]} {text}")
 
 
-def _check_boxes(
-    source: Source, split: str, on_error: OnError, image_used: NDArray[np.bool_]
-) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+def _check_boxes(source: Source, split: str, on_error: OnError, image_used: Flags) -> tuple[Integers, Flags]:
     """The position of each box's image (M,), and which boxes are usable. Cuts boxes in place."""
     order = np.argsort(source.image_ids, kind="stable")
     positions = np.searchsorted(source.image_ids, source.box_image_ids, sorter=order)
     positions = order[np.minimum(positions, len(order) - 1)]  # of equal ids the first, which is kept
     has_image = source.image_ids[positions] == source.box_image_ids
-    finite = np.isfinite(source.boxes_xywh).all(axis=1) & np.isfinite(source.areas)
-    has_area = (source.boxes_xywh[:, 2:] > 0).all(axis=1) & (source.areas >= 0)
-    beyond, is_inside = _reach(source, positions)
-    reaches_out = beyond > BORDER_TOLERANCE
-    scored = np.bool_(split != "train" and on_error != OnError.stop)
-    may_reach_out = np.bool_(on_error != OnError.stop)
     has_category = np.isin(source.box_category_ids, list(source.categories))
-    not_in_use = f"which is not one of the {len(source.categories)} classes in use"
+    finite = np.isfinite(source.boxes_xywh).all(axis=1) & np.isfinite(source.areas)
+    start, extents = np.hsplit(source.boxes_xywh, 2)
+    has_area = (extents > 0).all(axis=1) & (source.areas >= 0)
+    limits = source.sizes[positions, ::-1].astype(np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        end = start + extents
+        beyond = np.maximum(-start, end - limits).max(axis=1)  # pixels out of the image, negative inside
+        is_inside = (np.minimum(end, limits) - np.maximum(start, 0) > MIN_INSIDE).all(axis=1)
+    reaches_out = beyond > BORDER_TOLERANCE
+    scored = split != "train" and on_error != OnError.stop
 
     def image_of(row: int) -> str:
-        height, width = source.sizes[positions[row]]
+        width, height = limits[row]
         return f"its image of {width:g} x {height:g} pixels"
 
     def overshoot(row: int) -> str:
@@ -138,6 +227,7 @@ def _check_boxes(
         numbers = ", ".join(f"{number:g}" for number in source.boxes_xywh[row])
         return f"{source.path}: {source.box_name(row)} of {image}, box [{numbers}] (x, y, w, h), {problem}"
 
+    not_in_use = f"which is not one of the {len(source.categories)} classes in use"
     checks: Checks = (
         ("boxes of an unknown image", has_image, lambda row: "belongs to no image of the file"),
         (
@@ -150,7 +240,7 @@ def _check_boxes(
         ("boxes outside their image", is_inside | scored, lambda row: f"lies outside {image_of(row)}"),
         (
             "boxes that reach out of their image",
-            ~reaches_out | may_reach_out,
+            ~reaches_out | (on_error != OnError.stop),
             lambda row: f"{overshoot(row)} (data.on_error=clip cuts it there)",
         ),
     )
@@ -159,21 +249,20 @@ def _check_boxes(
     rows = np.flatnonzero(usable & reaches_out)
     rows = rows[np.argsort(-beyond[rows], kind="stable")]  # the farthest first
     source.notes.add(SCORED_OUTSIDE if scored else CUT, rows, describe=lambda row: describe(row, overshoot(row)))
+    boxes = source.boxes_xywh[usable]
+    is_tiny = len(boxes) > 0 and boxes[:, 2:].max() < TINY
+    other = looks_like(boxes, source.sizes[positions[usable]], source.areas[usable])
     for kind, which, problem in (
         (SCORED_EMPTY, usable & ~has_area, "has no area: no detection can match it"),
         ("boxes of images that are left out", has_image & ~image_used[positions], "goes with it"),
         (CROWDS, usable & source.crowd & (split == "train"), "is a crowd"),
+        (TINY_BOXES, usable & is_tiny, "is tiny"),
+        (f"{UNLIKE}{other}", usable & (other is not None), "is one"),
     ):
         source.notes.add(kind, np.flatnonzero(which), describe=partial(describe, problem=problem))
-    sides = source.boxes_xywh[usable, 2:]
-    if len(sides) and sides.max() < TINY:
-        source.notes.add(TINY_BOXES, np.flatnonzero(usable), describe=partial(describe, problem="is tiny"))
-    if other := looks_like(source.boxes_xywh[usable], source.sizes[positions[usable]], source.areas[usable]):
-        source.notes.add(UNLIKE + other, np.flatnonzero(usable), describe=partial(describe, problem="is one"))
     if not scored:
-        start, extents = np.hsplit(source.boxes_xywh[rows], 2)
-        end, start = np.minimum(start + extents, source.sizes[positions[rows], ::-1]), np.maximum(start, 0)
-        source.boxes_xywh[rows] = np.concatenate([start, end - start], axis=1)
+        low, high = np.maximum(start[rows], 0), np.minimum(end[rows], limits[rows])
+        source.boxes_xywh[rows] = np.concatenate([low, high - low], axis=1)
     return positions, usable
 
 
@@ -185,31 +274,19 @@ def looks_like(boxes: NDArray[Any], sizes: NDArray[Any], areas: NDArray[Any]) ->
     start, extent = np.hsplit(boxes, 2)
     limit = sizes[:, ::-1] + BORDER_TOLERANCE
     of_corners = np.isclose(areas, (extent - start).prod(axis=1)) & ~np.isclose(areas, extent.prod(axis=1))
-    if len(boxes) < 2 or not (of_corners.all() or (start + extent > limit).any(axis=1).mean() > MANY_OUTSIDE):
+    outside = (start + extent > limit).any(axis=1)
+    if len(boxes) < 2 or not (of_corners.all() or outside.mean() > MANY_OUTSIDE):
         return None
-    corners = "[left, top, right, bottom]", start, extent
-    centres = "[centre x, centre y, width, height]", start - extent / 2, start + extent / 2
-    fits = (
-        (name, (low >= -BORDER_TOLERANCE) & (low < high) & (high <= limit)) for name, low, high in (corners, centres)
-    )
-    return next((name for name, inside in fits if inside.all()), None)
+    for name, low, high in (
+        ("[left, top, right, bottom]", start, extent),
+        ("[centre x, centre y, width, height]", start - extent / 2, start + extent / 2),
+    ):
+        if ((low >= -BORDER_TOLERANCE) & (low < high) & (high <= limit)).all():
+            return name
+    return None
 
 
-def _reach(source: Source, positions: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """By how many pixels each box (M,) leaves its image, negative inside; if a part lies inside."""
-    height, width = source.sizes[positions].T.astype(np.float64)
-    x, y, w, h = source.boxes_xywh.T
-    with np.errstate(invalid="ignore", over="ignore"):
-        right, bottom = x + w, y + h
-        beyond = np.maximum(np.maximum(-x, -y), np.maximum(right - width, bottom - height))
-        is_inside = np.minimum(right, width) - np.maximum(x, 0) > MIN_INSIDE
-        is_inside &= np.minimum(bottom, height) - np.maximum(y, 0) > MIN_INSIDE
-    return beyond, is_inside
-
-
-def _columns(
-    source: Source, image_used: NDArray[np.bool_], positions: NDArray[np.int64], box_used: NDArray[np.bool_]
-) -> dict[str, NDArray[np.generic]]:
+def _columns(source: Source, image_used: Flags, positions: Integers, box_used: Flags) -> dict[str, NDArray[np.generic]]:
     """The columns of the usable entries; boxes in the order of images, then of the file."""
     new_position = np.cumsum(image_used) - 1
     rows = np.flatnonzero(box_used)
@@ -221,10 +298,10 @@ def _columns(
     classes = by_id[np.searchsorted(category_ids, source.box_category_ids[rows], sorter=by_id)]
     return {
         "name_bytes": np.frombuffer(b"".join(encoded), dtype=np.uint8),
-        "name_offsets": np.concatenate([[0], np.cumsum([len(name) for name in encoded])]).astype(np.int64),
+        "name_offsets": np.cumsum([0, *map(len, encoded)]),
         "image_ids": source.image_ids[image_used],
         "sizes": source.sizes[image_used].astype(np.int32),
-        "offsets": np.concatenate([[0], np.cumsum(boxes_per_image)]).astype(np.int64),
+        "offsets": np.cumsum([0, *boxes_per_image]),
         "boxes_xywh": source.boxes_xywh[rows],
         "classes": classes.astype(np.int32),
         "crowd": source.crowd[rows],

@@ -5,17 +5,18 @@ or truncated count like any other: evaluation follows COCO, which ignores crowds
 """
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
-from xml.etree import ElementTree
 
 import numpy as np
 
 from data import io, layouts
-from data.annotations_read import ROTATED, Findings, LocatedSplit, Source, relative_name
 from data.errors import DataError, shown
+from data.io import ROTATED, Findings, LocatedSplit, Source, relative_name
 
 BoxXywh = tuple[float, float, float, float]  # left, top, width, height
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
@@ -73,9 +74,8 @@ def _items_of_list(image_list: Path, voc_root: Path) -> list[_Listed]:
         name = line.strip().replace("\\", "/")
         if len(name.split()) > 1 and not os.path.isfile(f"{xml_folder}/{name}.xml"):
             name = layouts.first_column(name)
-        stem, suffix = os.path.splitext(name)
-        stem = stem if suffix.lower() in layouts.IMAGE_SUFFIXES else name
-        if name:
+        stem = os.path.splitext(name)[0] if layouts.is_image(name) else name
+        if stem:
             items.append(_Listed(stem, f"{xml_folder}/{stem}.xml", (image_folder,), str(voc_root)))
     if any(os.path.isfile(item.xml) for item in items):
         return items
@@ -124,17 +124,17 @@ def read_voc(listed: list[_Listed], path: Path, image_root: Path, names: Sequenc
     """
     category_ids = {name: number for number, name in enumerate(names, start=1)}
     findings, notes = Findings(), Findings()
-    places = _Images()
+    names_in = cache(lambda folder: frozenset(layouts.names_in(folder)))
+    images_below = cache(lambda folder: _by_stem(Path(folder), layouts.IMAGE_SUFFIXES))
     file_names = list[str]()
     images = list[tuple[int, ...]]()  # id, height, width
     boxes = list[tuple[float, ...]]()  # image id, category id, number in its file, left, top, width, height
     chunks = io.in_chunks(lambda items: [_parse(item.xml) for item in items], listed, "reading labels")
-    annotations = [annotation for chunk in chunks for annotation in chunk]
-    for image_id, (item, annotation) in enumerate(zip(listed, annotations, strict=True), start=1):
+    for image_id, (item, annotation) in enumerate(zip(listed, chain.from_iterable(chunks), strict=True), start=1):
         if isinstance(annotation, str):
             findings.add("unusable annotation files", [annotation])
             continue
-        image, is_guess = places.find(item, annotation.file_name)
+        image, is_guess = _image_of(item, annotation.file_name, names_in, images_below)
         notes.add("images chosen among several of one name", [image] * is_guess)
         notes.add(ROTATED, [item.xml] * annotation.rotated)
         file_names.append(relative_name(image, image_root))
@@ -170,35 +170,33 @@ def read_voc(listed: list[_Listed], path: Path, image_root: Path, names: Sequenc
     )
 
 
-class _Images:
-    """Finds the images of xml files; lists each folder once."""
+def _image_of(
+    item: _Listed,
+    file_name: str,
+    names_in: Callable[[str], Collection[str]],
+    images_below: Callable[[str], dict[str, list[str]]],
+) -> tuple[str, bool]:
+    """The image of an xml file: named like it, as in ``<filename>``, or with another suffix.
 
-    def __init__(self) -> None:
-        self._names = cache(lambda folder: frozenset(layouts.names_in(folder)))
-        self._below = cache(lambda folder: _by_stem(Path(folder), layouts.IMAGE_SUFFIXES))
-
-    def find(self, item: _Listed, file_name: str) -> tuple[str, bool]:
-        """The image of an xml file: named like it, as in ``<filename>``, or with another suffix.
-
-        Files edited by hand often lack the suffix in ``<filename>``, or name another image. Of
-        images elsewhere below the set's folder, that whose folders are most like the xml file's is
-        taken. Returned with it is whether there are others as like.
-        """
-        base = os.path.basename(file_name)
-        first = item.stem + (os.path.splitext(base)[1] or ".jpg")
-        names = dict.fromkeys([first, base, *(item.stem + suffix for suffix in sorted(layouts.IMAGE_SUFFIXES))])
-        for folder in item.image_folders:
-            present = [name for name in names if name in self._names(folder)]
-            if present:
-                return f"{folder}/{present[0]}", present[0] != base and len({*present} - {base}) > 1
-        below = self._below(item.top)
-        elsewhere = below.get(Path(item.stem).name) or below.get(Path(base).stem)
-        if not elsewhere:
-            return f"{item.image_folders[-1]}/{first}", False
-        folders = {*item.xml.split("/"), *file_name.split("/")}
-        likeness = [len(folders.intersection(image.split("/"))) for image in elsewhere]
-        most = max(likeness)
-        return elsewhere[likeness.index(most)], likeness.count(most) > 1
+    Files edited by hand often lack the suffix in ``<filename>``, or name another image. Of images
+    elsewhere below the set's folder, that whose folders are most like the xml file's is taken.
+    Returned with it is whether there are others as like.
+    """
+    base = os.path.basename(file_name)
+    first = item.stem + (os.path.splitext(base)[1] or ".jpg")
+    names = dict.fromkeys([first, base, *(item.stem + suffix for suffix in sorted(layouts.IMAGE_SUFFIXES))])
+    for folder in item.image_folders:
+        present = [name for name in names if name in names_in(folder)]
+        if present:
+            return f"{folder}/{present[0]}", present[0] != base and len({*present} - {base}) > 1
+    below = images_below(item.top)
+    elsewhere = below.get(Path(item.stem).name) or below.get(Path(base).stem)
+    if not elsewhere:
+        return f"{item.image_folders[-1]}/{first}", False
+    folders = {*item.xml.split("/"), *file_name.split("/")}
+    likeness = [len(folders.intersection(image.split("/"))) for image in elsewhere]
+    most = max(likeness)
+    return elsewhere[likeness.index(most)], likeness.count(most) > 1
 
 
 def _parse(xml: str) -> _Annotation | str:
@@ -212,17 +210,14 @@ def _parse(xml: str) -> _Annotation | str:
         return str(error)
     except ValueError as error:
         return f"{xml} is not valid XML with width and height in <size> ({error})"
-    objects = [_object(element) for element in root.iter("object")]
+    objects = []
+    for element in root.iter("object"):
+        box = None
+        with suppress(ValueError):
+            left, top, right, bottom = (float(element.findtext(f"bndbox/{corner}", "")) for corner in CORNERS)
+            box = left, top, right - left, bottom - top
+        objects.append((element.findtext("name", "").strip(), box))
     angles = [item.findtext("value") for item in root.iterfind(".//object/attributes/attribute[name='rotation']")]
-    rotated = sum(angle not in ("0", "0.0") for angle in angles)
+    rotated = len(angles) - angles.count("0") - angles.count("0.0")
     file_name = f"{root.findtext('folder', '').strip()}/{root.findtext('filename', '').strip()}"
     return _Annotation(file_name.replace("\\", "/"), size, objects, rotated)
-
-
-def _object(element: ElementTree.Element) -> tuple[str, BoxXywh | None]:
-    name = element.findtext("name", "").strip()
-    try:
-        left, top, right, bottom = (float(element.findtext(f"bndbox/{corner}", "")) for corner in CORNERS)
-    except ValueError:
-        return name, None
-    return name, (left, top, right - left, bottom - top)

@@ -7,9 +7,10 @@ tracker or of key points look like polygons, but all have as many columns.
 
 import math
 import os
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data import headers, io, layouts, remote
-from data.annotations_read import Findings, LocatedSplit, Source, relative_name
-from data.config import Exif
+from data.config import DataConfig, Exif
 from data.errors import DataError, shown
+from data.io import Findings, LocatedSplit, Source, relative_name
 
 MAX_FRACTION = 2  # larger numbers are pixels; just above 1, a box reaches out of its image
 MAX_OF_POLYGON = 1.1  # tools cut polygons at the edges of the image, but for rounding
@@ -27,7 +28,6 @@ IMAGE_FOLDERS = ("images", "JPEGImages")  # the usual ones, with a folder "label
 BOX_COLUMNS, CORNER_COLUMNS = 5, 9  # of a row: class cx cy w h; class and four corners
 CROSSED = 8  # stands for 9 columns whose points do not go round a convex shape, as a box with two key points
 MANY_CROSSED = 0.2  # of the rows of 9 columns
-COLUMNS = [np.dtype(kind) for kind in ("(2,)i8", "i8", "(4,)i4", "(4,)f8")]  # of _read_chunk
 # In a data.yaml or obj.data.
 SPLIT_KEYS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
 
@@ -39,127 +39,112 @@ class _Listed(NamedTuple):
     labels: list[str]
     image_is_file: NDArray[np.bool_]
     label_is_file: NDArray[np.bool_]
+    others: dict[str, list[str]]  # files that go with none of the images, by kind
+    num_classes: int  # that label files may name
 
 
 def locate_yolo(
-    pairs: Sequence[tuple[Path, remote.Place]], root: Path, split: str, names: list[str] | None, exif: Exif
+    config: DataConfig, split: str, pairs: Sequence[tuple[Path, remote.Place]], root: Path, image_root: remote.Place
 ) -> LocatedSplit:
     """Find the images and label files of each list, folder, data.yaml or obj.data, with its base.
 
     A data.yaml has a folder, a list, or several of these for each split; ``download`` is neither
     fetched nor run. Images at an address come from a list; their label files lie where they would
-    if the images were below ``root``. ``names`` are those of classes 0, 1, ..., or select and order
-    the names of a data.yaml. Raises ``DataError`` if there are no images, labels or names.
+    if the images were below ``root``. ``data.names`` are those of classes 0, 1, ..., or select and
+    order the names of a data.yaml. Raises ``DataError`` if there are no images, labels or names.
     """
-    groups: list[list[str]] = []
-    read = [place for place, _ in pairs if place.is_file()]
-    named: list[list[str]] = []
-    bases = {base for _, base in pairs}
-    image_root = bases.pop() if len(bases) == 1 else root
-    is_address = isinstance(image_root, str)
+    images, read, named = list[str](), list[Path](), list[list[str]]()
     for place, base in pairs:
-        is_list = place.is_file() and not layouts.is_set_file(place)
-        if isinstance(base, str) and (base.endswith(".tar") or base != image_root or not is_list):
+        is_set = place.is_file() and layouts.is_set_file(place)
+        if isinstance(base, str) and (base.endswith(".tar") or base != image_root or is_set or place.is_dir()):
             why = "with label files, an address goes with lists of the pictures there, and tar files with none"
             raise DataError(f"data.{split}.images: {why}. fix: data.{split}.annotations=<a list>, or a COCO json")
-        if is_list or not place.is_file():
-            groups.append(find_images(place, [base if isinstance(base, Path) else root]))
-            continue
-        content = layouts.read_set_file(place)
-        named += [content["names"]] if content.get("names") else []
-        starts = layouts.starts_of(place, str(content.get("path") or ""))
-        for entry in _entries(content, split, place):
-            images = layouts.find_place(entry, place, starts)
-            read += [images] if images.is_file() else []
-            groups.append(find_images(images, starts))
+        places, starts = [place], [base if isinstance(base, Path) else root]
+        if is_set:
+            content = layouts.read_set_file(place)
+            named += [content["names"]] if content.get("names") else []
+            starts = layouts.starts_of(place, str(content.get("path") or ""))
+            places = [layouts.find_place(entry, place, starts) for entry in _entries(content, split, place)]
+        read += [place, *places]
+        for each in places:
+            images += find_images(each, starts)
     path = pairs[0][0] if len(pairs) == 1 else root
     if any(other != named[0] for other in named):
         raise DataError(f"data.{split}.annotations: the data.yaml files differ in their names. fix: make them agree")
-    classes = named[0] if named else names
+    classes = named[0] if named else config.names
     if classes is None:
         raise DataError(
             f"{path} holds no class names. fix: set data.names to those of classes 0, 1, ..., or to a file of them in "
             "data.root, one per line (data.names=classes.txt)"
         )
-    categories = layouts.choose_classes(dict(enumerate(classes)), names, path)
-    addresses, labels, are_files = list[str](), list[str](), list[tuple[NDArray[np.bool_], NDArray[np.bool_]]]()
-    digests, others = list[str](), dict[str, list[str]]()
-    for group in groups:
-        image_stamps = io.stamp_files(group)
-        there, beside = find_labels(group)
-        label_stamps = io.stamp_files(there)
-        for kind, files in beside.items():
-            others.setdefault(kind, []).extend(files)
-        addresses += [f"{image_root}/{relative_name(path, root)}" for path in group] if is_address else group
-        labels += there
-        # Which are there at an address, building the index finds out.
-        are_files.append((image_stamps.is_file | is_address, label_stamps.is_file))
-        digests += [image_stamps.digest, label_stamps.digest]
-    listed = _Listed(addresses, labels, *map(np.concatenate, zip(*are_files, strict=True)))
-    if not listed.image_is_file.any():
+    categories = layouts.choose_classes(dict(enumerate(classes)), config.names, path)
+    labels, others = find_labels(images)
+    image_stamps, label_stamps = io.stamp_files(images), io.stamp_files(labels)
+    image_is_file = image_stamps.is_file
+    if isinstance(image_root, str):  # which are there, building the index finds out
+        images = [f"{image_root}/{relative_name(image, root)}" for image in images]
+        image_is_file = np.ones(len(images), dtype=bool)
+    if not image_is_file.any():
         raise DataError(
-            f"none of the {len(labels)} images of {path} is there (first: {addresses[0][:300]}). "
+            f"none of the {len(labels)} images of {path} is there (first: {images[0][:300]}). "
             f"fix: set data.root or data.{split}.images to the folder that relative paths start from"
         )
-    if not listed.label_is_file.any():
+    if not label_stamps.is_file.any():
         raise DataError(
             f"none of the {len(labels)} images of {path} has a label file (first: {labels[0]}). "
             "fix: put the .txt files there, or set data.format to that of the set"
         )
+    listed = _Listed(images, labels, image_is_file, label_stamps.is_file, others, len(classes))
+    lists = io.stamp_files([str(place) for place in read if place.is_file()])
     return LocatedSplit(
-        stamps=[*digests, io.stamp_files(list(map(str, read))).digest, str(categories), str(others)],
+        stamps=[image_stamps.digest, label_stamps.digest, lists.digest, str(categories), str(others)],
         image_root=image_root,
-        read=lambda: read_yolo(
-            listed, path, image_root, num_classes=len(classes), categories=categories, exif=exif, others=others
-        ),
+        read=lambda: read_yolo(listed, path, image_root, categories, config.exif),
     )
 
 
-def read_yolo(
-    listed: _Listed, path: Path, image_root: remote.Place, *, num_classes: int, categories: dict[int, str],
-    exif: Exif, others: dict[str, list[str]],
-) -> Source:  # fmt: skip
+def read_yolo(listed: _Listed, path: Path, image_root: remote.Place, categories: dict[int, str], exif: Exif) -> Source:
     """Read sizes and boxes of the listed images, turned upright with ``exif=apply``.
 
-    ``path`` is for messages; ``others`` are files that go with none of the images, by kind. Image
-    ids count from 1, category ids are the numbers in the label files. The area of an object is that
-    of its box. Unreadable entries become findings.
+    ``path`` is for messages. Image ids count from 1, category ids are the numbers in the label
+    files. The area of an object is that of its box. Unreadable entries become findings.
     """
     findings, notes = Findings(), Findings()
-    columns = [bytearray() for _ in COLUMNS]  # they grow in place: to join parts takes twice the memory
-    read = partial(_read_chunk, listed=listed, num_classes=num_classes, exif=exif)
+    parts = []
+    read = partial(_read_chunk, listed=listed, exif=exif)
     size = io.chunk_size(image_root)
     for part, problems in io.in_chunks(read, range(len(listed.images)), "reading labels", size):
-        for column, values in zip(columns, part, strict=True):
-            column.extend(values.tobytes())
+        parts.append(part)
         for kind, sentence in problems:
             findings.add(kind, [sentence])
-    sizes, turned, rows, boxes_xywh = map(np.frombuffer, columns, COLUMNS)
-    for kind, files in others.items():
+    sizes, turned, rows, boxes_xywh = map(np.concatenate, zip(*parts, strict=True))
+    for kind, files in listed.others.items():
         notes.add(kind, files)
+    image_name = listed.images.__getitem__
     unlabelled = np.flatnonzero(listed.image_is_file & ~listed.label_is_file)
-    notes.add("images without a label file, taken as background", unlabelled, describe=listed.images.__getitem__)
-    notes.add(headers.TURNED, turned, describe=listed.images.__getitem__)
-    images = zip(listed.images, listed.labels, listed.label_is_file.tolist(), strict=True)
-    first = dict[str, str]()
-    shared = [image for image, label, is_file in images if is_file and first.setdefault(label, image) != image]
-    notes.add("images that have the label file of another image, too", shared)
+    notes.add("images without a label file, taken as background", unlabelled, describe=image_name)
+    notes.add(headers.TURNED, turned, describe=image_name)
+    image_of = dict(zip(reversed(listed.labels), reversed(listed.images), strict=True))  # the first of several
+    of_another = [image_of[label] != image for image, label in zip(listed.images, listed.labels, strict=True)]
+    shared = np.flatnonzero(of_another & listed.label_is_file)
+    notes.add("images that have the label file of another image, too", shared, describe=image_name)
 
     def box_name(row: int) -> str:
         return f"{listed.labels[rows[row, 0]]}:{rows[row, 1]}"
 
-    is_longer = rows[:, 3] > BOX_COLUMNS
-    lengths = set(rows[is_longer, 3].tolist())
-    has_nine = lengths <= {CORNER_COLUMNS, CROSSED}
-    crossed = (rows[:, 3] == CROSSED).sum() / max(1, is_longer.sum())
-    if is_longer.sum() > 1 and (crossed > MANY_CROSSED if has_nine else len(lengths) == 1):
-        count = CORNER_COLUMNS if has_nine else min(lengths)
+    longer = np.flatnonzero(rows[:, 3] > BOX_COLUMNS)
+    lengths = rows[longer, 3].tolist()
+    kinds = set(lengths)
+    are_alike = len(kinds) == 1
+    if kinds <= {CORNER_COLUMNS, CROSSED}:
+        are_alike = lengths.count(CROSSED) > MANY_CROSSED * len(lengths)
+    if are_alike and len(longer) > 1:
+        count = CORNER_COLUMNS if CROSSED in kinds else kinds.pop()
         why = f"{count} columns, as all rows but boxes: not polygons, but a tracker's row or key points"
-        unlike = np.flatnonzero(is_longer)
-        findings.add("rows that are not boxes", unlike, describe=lambda row: f"{box_name(row)} has {why}")
-        rows, boxes_xywh = rows[~is_longer], boxes_xywh[~is_longer]
-    polygons = np.flatnonzero(rows[:, 3] > BOX_COLUMNS)
-    notes.add("polygons, of which the bounding boxes are learnt", polygons, describe=box_name)
+        findings.add("rows that are not boxes", longer, describe=lambda row: f"{box_name(row)} has {why}")
+        rows, boxes_xywh = np.delete(rows, longer, axis=0), np.delete(boxes_xywh, longer, axis=0)
+    else:
+        notes.add("polygons, of which the bounding boxes are learnt", longer, describe=box_name)
     return Source(
         path=path,
         image_root=image_root,
@@ -179,12 +164,12 @@ def read_yolo(
 
 
 def _read_chunk(
-    numbers: Sequence[int], listed: _Listed, num_classes: int, exif: Exif
+    numbers: Sequence[int], listed: _Listed, exif: Exif
 ) -> tuple[tuple[NDArray[Any], ...], list[tuple[str, str]]]:
-    """COLUMNS of some listed images; kind and sentence of each unusable entry.
+    """Of some listed images: columns, and kind and sentence of each unusable entry.
 
-    Height and width, 0: not an image; the numbers of turned images; of the rows image, line, class
-    and number of columns; their boxes_xywh in pixels.
+    The columns are height and width, 0: not an image; the numbers of turned images; of the rows
+    image, line, class and number of columns; their boxes_xywh in pixels.
     """
     sizes, turned, rows, problems = [], [], [], []
     for number in numbers:
@@ -194,7 +179,7 @@ def _read_chunk(
         sizes.append(header.size(orientation) if header else (0, 0))
         turned += [number] * (orientation != 1)
         if header and listed.label_is_file[number]:
-            found, wrong = read_label_file(listed.labels[number], num_classes)
+            found, wrong = read_label_file(listed.labels[number], listed.num_classes)
             rows += [(number, *row, *sizes[-1]) for row in found]
             problems += wrong
     columns = np.array(rows, dtype=np.float64).reshape(-1, 10)
@@ -247,10 +232,10 @@ def _parse(line: str, num_classes: int) -> list[float]:
 
 def _entries(content: dict[str, Any], split: str, path: Path) -> list[str]:
     """The lists and folders that a data.yaml or obj.data names for a split."""
-    content = {str(key).lower(): value for key, value in content.items()}  # CVAT writes "Train"
-    entries = next((content[key] for key in SPLIT_KEYS[split] if content.get(key)), None)
+    given = {str(key).lower(): value for key, value in content.items()}  # CVAT writes "Train"
+    entries = next((given[key] for key in SPLIT_KEYS[split] if given.get(key)), None)
     entries = entries if isinstance(entries, list) else [entries]
-    if not all(isinstance(entry, str) for entry in entries):
+    if set(map(type, entries)) != {str}:
         more = "" if split != "val" else ", or data.split=0.1 to take a tenth of the training images"
         raise DataError(f"{path} names no images under {split!r}. fix: give it a folder or a list there{more}")
     return entries
@@ -282,36 +267,37 @@ def find_labels(images: list[str]) -> tuple[list[str], dict[str, list[str]]]:
     of these with a file of the image's name. Other files are label files of no image, and files
     beside images that are of no known type.
     """
-    places: dict[str, list[str]] = {}  # of images: where their label files may be
-    labels_of: dict[str, dict[str, str]] = {}  # names of label files by stem, in such a place
-    stems_in: dict[str, set[str]] = {}  # of the images in a folder, listed or not
-    used: dict[str, set[str]] = {}  # places of labels with the folders of their images
+    names_in = cache(_label_names)
+    places: dict[str, list[str]] = {}  # of a folder of images: where their label files may be
+    stems_in: dict[str, set[str]] = {}  # of its images, listed or not
+    used = defaultdict[str, set[str]](set)  # places of labels: the stems of their images
     labels = []
     for image in images:
         parent, _, name = image.rpartition("/")
         if parent not in places:
-            names = layouts.names_in(parent)
-            types = [(name, os.path.splitext(name)[1].lower()) for name in names]
-            stems_in[parent] = {os.path.splitext(name)[0] for name, kind in types if kind in layouts.IMAGE_SUFFIXES}
             places[parent] = _label_folders(parent)
-            for place in places[parent]:
-                if place not in labels_of:
-                    files = [name for name in layouts.names_in(place) if name[-4:].lower() == ".txt"]
-                    labels_of[place] = {file[:-4]: file for file in files if file not in layouts.CLASS_FILES}
-        stem = name.rpartition(".")[0] or name
+            stems_in[parent] = set(map(_stem, filter(layouts.is_image, layouts.names_in(parent))))
+        stem = _stem(name)
         stems_in[parent].add(stem)  # it may be at an address
-        place = next((place for place in places[parent] if stem in labels_of[place]), places[parent][0])
-        used.setdefault(place, set()).add(parent)
-        labels.append(f"{place}/{labels_of[place].get(stem, stem + '.txt')}")
-    lonely = [
-        f"{place}/{file}"
-        for place, parents in used.items()
-        for stem, file in labels_of[place].items()
-        if not any(stem in stems_in[parent] for parent in parents)
-        if place not in stems_in or _has_boxes(f"{place}/{file}")  # beside images there may be any text
-    ]
-    kinds = {"label files of no image": sorted(lonely), layouts.UNKNOWN: layouts.unknown_files(places)}
-    return labels, {kind: files for kind, files in kinds.items() if files}
+        place = next((place for place in places[parent] if stem in names_in(place)), places[parent][0])
+        used[place].add(parent)
+        labels.append(f"{place}/{names_in(place).get(stem, stem + '.txt')}")
+    lonely = list[str]()
+    for place, parents in used.items():
+        of_images = set[str]().union(*(stems_in[parent] for parent in parents))
+        files = [f"{place}/{file}" for stem, file in names_in(place).items() if stem not in of_images]
+        lonely += filter(_has_boxes, files) if place in stems_in else files  # beside images there may be any text
+    return labels, {"label files of no image": sorted(lonely), layouts.UNKNOWN: layouts.unknown_files(places)}
+
+
+def _stem(name: str) -> str:
+    return os.path.splitext(name)[0]
+
+
+def _label_names(folder: str) -> dict[str, str]:
+    """The label files in a folder by their names without suffix."""
+    names = [name for name in layouts.names_in(folder) if name.lower().endswith(".txt")]
+    return {_stem(name): name for name in names if name not in layouts.CLASS_FILES}
 
 
 def _has_boxes(path: str) -> bool:
@@ -325,7 +311,8 @@ def _has_boxes(path: str) -> bool:
 def _label_folders(parent: str) -> list[str]:
     """Where the label files of the images in a folder may be, the usual places first."""
     parts = parent.split("/")
-    replaced = {at: "/".join([*parts[:at], "labels", *parts[at + 1 :]]) for at in reversed(range(1, len(parts)))}
+    deepest_first = range(len(parts) - 1, 0, -1)
+    replaced = {at: "/".join([*parts[:at], "labels", *parts[at + 1 :]]) for at in deepest_first}
     usual = [replaced[at] for folder in IMAGE_FOLDERS for at in replaced if parts[at] == folder]
     above, _, last = parent.rpartition("/")
     lately = list(replaced.values())[:2]  # in place of any of the last two folders

@@ -32,8 +32,8 @@ from conf.cli import run_files
 from conf.schema import is_installed
 from data import Annotations, DataConfig, DataError, ImageSource, OnError, check_same_classes, images, layouts, validate
 from data.anchors import LOW_RECALL, Sizes, fix_of_anchors, network_sizes, objects_per_image, recall
-from data.annotations_read import Findings
 from data.index import read_annotations
+from data.io import Findings
 from data.progress import counted, tracked
 from train_utils import build
 from train_utils.report.draw import draw_cell, save_sheet

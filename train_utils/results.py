@@ -14,10 +14,9 @@ from numpy import ndarray
 
 from conf import TrainError
 from data import Annotations
-from data.annotations_read import ids_by_name
 from data.errors import shown
 from data.progress import log
-from data.validate import TINY, looks_like
+from data.validate import TINY, ids_by_name, looks_like
 
 # A row per detection. "class" counts from 0; "box_xywh" is left, top, width and height in pixels of
 # the original image.

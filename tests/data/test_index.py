@@ -113,7 +113,7 @@ def test_missing_area_and_iscrowd_have_defaults(coco_set) -> None:
 def test_classes_of_both_splits_must_agree(coco_set) -> None:
     train = coco_set.open()
     data.check_same_classes(train, train)
-    with pytest.raises(data.DataError, match=r"3 classes and the validation set 1.*fix: set data.names"):
+    with pytest.raises(data.DataError, match=r"of 3 and 1 classes. fix: set data.names"):
         data.check_same_classes(train, coco_set.open(single_class=True))
     coco_set.json["categories"][2]["name"] = "fish"
     with pytest.raises(data.DataError, match=r"class 2 is 'bird' in the training set and 'fish'"):

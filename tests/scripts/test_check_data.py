@@ -11,7 +11,7 @@ import pytest
 from conf.compose import compose
 from conf.schema import CheckDataConfig
 from data import DataFormat
-from data.annotations_read import Findings
+from data.io import Findings
 from scripts.check_data import CheckedSet, check, check_dataset, text_report
 from tests.data.drawn_set import DrawnSet
 

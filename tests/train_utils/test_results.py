@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pycocotools.coco import COCO
 
 from conf import TrainError
-from data.annotations_read import ids_by_name
+from data.validate import ids_by_name
 from tests.train_utils.coco_sets import CATEGORY_IDS, draw, plain_pycocotools, write_coco
 from train_utils.coco_eval import score
 from train_utils.results import (

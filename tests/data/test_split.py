@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from data import Annotations, DataError, OnError, SplitConfig, open_annotations
-from data.annotations_read import is_for_validation
 from data.errors import printable
 from data.index import read_annotations
+from data.validate import is_for_validation
 from tests.data.conftest import CocoSet
 
 NAMES = [f"{number:05}.jpg" for number in range(10_000)]
