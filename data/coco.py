@@ -184,10 +184,7 @@ def _decoded(text: memoryview) -> _Instances:
 
 
 def _file_names(images: list[_Image], root: Place, notes: Findings) -> list[str]:
-    """The names relative to ``root``; with / for the backslash of Windows, unless a file has it.
-
-    If there is none of the first ones, the names may begin with folders that are not here.
-    """
+    """The names relative to ``root``; with / for the backslash of Windows, unless a file has it."""
     names = list[str]()
     for image in images:
         name = str(image.file_name)
@@ -202,6 +199,7 @@ def _file_names(images: list[_Image], root: Place, notes: Findings) -> list[str]
     dropped, _ = count_files(names, [root])
     if not dropped:
         return names
+    # They begin with folders that are not here.
     notes.add("images found by the end of their file_name", names)
     return [tail(name, dropped) for name in names]
 

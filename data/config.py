@@ -5,7 +5,6 @@ import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -175,15 +174,15 @@ class DataConfig:
 
     def _places_of_tests(self, root: Path) -> list[tuple[Path, remote.Place]]:
         """What is called test where ``data.val``, or ``data.train``, has a name of val or train."""
-        swap = partial(_TRAIN_OR_VAL.sub, "test")
         for part, key in ((self.val, "data.val"), (self.train, "data.train")):
             pairs = list[tuple[Path, remote.Place]]()
             for names, images in part.pairs(key) if part.annotations is not None else ():
-                path, folder = root / swap(names), remote.place(root, swap(images))
+                swapped = _TRAIN_OR_VAL.sub("test", names)
+                folder = remote.place(root, _TRAIN_OR_VAL.sub("test", images))
                 if isinstance(folder, Path) and not folder.exists():
                     folder = root / images
-                if path.exists() and (swap(names) != names or Path(names).stem == "test"):
-                    pairs.append((path, folder))
+                if (root / swapped).exists() and (swapped != names or Path(names).stem == "test"):
+                    pairs.append((root / swapped, folder))
             if pairs:
                 return pairs
         fix = "fix: name them by data.val.annotations and data.val.images, and leave split=test out"

@@ -358,11 +358,7 @@ def locate(config: DataConfig, split: str) -> LocatedSplit:
     paths, folders = zip(*pairs, strict=True)
     image_root = folders[0] if len(set(folders)) == 1 else root
     if config.format == DataFormat.voc:
-        if not all(isinstance(folder, Path) for folder in folders):
-            raise DataError(
-                f"data.{split}.images: format=voc reads folders on a disk. fix: make a COCO json of the set"
-            )
-        return voc.locate_voc(pairs, image_root, config.names or ())
+        return voc.locate_voc(split, pairs, Path(image_root), config.names or ())
     if config.format == DataFormat.yolo:
         return yolo.locate_yolo(config, split, pairs, root, image_root)
     path, read = paths[0], FORMATS.get(config.format)

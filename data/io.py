@@ -143,10 +143,7 @@ class Findings:
     examples: dict[str, list[str]] = field(default_factory=dict)
 
     def add(self, kind: str, entries: Entries, count: int | None = None, describe: Callable[[Any], str] = str) -> None:
-        """Record ``count`` findings, or one per entry, of which the first are described.
-
-        ``kind`` names them in the plural.
-        """
+        """Record ``count`` findings of a ``kind``, or one per entry; the first are described."""
         if len(entries):
             self.counts[kind] = self.counts.get(kind, 0) + (len(entries) if count is None else count)
             first = self.examples.setdefault(kind, [])

@@ -67,8 +67,6 @@ def xml_root(path: str | os.PathLike[str]) -> ElementTree.Element:
     try:
         # expat knows few encodings, and limits what entities expand to.
         root = ElementTree.fromstring(content.decode(declared[1].decode("ascii") if declared else usual))
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not in the encoding that it declares ({error}); save it as UTF-8") from error
     except (ElementTree.ParseError, ValueError, LookupError) as error:  # LookupError: an unknown encoding
         raise DataError(f"{path} is not valid XML ({error})") from error
     for element in root.iter():
@@ -113,16 +111,13 @@ def unknown_files(folders: Iterable[str], more: Iterable[str] = ()) -> list[str]
 
 def load_yaml(path: remote.Place) -> dict[str, Any]:
     """Read a YAML file, also at an address. Raises ``DataError`` if it does not hold keys."""
+    text, depth = read_file(path), 0
     try:
-        text = remote.read(path) if isinstance(path, str) else read_file(path)
-        depth = 0
         for event in yaml.parse(text):
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if isinstance(event, yaml.AliasEvent) or depth > 100:  # reading takes the square of the depth
                 raise yaml.YAMLError("it has an alias or is nested deep: a few lines can be billions of values")
         content = yaml.load(text, _Plain)
-    except remote.FetchError:
-        raise
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: e.g. a date with a 13th month
         raise DataError(f"{path} is not valid YAML ({' '.join(str(error).split())}). fix: correct it") from error
     if not isinstance(content, dict):
@@ -131,17 +126,14 @@ def load_yaml(path: remote.Place) -> dict[str, Any]:
 
 
 def read_set_file(path: Path) -> dict[str, Any]:
-    """Read a data.yaml or obj.data: keys such as train, val and path, and names as a list, if any.
-
-    A data.yaml may have names as a dictionary with keys 0, 1, ... Raises ``DataError``.
-    """
+    """Keys of a data.yaml or obj.data, and its names as a list, if any. Raises ``DataError``."""
     is_yaml = path.suffix.lower() in YAML_SUFFIXES
     if is_yaml:
         content = load_yaml(path)
         names = content.get("names")
         if "kpt_shape" in content:
             raise DataError(f"{path} is for key points (kpt_shape), not for boxes. fix: name a set for detection")
-        if isinstance(names, dict):
+        if isinstance(names, dict):  # {0: x, 1: y}
             by_number = {str(key): name for key, name in names.items()}
             numbers = list(map(str, range(len(names))))
             if by_number.keys() != set(numbers):
@@ -230,10 +222,7 @@ def class_names(names: Any, where: str) -> list[str]:
 
 
 def choose_classes(by_id: dict[int, str], names: list[str] | None, path: Path) -> dict[int, str]:
-    """Select the classes (id to name) in ``names``, in its order; ``None`` takes all.
-
-    Raises ``DataError`` for a name that ``path`` lacks.
-    """
+    """The classes (id to name) in ``names``, in its order; else all. Raises ``DataError``."""
     if names is None:
         return by_id
     id_of = {name: number for number, name in by_id.items()}

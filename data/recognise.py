@@ -170,7 +170,11 @@ def split_in(path: str, words_of: Sequence[Mapping[str, str]] = (SPLIT_WORDS, RA
     """Which split a file or folder is for by the last such word in its path: train, val or test."""
     found = re.findall("[A-Z]*[a-z]*", path)
     words = [word.lower().removesuffix("set") for word in reversed(found)]  # "TestImages", "testset"
-    return next((known[word] for known in words_of for word in words if word in known), None)
+    for known in words_of:
+        for word in words:
+            if word in known:
+                return known[word]
+    return None
 
 
 def _split(annotations: list[str], images: Sequence[str] = (".",)) -> Options:
@@ -370,10 +374,7 @@ def jsons_beside(places: Sequence[Path]) -> list[str]:
 
 
 def files_beside(root: Path, images: Sequence[str], places: Sequence[Path]) -> dict[str, list[str]]:
-    """Files in the folders of ``images``, relative to ``root``, that go with none of them, by kind.
-
-    ``places`` are the jsons, lists and folders of xml files of all splits, which name images.
-    """
+    """By kind: files beside ``images`` below ``root`` that these and ``places`` do not name."""
     named = set(map(stem_of, images)).union(*map(stems_in, set(places)))
     folders = sorted({os.path.dirname(os.path.join(root, image)) for image in images})
     unnamed = []

@@ -51,7 +51,7 @@ def ids_by_name(names: Sequence[str]) -> list[int]:
         if len(set(numbers)) == len(numbers) and max(numbers, default=0) < 2**53:
             return numbers
     ranks = np.argsort(np.argsort(np.array(names, dtype=np.str_), kind="stable"), kind="stable")
-    return (ranks + 1).tolist()
+    return list(map(int, ranks + 1))
 
 
 def numbered_by_name(source: Source) -> Source:
@@ -99,10 +99,7 @@ def select_split(source: Source, split: str, share: float) -> Source:
 
 
 def select_classes(source: Source, chosen: Any) -> Source:
-    """Keep the boxes of ``data.classes`` only, and all images.
-
-    Raises ``DataError`` if the set lacks a class.
-    """
+    """Keep all images, and the boxes of ``data.classes`` alone. Raises ``DataError`` for others."""
     ids, names = list(source.categories), list(source.categories.values())
     kept = {ids[number]: names[number] for number in class_numbers(chosen, names, "data.classes")}
     # Boxes with an unknown id stay: the checks report them.

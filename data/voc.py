@@ -10,15 +10,17 @@ from contextlib import suppress
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from data import io, layouts
 from data.errors import DataError, shown
 from data.io import ROTATED, Findings, LocatedSplit, Source, relative_name
+from data.remote import Place
 
 BoxXywh = tuple[float, float, float, float]  # left, top, width, height
+Lookup = Callable[[str], Any]  # what is in a folder, which is read once
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
 
@@ -40,7 +42,7 @@ class _Annotation(NamedTuple):
     rotated: int  # number of objects that CVAT says are rotated
 
 
-def locate_voc(pairs: Sequence[tuple[Path, Path]], image_root: Path, names: Sequence[str]) -> LocatedSplit:
+def locate_voc(split: str, pairs: Sequence[tuple[Path, Place]], image_root: Path, names: Sequence[str]) -> LocatedSplit:
     """Find the files of image lists or folders of xml files, each with its folder of images.
 
     The names in a list stand for files in ``Annotations`` and ``JPEGImages`` of that folder, or
@@ -48,12 +50,15 @@ def locate_voc(pairs: Sequence[tuple[Path, Path]], image_root: Path, names: Sequ
     """
     listed, digests = list[_Listed](), list[str]()
     for place, voc_root in pairs:
+        if isinstance(voc_root, str):
+            problem = f"data.{split}.images: format=voc reads folders on a disk"
+            raise DataError(f"{problem}. fix: make a COCO json of the set")
         items = _items_below(place, voc_root) if place.is_dir() else _items_of_list(place, voc_root)
         stamps = io.stamp_files([item.xml for item in items])
         if not stamps.is_file.any():
             where = f"names no image that has an xml file in {os.path.dirname(items[0].xml)}" if items else "holds none"
             raise DataError(
-                f"{place} {where}. fix: set data.<split>.images to the folder that holds Annotations and JPEGImages"
+                f"{place} {where}. fix: set data.{split}.images to the folder that holds Annotations and JPEGImages"
             )
         listed += items
         digests.append(stamps.digest)
@@ -170,12 +175,7 @@ def read_voc(listed: list[_Listed], path: Path, image_root: Path, names: Sequenc
     )
 
 
-def _image_of(
-    item: _Listed,
-    file_name: str,
-    names_in: Callable[[str], Collection[str]],
-    images_below: Callable[[str], dict[str, list[str]]],
-) -> tuple[str, bool]:
+def _image_of(item: _Listed, file_name: str, names_in: Lookup, images_below: Lookup) -> tuple[str, bool]:
     """The image of an xml file: named like it, as in ``<filename>``, or with another suffix.
 
     Files edited by hand often lack the suffix in ``<filename>``, or name another image. Of images
