@@ -23,9 +23,9 @@ from data.config import FORMATS
 from data.dataset import AUGMENTATIONS
 from models.cfg import SECTION_KEYS, layer_keys
 from models.config import AUTO, YoloLossConfig
+from models.darknet_loss import LOSSES
 from models.graph import BUILDERS as LAYERS
 from models.layers import ACTIVATIONS
-from models.losses import LOSSES
 from train_utils.report.loggers import LOGGERS
 
 __all__ = [

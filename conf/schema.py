@@ -16,8 +16,15 @@ from msgspec import Meta
 from conf import ConfigError, TrainError, install_command
 from data.config import AugmentConfig, Below1, Count, DataConfig, Exif, OnBadFile, Resize, Share, Whole
 from data.remote import check_bucket, is_remote
-from models.config import AutoLossConfig, LossConfig, ModelConfig, NotNegative, YoloLossConfig, YoloxLossConfig
-from models.published import PUBLISHED
+from models.config import (
+    PUBLISHED,
+    AutoLossConfig,
+    LossConfig,
+    ModelConfig,
+    NotNegative,
+    YoloLossConfig,
+    YoloxLossConfig,
+)
 
 AUTO = "auto"  # of optim.flat_fraction and train.fused_norm
 SHORT_TRAINING = 2000  # steps (docs/develop/decisions.md)

@@ -1,5 +1,6 @@
 from .cfg import ZOO as ZOO
 from .cfg import Cfg as Cfg
+from .cfg import ModelError as ModelError
 from .cfg import image_size_of as image_size_of
 from .cfg import load_cfg as load_cfg
 from .cfg import parse_cfg as parse_cfg
@@ -17,9 +18,10 @@ from .darknet import count_parameters as count_parameters
 from .darknet import fitted_cfg as fitted_cfg
 from .darknet import for_detection as for_detection
 from .darknet import fuse_batch_norm as fuse_batch_norm
+from .darknet_loss import LOSSES as LOSSES
 from .darknet_loss import DarknetLoss as DarknetLoss
 from .decode import Postprocess as Postprocess
-from .errors import ModelError as ModelError
+from .foreign import load_foreign_state_dict as load_foreign_state_dict
 from .heads import Head as Head
 from .heads import warn_of_reach as warn_of_reach
 from .heads import with_anchors as with_anchors
@@ -28,15 +30,11 @@ from .loss import HeadLoss as HeadLoss
 from .loss import LossParts as LossParts
 from .loss import YoloLoss as YoloLoss
 from .loss import YoloxLoss as YoloxLoss
-from .losses import LOSSES as LOSSES
-from .tensor_files import read_tensor_file as read_tensor_file
-from .timm import is_of_timm as is_of_timm
-from .timm import load_timm_backbone as load_timm_backbone
 from .weights import WeightsReport as WeightsReport
 from .weights import check_frozen as check_frozen
 from .weights import class_order as class_order
 from .weights import load_darknet_weights as load_darknet_weights
-from .weights import load_foreign_state_dict as load_foreign_state_dict
 from .weights import load_weights_of_checkpoint as load_weights_of_checkpoint
 from .weights import network_of_checkpoint as network_of_checkpoint
+from .weights import read_tensor_file as read_tensor_file
 from .weights import save_darknet_weights as save_darknet_weights

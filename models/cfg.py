@@ -4,22 +4,23 @@ A .cfg is a list of sections, each a `[kind]` line followed by `key=value` lines
 is [net]; the others are the layers, numbered from 0 in file order.
 
 Of [net] only width, height, channels and bn_eps have an effect here; the rest steers Darknet's
-training.
-The options of a layer shape the network, or steer only training and display. Any other option of a
-layer might change what the network computes, so it is refused, never skipped.
+training. The options of a layer shape the network, or steer only training and display. Any other
+might change what the network computes, so it is refused, never skipped.
 """
 
-import codecs
-import operator
+import difflib
+import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from models.errors import ModelError
-
 Number = TypeVar("Number", int, float)
 INT_MAX = 2**31 - 1  # Darknet's integers have 32 bits
+
+
+class ModelError(ValueError):
+    """An unusable .cfg, weights file or model option. The message names the place and the fix."""
 
 
 class ZooNetwork(NamedTuple):
@@ -42,12 +43,6 @@ ZOO = {
     "yolov4-tiny": ZooNetwork(29),
     "yolov7-tiny": ZooNetwork(87),
 }
-
-# Darknet's sections for trackers, classifiers and other heads, which this project does not build.
-REFUSED_SECTIONS = frozenset(
-    "crnn rnn lstm conv_lstm gru contrastive history region detection gaussian_yolo iseg detect softmax cost connected"
-    " crop local local_avgpool reorg".split()
-)
 
 # Every layer may have these; they steer only Darknet's training.
 _TRAINING = "stopbackward onlyforward dont_update burnin_update train_only_bn clip learning_rate"
@@ -118,6 +113,10 @@ class Section:
         """`key` as an int from `minimum` to `maximum`, required unless there is a default."""
         return self._parsed(key, self.text(key, default), int, minimum, maximum)
 
+    def flag(self, key: str) -> bool:
+        """Whether `key` is there and not 0."""
+        return self.integer(key, 0) != 0
+
     def number(
         self, key: str, default: float | None = None, minimum: float = -INT_MAX, maximum: float = INT_MAX
     ) -> float:
@@ -126,10 +125,13 @@ class Section:
 
     def values(self, key: str, kind: type[Number], minimum: float = -INT_MAX, maximum: float = INT_MAX) -> list[Number]:
         """A comma-separated list of ints or floats, at least one. It may end with a comma."""
-        try:
-            return [self._parsed(key, item, kind, minimum, maximum) for item in self.text(key).strip(",").split(",")]
-        except ModelError as error:
-            raise ModelError(f"{error}. fix: put commas between all values, on one line") from None
+        parsed = []
+        for item in self.text(key).strip(",").split(","):
+            try:
+                parsed.append(self._parsed(key, item, kind, minimum, maximum))
+            except ModelError as error:
+                raise ModelError(f"{error}. fix: put commas between all values, on one line") from None
+        return parsed
 
     def _parsed(self, key: str, text: str, kind: type[Number], minimum: float, maximum: float) -> Number:
         try:
@@ -151,6 +153,16 @@ class Cfg:
     net: Section
     layers: list[Section]
 
+    def with_options(self, changes: Iterable[tuple[Section, str, object]]) -> "Cfg":
+        """With each (section, key, value) on the key's line, or a new one at the section's top."""
+        lines = self.text.split("\n")  # as the parser counts them
+        edits = []
+        for section, key, value in changes:
+            edits.append((section.option_lines.get(key, section.line), key in section.option_lines, f"{key}={value}"))
+        for number, replaces, line in sorted(edits, reverse=True):  # from the end: earlier numbers stay valid
+            lines[number - 1 if replaces else number : number] = [line]
+        return parse_cfg("\n".join(lines), self.source)
+
 
 def load_cfg(path: str | Path) -> Cfg:
     """Read the .cfg file at `path`. Raises ModelError if it is missing or invalid."""
@@ -160,17 +172,14 @@ def load_cfg(path: str | Path) -> Cfg:
     except OSError as error:
         message = f"cannot read the cfg file {path} ({error.strerror}). fix: set model.cfg to a Darknet .cfg"
         raise ModelError(message) from error
-    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in content[:64]:
+    if b"\0" in content[:64]:
         raise ModelError(f"{path} is UTF-16, as PowerShell writes it, or not a text. fix: save it as UTF-8")
     return parse_cfg(content.decode("utf-8-sig", errors="replace").replace("\r\n", "\n"), str(path))
 
 
 def image_size_of(cfg: Cfg) -> int | list[int]:
-    """The side in pixels of the square images that a .cfg was made for, or [height, width].
-
-    Raises ModelError if its [net] section has no size.
-    """
-    height, width = (cfg.net.integer(key, minimum=1) for key in ("height", "width"))
+    """The side in pixels of the square images that a .cfg was made for, or [height, width]."""
+    height, width = cfg.net.integer("height", minimum=1), cfg.net.integer("width", minimum=1)
     return height if height == width else [height, width]
 
 
@@ -185,11 +194,8 @@ def parse_cfg(text: str, source: str) -> Cfg:
             raise ModelError(f"{place} {shown} comes before [net]. fix: check the path")
         if content.startswith("["):
             kind = content.strip("[] \t").lower() if sections else "net"
-            if kind in REFUSED_SECTIONS:
-                fix = "fix: use a .cfg with [yolo] sections that detects in single images"
-                raise ModelError(f"{place} [{kind}] belongs to a network that this project does not build. {fix}")
             if sections and not (content.endswith("]") and kind in SECTION_KEYS):
-                raise ModelError(f"{place} there is no layer {shown}; {nearest_name(kind, SECTION_KEYS)}")
+                raise ModelError(f"{place} there is no layer {shown} here; {nearest_name(kind, SECTION_KEYS)}")
             sections.append(Section(kind, source, number))
         elif content:
             section = sections[-1]
@@ -198,8 +204,9 @@ def parse_cfg(text: str, source: str) -> Cfg:
             if not equals or not key:
                 fix = "fix: put a list on one line"
                 raise ModelError(f"{place} {shown} is neither a [section] nor a key=value line. {fix}")
-            if section.kind != "net" and key not in (names := SECTION_KEYS[section.kind]):
-                raise ModelError(f"{place} [{section.kind}] has no option {key[:40]!r}; {nearest_name(key, names)}")
+            known = SECTION_KEYS.get(section.kind)  # None for [net], whose options count for nothing
+            if known is not None and key not in known:
+                raise ModelError(f"{place} [{section.kind}] has no option {key[:40]!r}; {nearest_name(key, known)}")
             # Of two equal keys the first counts, as in Darknet.
             section.options.setdefault(key, value)
             section.option_lines.setdefault(key, number)
@@ -209,39 +216,19 @@ def parse_cfg(text: str, source: str) -> Cfg:
 
 
 def zoo_cfg(name: str) -> Path:
-    """The .cfg of a network in the zoo, such as yolov3-spp. Raises ModelError for another name."""
+    """The .cfg of a network in the zoo. Raises ModelError for another name."""
     if name not in ZOO:
         raise ModelError(f"there is no model '{name}'. fix: use one of {', '.join(ZOO)}, or the path of a .cfg")
     return ZOO_FOLDER / f"{name}.cfg"
 
 
 def nearest_name(name: str, names: Collection[str]) -> str:
-    """A clause for messages: the name of which this one is a slip of the pen, or all of them.
+    """A clause for messages: the name of which this is a slip of the pen, or all of them.
 
-    What differs by more may compute something else, as hswish, prelu, relu1 and stride_x do.
+    Other words may compute something else, as hswish, prelu, relu1 and stride_x do.
     """
-    if slips := [known for known in sorted(names) if len(known) > 4 and _is_slip(name, known)]:
-        return f"did you mean {slips[0]}?"
+    for known in difflib.get_close_matches(name, names, cutoff=0.8):
+        has_digit = re.search(r"\d", name + known)
+        if known[0] == name[0] and abs(len(known) - len(name)) < 2 and not has_digit:
+            return f"did you mean {known}?"
     return f"known are {', '.join(sorted(names))}"
-
-
-def _is_slip(name: str, known: str) -> bool:
-    """Whether one letter, neither the first nor a digit, was added, lost or mistaken."""
-    shorter, longer = sorted((name, known), key=len)
-    if shorter[:1] != longer[:1] or {*filter(str.isdigit, name)} != {*filter(str.isdigit, known)}:
-        return False
-    if len(shorter) == len(longer):
-        return [*map(operator.eq, name, known)].count(False) == 1
-    return any(longer[:place] + longer[place + 1 :] == shorter for place in range(1, len(longer)))
-
-
-def with_options(text: str, changes: Iterable[tuple[Section, str, str]]) -> str:
-    """Set each (section, key, value), on the key's line or on a new one at the section's top."""
-    lines = text.split("\n")  # as the parser counts them
-    edits = [
-        (section.option_lines.get(key, section.line), key in section.option_lines, f"{key}={value}")
-        for section, key, value in changes
-    ]
-    for number, replaces, line in sorted(edits, reverse=True):  # from the end, so that earlier line numbers stay valid
-        lines[number - 1 if replaces else number : number] = [line]
-    return "\n".join(lines)

@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from models.cfg import ModelError
 from models.config import IouKind
-from models.errors import ModelError
 from models.heads import Anchors, Head, HeadAnchors
 
 EPS = 1e-7  # keeps quotients finite for boxes without area; far below any area in pixels
@@ -33,7 +32,7 @@ def at_least_float32(tensor: Tensor) -> Tensor:
 
 def cxcywh_to_xyxy(boxes_cxcywh: Tensor) -> Tensor:
     """(..., 4) centres and sizes to corners."""
-    centre, size = boxes_cxcywh[..., :2], boxes_cxcywh[..., 2:]
+    centre, size = boxes_cxcywh.split(2, dim=-1)
     return torch.cat((centre - size / 2, centre + size / 2), dim=-1)
 
 
@@ -44,23 +43,22 @@ def areas(sizes: Tensor) -> Tensor:
 
 def wh_iou(sizes1: Tensor, sizes2: Tensor) -> Tensor:
     """IoU (n, m) of sizes (n, 2) and (m, 2) around a common centre: how alike two shapes are."""
-    intersection = areas(torch.minimum(sizes1[:, None], sizes2[None]))
-    union = areas(sizes1)[:, None] + areas(sizes2)[None] - intersection
+    intersection = areas(torch.minimum(sizes1[:, None], sizes2))
+    union = areas(sizes1)[:, None] + areas(sizes2) - intersection
     return intersection / union.clamp(min=EPS)
 
 
 def box_iou_aligned(boxes1_xyxy: Tensor, boxes2_xyxy: Tensor, kind: IouKind) -> Tensor:
     """Overlap (...) of two tensors of boxes (..., 4), pair by pair, in float32 or float64.
 
-    Differentiable. GIoU (Rezatofighi et al. 2019) subtracts the share of the enclosing box that
-    neither covers. DIoU (Zheng et al. 2020) subtracts the squared distance of the centres over the
-    squared diagonal of the enclosing box. CIoU also subtracts the difference of the aspect ratios;
-    its weight alpha gets no gradient, as its authors define it.
+    GIoU (Rezatofighi et al. 2019) subtracts the share of the enclosing box that neither covers.
+    DIoU (Zheng et al. 2020) subtracts the squared distance of the centres over the squared diagonal
+    of the enclosing box. CIoU also subtracts the difference of the aspect ratios; its weight alpha
+    gets no gradient, as its authors define it.
     """
     # Half precision would lose EPS and, above 2048, whole pixels.
-    boxes1_xyxy, boxes2_xyxy = at_least_float32(boxes1_xyxy), at_least_float32(boxes2_xyxy)
-    low1, high1 = boxes1_xyxy[..., :2], boxes1_xyxy[..., 2:]
-    low2, high2 = boxes2_xyxy[..., :2], boxes2_xyxy[..., 2:]
+    low1, high1 = at_least_float32(boxes1_xyxy).split(2, dim=-1)
+    low2, high2 = at_least_float32(boxes2_xyxy).split(2, dim=-1)
     size1, size2 = high1 - low1, high2 - low2
     intersection = areas((torch.minimum(high1, high2) - torch.maximum(low1, low2)).clamp(min=0))
     union = areas(size1) + areas(size2) - intersection
@@ -120,12 +118,12 @@ def decode(
 ) -> tuple[Tensor, Tensor]:
     """Boxes and scores of every anchor of every cell, in float32.
 
-    raw_maps: as Darknet returns them, or without heads the result itself; anchors: those of the
-    heads on the maps' device, copied there if not given. Returns boxes_xyxy (batch, n, 4) in pixels
-    at network scale, not clipped to the image, and scores (batch, n, classes) = objectness * class
-    probability. n runs over heads, anchors, rows, columns.
+    raw_maps: as Darknet returns them, or without heads the result itself, as of an exported file.
+    anchors: those of the heads on the maps' device, copied there if not given. Returns boxes_xyxy
+    (batch, n, 4) in pixels at network scale, not clipped to the image, and scores (batch, n,
+    classes) = objectness * class probability. n runs over heads, anchors, rows, columns.
     """
-    if not heads:  # an exported file has decoded: these are its boxes and scores
+    if not heads:
         return raw_maps[0], raw_maps[1]
     boxes, scores = [], []
     anchors = anchors or HeadAnchors(heads)[raw_maps[0].device]
@@ -137,14 +135,11 @@ def decode(
 
 
 def decode_boxes(coordinates: Tensor, anchors: Tensor, head: Head) -> Tensor:
-    """Decode the coordinates of a raw map to corners (batch, anchors, rows, columns, 4).
-
-    The corners are in pixels at network scale. anchors: (anchors, 2), those of the head, on the
-    map's device.
-    """
-    stride, device = head.stride, coordinates.device
-    low = (torch.arange(0, count * stride, stride, device=device) for count in coordinates.shape[2:4])
-    y, x = torch.meshgrid(*low, indexing="ij")
+    """Corners (batch, anchors, rows, columns, 4) in pixels from the coordinates of a raw map."""
+    rows, columns = coordinates.shape[2:4]
+    y = torch.arange(rows, device=coordinates.device) * head.stride
+    x = torch.arange(columns, device=coordinates.device) * head.stride
+    y, x = torch.meshgrid(y, x, indexing="ij")
     return boxes_in_cells(coordinates, anchors[:, None, None], head) + torch.stack((x, y, x, y), dim=-1)
 
 
@@ -176,14 +171,15 @@ class Postprocess:
         """
         if raw_maps[0].device.type != "cpu":
             return self.detect_at_once(raw_maps)
-        # The scores of a single image fit a CPU's cache.
-        images = range(len(raw_maps[0]))
-        return [rows for i in images for rows in self.detect_at_once([raw[i : i + 1] for raw in raw_maps])]
+        detections = []
+        for maps in zip(*(raw.split(1) for raw in raw_maps), strict=True):  # scores of one image fit a CPU's cache
+            detections += self.detect_at_once(maps)
+        return detections
 
     def detect_at_once(self, raw_maps: Sequence[Tensor]) -> list[Tensor]:
         """The same for all images together, as accelerators need it.
 
-        Their host waits five times, four times more if the best candidates of an image are not
+        Their host waits six times, five times more if the best candidates of an image are not
         enough, and once more for each further MAX_PAIRS of boxes and each further ROUNDS.
         """
         boxes, scores = decode(raw_maps, self.heads, self._anchors[raw_maps[0].device])
@@ -198,9 +194,9 @@ class Postprocess:
         if not self.merge:  # only better boxes suppress a box, so the best candidates mostly suffice
             first = min(FIRST_CANDIDATES * self.max_detections, best.shape[1])
             masks.insert(0, every & (values >= best.topk(first).values[:, -1:]))
-        finite = torch.stack([extreme for raw in raw_maps for extreme in raw.aminmax()]).isfinite().all()
-        counted = [mask.count_nonzero(1) for mask in masks]
-        *numbers, are_finite = torch.stack([*counted, finite.expand_as(counted[0])]).tolist()
+        finite = torch.cat([torch.stack(raw.aminmax()) for raw in raw_maps]).isfinite().all()
+        counted = torch.stack(masks).count_nonzero(2)
+        *numbers, are_finite = torch.cat((counted, finite.expand(1, len(boxes)))).tolist()
         if self.refuse_nonfinite and not all(are_finite):
             raise ModelError(NOT_FINITE)
 
@@ -208,8 +204,7 @@ class Postprocess:
         for mask, counts in zip(masks, numbers, strict=True):
             missing = [image for image in range(len(boxes)) if image not in detections]
             by_image = mask.flatten().nonzero_static(size=sum(counts)).squeeze(1).split(counts)
-            tables = self._candidates([by_image[image] for image in missing], values, boxes, scores)
-            found = self._survivors(missing, tables, scores.shape[2])
+            found = self._detections(missing, [by_image[image] for image in missing], values, boxes, scores)
             for image, rows in zip(missing, found, strict=True):
                 had_all = min(counts[image], self.candidates) == min(numbers[-1][image], self.candidates)
                 if had_all or len(rows) >= self.max_detections:
@@ -222,10 +217,10 @@ class Postprocess:
     def _anchors(self) -> HeadAnchors:
         return HeadAnchors(self.heads)
 
-    def _candidates(
-        self, positions: Sequence[Tensor], values: Tensor, boxes: Tensor, scores: Tensor
+    def _detections(
+        self, numbers: list[int], positions: Sequence[Tensor], values: Tensor, boxes: Tensor, scores: Tensor
     ) -> Sequence[Tensor]:
-        """Candidates of images, best first: float32 (n, 7), columns of a detection and the image.
+        """The detections (n, 6), on the CPU, of images with these numbers.
 
         values: scores (batch, m); positions: int64, those of each image's candidates, if flattened.
         """
@@ -240,39 +235,18 @@ class Postprocess:
             rows, classes = places // scores.shape[2], places % scores.shape[2]
         else:
             rows, classes = places, scores[images, places].argmax(1)
-        columns = torch.stack((values.flatten()[best], classes, images), dim=1)
-        table = torch.cat((boxes[images, rows], columns), dim=1)
-        tables: Sequence[Tensor] = table.split([len(own) for own in limited])
-        return tables
-
-    def _survivors(self, numbers: list[int], tables: Sequence[Tensor], num_classes: int) -> list[Tensor]:
-        """The detections (n, 6) of the images ``numbers``, on the CPU, from their _candidates."""
-        table = torch.cat(list(tables))
-        boxes, scores = table[:, :4], table[:, 4]
-        classes, images = table[:, 5:].long().unbind(1)
-        survivors = suppress(boxes, scores, images * num_classes + classes, self.nms_iou)
-        # One copy fetches all, and of an image no more than is kept.
-        every = torch.arange(max(numbers) + 1, device=table.device)
-        of_images = images[survivors]
-        starts = torch.searchsorted(of_images, every)
-        counts = torch.searchsorted(of_images, every, right=True) - starts
-        kept = torch.arange(self.max_detections, device=table.device)
-        places = (starts[:, None] + kept).clamp(max=len(survivors))
-        rows = torch.nn.functional.pad(table[survivors], (0, 0, 0, 1))[places, :6]
-        packed = torch.cat((rows.flatten(1), torch.stack((starts, counts), dim=1)), dim=1).cpu()[numbers]
-        limits = packed[:, -2:].numpy().astype(int).tolist()  # on the host: no wait
-        detections = []
-        for of_image, (_, count) in zip(packed, limits, strict=True):
-            detections.append(of_image[:-2].view(-1, 6)[:count])
+        best_values, sizes = values.flatten()[best], [len(own) for own in limited]
+        table = torch.cat((boxes[images, rows], torch.stack((best_values, classes), dim=1)), dim=1)
+        survivors = suppress(table[:, :4], best_values, images * scores.shape[2] + classes, self.nms_iou)
+        every = torch.arange(len(boxes), device=table.device)
+        ends = [0, *torch.searchsorted(images[survivors], every, right=True).tolist()]
+        kept = [survivors[ends[image] : ends[image + 1]][: self.max_detections] for image in numbers]
+        of_images = [len(own) for own in kept]
+        found = table[torch.cat(kept)]
         if self.merge:
-            means, passed = [], 0
-            for part, (start, _), rows in zip(tables, limits, detections, strict=True):
-                own = survivors[start : start + len(rows)] - passed
-                means.append(merge_boxes(part[:, :4], part[:, 4], part[:, 5], own, self.nms_iou))
-                passed += len(part)
-            sizes = [len(rows) for rows in detections]
-            for rows, merged in zip(detections, torch.cat(means).cpu().split(sizes), strict=True):
-                rows[:, :4] = merged
+            for own, candidates in zip(found.split(of_images), table.split(sizes), strict=True):
+                own[:, :4] = merged_boxes(own, candidates, self.nms_iou)
+        detections: Sequence[Tensor] = found.cpu().split(of_images)
         return detections
 
 
@@ -293,16 +267,12 @@ def suppress(boxes_xyxy: Tensor, scores: Tensor, groups: Tensor, iou: float) -> 
 
 
 def nms_in_each_group(boxes_xyxy: Tensor, scores: Tensor, groups: Tensor, iou: float) -> Tensor:
-    """``suppress`` with a run for each group, which is fastest on a CPU for many boxes.
-
-    A single run would compare all pairs (docs/results/notebook.md).
-    """
+    """``suppress`` with a run for each group, fastest on a CPU (docs/results/notebook.md)."""
     from torchvision.ops import nms
 
     sorted_groups, by_group = groups.sort(stable=True)  # best first inside each group
     sizes = sorted_groups.unique_consecutive(return_counts=True)[1].tolist()
-    boxes = boxes_xyxy[by_group].split(sizes)  # gathered once, then only split
-    values = scores[by_group].split(sizes)
+    boxes, values = boxes_xyxy[by_group].split(sizes), scores[by_group].split(sizes)
     survivors = []
     for positions, own, best_first in zip(by_group.split(sizes), boxes, values, strict=True):
         survivors.append(positions[nms(own, best_first, iou)])
@@ -316,7 +286,25 @@ def nms_at_once(boxes_xyxy: Tensor, groups: Tensor, iou: float) -> Tensor:
     of this settles at least the next of every chain of overlaps, until nothing changes. The host
     waits for the number of pairs, for each MAX_PAIRS of them, and once in ROUNDS.
     """
-    by_group, better, worse = _overlapping_pairs(boxes_xyxy, groups, iou)
+    sorted_groups, by_group = groups.sort(stable=True)  # best first inside each group
+    starts = torch.searchsorted(sorted_groups, sorted_groups)  # where its group starts, for each box
+    ends = (torch.arange(len(groups), device=groups.device) - starts).cumsum(0)  # where its pairs end
+    # Torch's gather of rows of 16 bytes takes ten times as long as four of single numbers.
+    left, top, right, bottom = boxes_xyxy[by_group].T.contiguous()
+    area = (right - left) * (bottom - top)
+    count = int(ends[-1]) if len(groups) else 0
+    found = [groups.new_zeros(2, 0)]  # pairs that overlap
+    for start in range(0, count, MAX_PAIRS):
+        pair = torch.arange(start, min(start + MAX_PAIRS, count), device=groups.device)
+        worse = torch.searchsorted(ends, pair, right=True)
+        better = starts[worse] + ends[worse] - 1 - pair
+        width = torch.minimum(right[better], right[worse]) - torch.maximum(left[better], left[worse])
+        height = torch.minimum(bottom[better], bottom[worse]) - torch.maximum(top[better], top[worse])
+        both = width.clamp(min=0) * height.clamp(min=0)
+        overlap = both / (area[better] + area[worse] - both)  # NaN without area: such boxes suppress none
+        close = overlap.double() > iou  # float32 would round the limit
+        found.append(torch.stack((better, worse))[:, close.nonzero().squeeze(1)])
+    better, worse = torch.cat(found, dim=1)
     stays = torch.ones_like(groups)
     is_settled, remaining = False, len(groups)
     while not is_settled:
@@ -328,39 +316,12 @@ def nms_at_once(boxes_xyxy: Tensor, groups: Tensor, iou: float) -> Tensor:
     return by_group[stays.nonzero_static(size=remaining).squeeze(1)].sort().values
 
 
-def _overlapping_pairs(boxes_xyxy: Tensor, groups: Tensor, iou: float) -> tuple[Tensor, Tensor, Tensor]:
-    """The boxes in order of their groups, and the pairs (better, worse) in it that overlap."""
-    sorted_groups, by_group = groups.sort(stable=True)  # best first inside each group
-    starts = torch.searchsorted(sorted_groups, sorted_groups)  # where its group starts, for each box
-    ends = (torch.arange(len(groups), device=groups.device) - starts).cumsum(0)  # where its pairs end
-    # Torch's gather of rows of 16 bytes takes ten times as long as four of single numbers.
-    left, top, right, bottom = boxes_xyxy[by_group].T.contiguous()
-    area = (right - left) * (bottom - top)
-    limit = np.float32(iou)
-    if float(limit) > iou:  # overlaps are float32, the limit is not
-        limit = np.nextafter(limit, np.float32(-1))
-    count = int(ends[-1]) if len(groups) else 0
-    found = [groups.new_zeros(2, 0)]
-    for start in range(0, count, MAX_PAIRS):
-        pair = torch.arange(start, min(start + MAX_PAIRS, count), device=groups.device)
-        worse = torch.searchsorted(ends, pair, right=True)
-        better = starts[worse] + ends[worse] - 1 - pair
-        width = torch.minimum(right[better], right[worse]) - torch.maximum(left[better], left[worse])
-        height = torch.minimum(bottom[better], bottom[worse]) - torch.maximum(top[better], top[worse])
-        both = width.clamp(min=0) * height.clamp(min=0)
-        close = both / (area[better] + area[worse] - both) > float(limit)  # boxes without area suppress none
-        found.append(torch.stack((better, worse))[:, close.nonzero().squeeze(1)])
-    better, worse = torch.cat(found, dim=1)
-    return by_group, better, worse
-
-
-def merge_boxes(boxes_xyxy: Tensor, scores: Tensor, classes: Tensor, survivors: Tensor, iou: float) -> Tensor:
-    """The boxes (k, 4) at positions `survivors`, each averaged as Postprocess.merge describes."""
+def merged_boxes(rows: Tensor, candidates: Tensor, iou: float) -> Tensor:
+    """The boxes (k, 4) of detections, each averaged over candidates as Postprocess.merge says."""
     from torchvision.ops import box_iou
 
-    alike = (box_iou(boxes_xyxy[survivors], boxes_xyxy) > iou) & (classes[survivors, None] == classes)
+    alike = (box_iou(rows[:, :4], candidates[:, :4]) > iou) & (rows[:, 5:6] == candidates[:, 5])
+    weights = alike * candidates[:, 4]
+    total = weights.sum(1, keepdim=True)
     # A box without area overlaps itself by 0 / 0.
-    alike[torch.arange(len(survivors), device=survivors.device), survivors] = True
-    weights = alike * scores
-    means: Tensor = weights @ boxes_xyxy / weights.sum(1, keepdim=True)
-    return means
+    return torch.where(total > 0, weights @ candidates[:, :4] / total, rows[:, :4])

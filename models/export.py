@@ -5,26 +5,29 @@ fixed shapes, so outputs whose number depends on the image have room for the max
 after the last result.
 """
 
+import io
 import json
 import logging
 import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from models.cfg import ModelError
 from models.darknet import Darknet, fuse_batch_norm
 from models.decode import NOT_FINITE, decode
-from models.errors import ModelError
 
 CLIP_SIDES = 4  # image sides beyond the edges; boxes far larger would cost all others their precision
 ONNX_OPSET = 20
 TOLERANCE = 1e-4  # for scores, and for corners as a share of the image
-Run = Callable[[Tensor], tuple[Tensor, ...]]  # images to outputs
+Outputs = tuple[Tensor, ...]
+Run = Callable[[Tensor], Outputs]  # of images
 DynamicAxes = Mapping[int, str]  # names by image axis of variable size
 BOXES = ("boxes_xyxy", "scores")
 DETECTIONS = ("boxes", "scores", "classes", "counts")
@@ -33,20 +36,20 @@ METADATA_FILE = "metadata.json"  # inside a .pt2
 RT_INFO = "detector"  # the part of an OpenVINO file that holds the metadata
 
 
-class FixedSuppression(nn.Module):
+@dataclass(frozen=True)
+class FixedSuppression:
     """Postprocess without multi_label, with outputs that have room for max_detections.
 
-    The overlaps differ from those of Postprocess in two ways. Boxes are clipped CLIP_SIDES image
-    sides outside the image. They are offset by class and image, which rounds corners: by up to 1e-6
-    of the image side with 80 classes and boxes near the image, and up to 1e-5 in a batch of 64.
+    Boxes are clipped CLIP_SIDES image sides outside the image and offset by class and image, which
+    rounds corners: by up to 1e-6 of the image side with 80 classes, and 1e-5 in a batch of 64.
     """
 
-    def __init__(self, confidence: float, nms_iou: float, max_detections: int, candidates: int) -> None:
-        super().__init__()
-        self.confidence, self.nms_iou = confidence, nms_iou
-        self.max_detections, self.candidates = max_detections, candidates
+    confidence: float
+    nms_iou: float
+    max_detections: int
+    candidates: int  # the boxes that enter it, at most
 
-    def forward(self, boxes_xyxy: Tensor, scores: Tensor, side: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def __call__(self, boxes_xyxy: Tensor, scores: Tensor, side: int) -> Outputs:
         """Detections of each image, best first; rows beyond its count are zero.
 
         boxes_xyxy: (batch, n, 4) in pixels; scores: (batch, n, classes); side: the longer side of
@@ -57,7 +60,8 @@ class FixedSuppression(nn.Module):
         # Zeros after the last box, so that there are enough candidates at any image size.
         values, order = _best_first(nn.functional.pad(best, (0, self.candidates)), self.candidates)
         order = order.clamp(max=best.shape[1] - 1)
-        boxes, classes = _rows(boxes_xyxy, order), best_classes.gather(1, order)
+        boxes = _rows(boxes_xyxy, order)
+        classes = best_classes.gather(1, order)
         survives = self._survivors(boxes, values, classes, scores.shape[-1], side)
 
         values, place = _best_first(torch.where(survives, values, 0.0), self.max_detections)
@@ -68,8 +72,8 @@ class FixedSuppression(nn.Module):
     def _survivors(self, boxes: Tensor, values: Tensor, classes: Tensor, num_classes: int, side: int) -> Tensor:
         """Which candidates (batch, candidates) survive one run over all images and classes.
 
-        Each pair of image and class has its own cell in a square grid. In a single row of cells the
-        coordinates would grow so large that float32 rounds them to whole pixels.
+        Each pair of both has a cell in a square grid: in a single row float32 would round whole
+        pixels.
         """
         from torchvision.ops import nms  # slow to import
 
@@ -79,8 +83,8 @@ class FixedSuppression(nn.Module):
         corners = torch.stack((cells % columns, cells // columns), dim=-1)
         enough = (values > self.confidence)[..., None]
         cut = torch.where(enough, boxes.clamp(-CLIP_SIDES * side, (CLIP_SIDES + 1) * side), 0.0)
-        low, high = cut.min(), cut.max()
-        moved = cut + torch.cat((corners, corners), dim=-1) * (high - low + 1)
+        low = cut.min()
+        moved = cut + torch.cat((corners, corners), dim=-1) * (cut.max() - low + 1)
         # Time grows with the survivors, so boxes that score too low go to one place outside the
         # grid, where one suppresses all others. That place and a second one always hold a box,
         # because torch.export assumes that two boxes survive, and its program fails with fewer.
@@ -101,13 +105,12 @@ class DetectorGraph(nn.Module):
     ) -> None:
         super().__init__()
         self.network = fuse_batch_norm(model).to(torch.float16 if half else None)
-        self.half_precision = half  # of the network; decoding is in float32
         self.suppression = suppression
         self.show_candidates = show_candidates and suppression is not None
         self.eval()
         self.requires_grad_(False)
 
-    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, images: Tensor) -> Outputs:
         """Results of images, float32 (batch, 3, height, width), RGB in 0..1.
 
         Without suppression they are all boxes_xyxy (batch, n, 4) and scores (batch, n, classes), as
@@ -116,13 +119,13 @@ class DetectorGraph(nn.Module):
         boxes_xyxy, scores = self.all_boxes(images)
         if self.suppression is None:
             return boxes_xyxy, scores
-        side = torch.sym_max(images.shape[2], images.shape[3])  # max() would fix which side is longer
-        detections: tuple[Tensor, ...] = self.suppression(boxes_xyxy, scores, side)
+        side: Any = torch.sym_max(images.shape[2], images.shape[3])  # max() would fix which side is longer
+        detections = self.suppression(boxes_xyxy, scores, side)
         return (*detections, boxes_xyxy, scores) if self.show_candidates else detections
 
     def all_boxes(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """All boxes and scores, as decode gives them."""
-        return decode(self.network(images.half() if self.half_precision else images), self.network.heads)
+        return decode(self.network(images), self.network.heads)
 
 
 def _best_first(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -132,7 +135,7 @@ def _best_first(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _rows(boxes: Tensor, order: Tensor) -> Tensor:
-    """Select boxes (batch, m, 4) from (batch, n, 4) by order (batch, m)."""
+    """Boxes (batch, m, 4) in an order (batch, m); take_along_dim would fix an exported batch."""
     return boxes.gather(1, order[..., None].expand(-1, -1, 4))
 
 
@@ -167,43 +170,43 @@ def write_torch(
     graph: DetectorGraph, example: Tensor, dynamic: DynamicAxes, metadata: Mapping[str, str], path: Path
 ) -> None:
     """Write a torch.export archive. Shapes as in write_onnx; metadata.json holds the metadata."""
-    # An open file, because torch stores the name of a path in the archive.
-    with quiet(), path.open("wb") as file:
+    with quiet():
         exported = _exported(graph, example, dynamic)
         exported.example_inputs = None  # a large batch would add hundreds of megabytes to the file
+        _save_archive(exported, metadata, path)
+
+
+def _save_archive(exported: torch.export.ExportedProgram, metadata: Mapping[str, str], path: Path) -> None:
+    with path.open("wb") as file:  # torch stores the name of a path in the archive
         torch.export.save(exported, file, extra_files={METADATA_FILE: json.dumps(metadata)})
 
 
-def write_openvino(onnx_path: Path, metadata: Mapping[str, str], path: Path) -> None:
-    """Write an OpenVINO file (.xml, and .bin beside it) from an ONNX file, in its precision."""
+def write_openvino(source: Any, metadata: Mapping[str, str], path: Path) -> None:
+    """Write an OpenVINO file (.xml, and .bin beside it) from an ONNX file or a loaded model."""
     import openvino
 
-    model = openvino.convert_model(onnx_path)
+    model = openvino.convert_model(source) if isinstance(source, Path) else source
     for key, text in metadata.items():
         model.set_rt_info(text, [RT_INFO, key])
     openvino.save_model(model, path, compress_to_fp16=False)  # the ONNX file has the precision already
 
 
 def _exported(graph: DetectorGraph, example: Tensor, dynamic: DynamicAxes) -> torch.export.ExportedProgram:
-    stride = graph.network.max_stride
-    axes: dict[int, Any] = {
-        axis: torch.export.Dim(name) if axis == 0 else stride * torch.export.Dim(f"{name}_in_strides")
-        for axis, name in dynamic.items()
-    }
     # Doubled along dynamic axes, because the exporter takes a batch of 1, or a side of one stride,
     # for a constant.
-    example = example.repeat([2 if axis in dynamic else 1 for axis in range(example.ndim)])
-    exported = torch.export.export(graph, (example,), dynamic_shapes={"images": axes or None})
+    repeats = [2 if axis in dynamic else 1 for axis in range(example.ndim)]
+    axes: dict[int, Any] = {}
+    for axis, name in dynamic.items():
+        in_strides = graph.network.max_stride * torch.export.Dim(f"{name}_in_strides")
+        axes[axis] = torch.export.Dim(name) if axis == 0 else in_strides
+    exported = torch.export.export(graph, (example.repeat(repeats),), dynamic_shapes={"images": axes or None})
     for node in exported.graph.nodes:
         node.meta.pop("stack_trace", None)  # which holds file names of this machine
     return exported
 
 
 def _sort(x: Any, stable: bool = True, dim: int = -1, descending: bool = False) -> Any:
-    """torch.sort(stable=True) for the ONNX exporter, which supports only the unstable sort.
-
-    By definition, ONNX's TopK puts the lower index first among equal values.
-    """
+    """torch.sort(stable=True) for the ONNX exporter: TopK puts the lower of equals first."""
     from onnxscript import opset18
 
     op: Any = opset18  # its annotations exclude symbolic values
@@ -216,8 +219,7 @@ def quiet() -> Iterator[None]:
     """Silence the exporters' warnings about their internals."""
     logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             yield
     finally:
         logging.disable(logging.NOTSET)
@@ -229,7 +231,8 @@ def run_onnx(path: Path, hidden: Sequence[str] = ()) -> Run:
     import onnxruntime
 
     proto = onnx.load(path)
-    proto.graph.output.extend(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in hidden)
+    for name in hidden:
+        proto.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
     session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
     return lambda images: tuple(map(torch.from_numpy, session.run(None, {"images": images.numpy()})))
 
@@ -251,9 +254,9 @@ def run_openvino(path: Path) -> Run:
     # By itself it takes bfloat16 where the processor has it.
     compiled = openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
 
-    def run(images: Tensor) -> tuple[Tensor, ...]:
+    def run(images: Tensor) -> Outputs:
         found = compiled.create_infer_request().infer([images.numpy()])  # threads cannot share a request
-        return tuple(torch.from_numpy(found[output].copy()) for output in compiled.outputs)
+        return tuple(torch.from_numpy(values.copy()) for values in found.to_tuple())
 
     return run
 
@@ -292,15 +295,10 @@ def add_metadata(path: Path, more: Mapping[str, str]) -> None:
 
         weights = path.with_suffix(".bin").read_bytes()
         model = openvino.Core().read_model(path.read_bytes(), weights)  # from memory: the files are written anew
-        for key, text in known.items():
-            model.set_rt_info(text, [RT_INFO, key])
-        openvino.save_model(model, path, compress_to_fp16=False)
+        write_openvino(model, known, path)
     else:
         with quiet():
-            with path.open("rb") as file:
-                exported = torch.export.load(file)
-            with path.open("wb") as file:
-                torch.export.save(exported, file, extra_files={METADATA_FILE: json.dumps(known)})
+            _save_archive(torch.export.load(io.BytesIO(path.read_bytes())), known, path)
 
 
 @torch.no_grad()
@@ -310,14 +308,13 @@ def check_file(
     """Run a file of ``graph`` on batches of images and compare it with the unfused ``model``.
 
     Returns the largest difference of a corner, relative to the longest side of image and box, and
-    of a score. Scores that differ in the last digit may swap two boxes, and then suppression may
-    change everything. So the boxes and scores that enter it are compared with the model's, and the
-    file's detections with a suppression of its own boxes. Raises ModelError if a difference exceeds
-    the tolerance, or if detections differ.
+    of a score. Two scores that differ in the last digit may swap boxes, so the file's detections
+    are compared with a suppression of its own boxes. Raises ModelError if a difference exceeds the
+    tolerance, or if detections differ.
     """
     hidden = graph.show_candidates and path.suffix == ".onnx"
     run = run_onnx(path, CANDIDATES) if hidden else RUNS[path.suffix](path)
-    largest = torch.zeros(2)
+    differences = []
     for images in batches:
         outputs = run(images)
         if graph.suppression is not None and not graph.show_candidates:
@@ -328,16 +325,17 @@ def check_file(
         expected_boxes, expected_scores = decode(model(images), model.heads)
         if not expected_scores.isfinite().all():
             raise ModelError(NOT_FINITE)
-        sides = (expected_boxes[..., 2:] - expected_boxes[..., :2]).amax(-1, keepdim=True).clamp(min=side)
-        differences = ((boxes - expected_boxes) / sides).abs().max(), (scores - expected_scores).abs().max()
-        largest = torch.maximum(largest, torch.stack(differences))
-        if graph.suppression is not None:
-            for ours, expected in zip(detections, graph.suppression(boxes, scores, side), strict=True):
-                if ours.shape != expected.shape or not torch.allclose(ours, expected, rtol=1e-6, atol=1e-6):
-                    raise ModelError("the file's non-maximum suppression differs from the network's. fix: nms=false")
-    if not (largest <= tolerance).all():  # not "any above": NaN must not pass
-        raise ModelError(
-            f"the file differs from the network: boxes by {largest[0]:.2g} of the image size, scores by"
-            f" {largest[1]:.2g}, more than {tolerance:g}. fix: another format"
-        )
-    return float(largest[0]), float(largest[1])
+        sizes = expected_boxes[..., 2:] - expected_boxes[..., :2]
+        of_boxes = (boxes - expected_boxes) / sizes.amax(-1, keepdim=True).clamp(min=side)
+        of_scores = scores - expected_scores
+        differences.append([float(of_boxes.abs().max()), float(of_scores.abs().max())])
+        if graph.suppression is None:
+            continue
+        for ours, expected in zip(detections, graph.suppression(boxes, scores, side), strict=True):
+            if ours.shape != expected.shape or not torch.allclose(ours, expected, rtol=1e-6, atol=1e-6):
+                raise ModelError("the file's non-maximum suppression differs from the network's. fix: nms=false")
+    box, score = torch.tensor(differences).amax(0).tolist()
+    if not (box <= tolerance and score <= tolerance):  # not "any above": NaN must not pass
+        differs = f"boxes by {box:.2g} of the image size, scores by {score:.2g}, more than {tolerance:g}"
+        raise ModelError(f"the file differs from the network: {differs}. fix: another format")
+    return box, score

@@ -10,15 +10,14 @@ channel. Four kernels go over it, and one, between the first two, over its chann
     _propagate        dx = weight / sqrt(var + eps) * (g - mean(g) - x_hat * mean(g * x_hat))
 
 (Ioffe & Szegedy 2015). Backward keeps x and computes the rest anew. Ranks exchange the sums between
-kernels, as SyncBatchNorm does. A program takes one block of channels and every so many-th block of
-positions; their sums are added in float64 and in one order, so that the bits of a run repeat. This
-file needs Triton, so train_utils/sync_batchnorm.py imports it only where it is used.
+kernels. A program takes one block of channels and every so many-th block of positions; their sums
+are added in float64 and in one order, so that the bits of a run repeat.
 """
 
 # ruff: noqa: PLR0913, PLR0917 - kernels take pointers and sizes one by one
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -30,13 +29,11 @@ MOST_CHANNELS = 64  # of a tile: 128 bytes of bfloat16 in a row
 PROGRAMS = 1056  # at most; eight for each of an H100's processors
 WARPS = 4  # of a program, so 32 values for each thread; with 8 a step on an H100 takes 2 % longer
 
+IDENTITY = 1.0
+# As the kernels take them: a name, or the slope of a leaky ReLU.
+ACTIVATIONS: dict[Any, str | float] = {nn.SiLU: "silu", nn.Mish: "mish", nn.ReLU: 0.0, nn.Identity: IDENTITY}
+
 Exchange = Callable[[Tensor], Tensor]
-
-
-class _Settings(NamedTuple):
-    norm: nn.BatchNorm2d
-    activation: dict[str, object]  # the kernels' constants kind and slope
-    over_ranks: Exchange
 
 
 def normalise_and_activate(
@@ -45,57 +42,56 @@ def normalise_and_activate(
     """Training's ``activation(norm(x))``; updates running statistics as nn.BatchNorm2d does.
 
     x: (batch, channels, rows, columns) of any float dtype on CUDA; the result has its dtype, in
-    channels_last. Parameters and statistics are float32 or float64, in which all is computed.
-    Leaky and plain ReLU, SiLU, Mish and Identity are part of the pass, other activations follow it.
-    With ``sum_over_ranks``, which sums float64 tensors without autograd, statistics and gradients
-    are those of SyncBatchNorm. Raises ValueError for a single value in each channel.
+    channels_last. Leaky and plain ReLU, SiLU, Mish and Identity are part of the pass, others follow
+    it. With ``sum_over_ranks``, which sums float64 tensors without autograd, statistics and
+    gradients are those of SyncBatchNorm. Raises ValueError for a single value in each channel.
     """
     if sum_over_ranks is None and x.numel() == x.shape[1]:
         raise ValueError(f"batch norm needs more than one value for each channel, got {tuple(x.shape)}")
     assert norm.num_batches_tracked is not None
     norm.num_batches_tracked.add_(1)
-    kind, slope, then = "leaky", 1.0, None  # the identity is leaky, too
-    if isinstance(activation, nn.SiLU | nn.Mish):
-        kind = type(activation).__name__.lower()
-    elif isinstance(activation, nn.LeakyReLU | nn.ReLU):
-        slope = getattr(activation, "negative_slope", 0.0)
-    elif not isinstance(activation, nn.Identity):
-        then = activation
-    settings = _Settings(norm, {"kind": kind, "slope": slope}, sum_over_ranks or (lambda sums: sums))
-    y: Tensor = _NormActivation.apply(x, norm.weight, norm.bias, settings)
-    return y if then is None else then(y)
+    kind = ACTIVATIONS.get(type(activation))
+    if isinstance(activation, nn.LeakyReLU):
+        kind = activation.negative_slope
+    over_ranks = sum_over_ranks or (lambda sums: sums)
+    y: Tensor = _NormActivation.apply(x, norm.weight, norm.bias, norm, IDENTITY if kind is None else kind, over_ranks)
+    return activation(y) if kind is None else y
 
 
 class _NormActivation(torch.autograd.Function):
     """Launches the kernels; ``moments``: 1 / count, mean and 1 / sqrt(var + eps)."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, settings: _Settings) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, norm: nn.BatchNorm2d, kind: str | float, over_ranks: Exchange
+    ) -> Tensor:
         x = x.contiguous(memory_format=torch.channels_last)
-        grid, norm, y = _Grid(x), settings.norm, torch.empty_like(x)
+        grid = _Grid(x)
         partial = x.new_empty(grid.programs, 3, grid.channels, dtype=torch.float64)
         grid.launch(_statistics, x, weight, partial)
-        totals, moments = settings.over_ranks(partial.sum(0)), weight.new_empty(3, grid.channels)
+        totals = over_ranks(partial.sum(0))
+        moments = weight.new_empty(3, grid.channels)
         of_norm = {"momentum": norm.momentum, "eps": norm.eps, "wide": grid.wide}
         _follow[1, grid.blocks](totals, moments, norm.running_mean, norm.running_var, grid.channels, **of_norm)
-        tensors = x, weight, bias, moments
-        grid.launch(_normalise, *tensors, y, **settings.activation)
-        ctx.save_for_backward(*tensors)
-        ctx.settings = settings
+        y = torch.empty_like(x)
+        grid.launch(_normalise, x, weight, bias, moments, y, activation=kind)
+        ctx.save_for_backward(x, weight, bias, moments)
+        ctx.kind, ctx.over_ranks = kind, over_ranks
         return y
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, *channels = ctx.saved_tensors
-        grid, settings, grad_x = _Grid(x), ctx.settings, torch.empty_like(x)
-        tensors = x, *channels, grad.contiguous(memory_format=torch.channels_last)
+        x, weight, *_ = ctx.saved_tensors
+        tensors = *ctx.saved_tensors, grad.contiguous(memory_format=torch.channels_last)
+        grid = _Grid(x)
         partial = x.new_empty(grid.programs, 2, grid.channels, dtype=torch.float64)
-        grid.launch(_sum_gradients, *tensors, partial, **settings.activation)
+        grid.launch(_sum_gradients, *tensors, partial, activation=ctx.kind)
         sums = partial.sum(0)
-        grid.launch(_propagate, *tensors, settings.over_ranks(sums), grad_x, **settings.activation)
-        grad_bias, grad_weight = sums.to(channels[0].dtype)  # of this rank, as DDP expects
-        return grad_x, grad_weight, grad_bias, None
+        grad_x = torch.empty_like(x)
+        grid.launch(_propagate, *tensors, ctx.over_ranks(sums), grad_x, activation=ctx.kind)
+        grad_bias, grad_weight = sums.to(weight.dtype)  # of this rank, as DDP expects
+        return grad_x, grad_weight, grad_bias, None, None, None
 
 
 class _Grid:
@@ -119,7 +115,9 @@ def _statistics(x, weight, partial, positions, channels, high: tl.constexpr, wid
     """``partial`` (programs, 3, channels): count, sum and sum of squares."""
     # Sums in float32 lose digits: each place of the tile keeps mean and deviations (Welford 1962).
     dtype: tl.constexpr = weight.dtype.element_ty
-    count, mean, deviations = tl.zeros((high, 1), dtype), tl.zeros((high, wide), dtype), tl.zeros((high, wide), dtype)
+    count = tl.zeros((high, 1), dtype)
+    mean = tl.zeros((high, wide), dtype)
+    deviations = tl.zeros((high, wide), dtype)
     for start in range(tl.program_id(0) * high, positions, tl.num_programs(0) * high):
         at, inside = _tile(start, positions, channels, high, wide)
         value = tl.load(x + at, mask=inside, other=0).to(dtype)
@@ -127,7 +125,8 @@ def _statistics(x, weight, partial, positions, channels, high: tl.constexpr, wid
         difference = tl.where(inside, value - mean, 0)
         mean += difference * (1 / tl.maximum(count, 1))
         deviations += difference * (value - mean)
-    count, mean = count.to(tl.float64), mean.to(tl.float64)
+    count = count.to(tl.float64)
+    mean = mean.to(tl.float64)
     found = partial + tl.program_id(0) * 3 * channels
     _store_row(found, tl.sum(count + tl.zeros((high, wide), tl.float64), 0), channels, wide)
     _store_row(found + channels, tl.sum(count * mean, 0), channels, wide)
@@ -143,7 +142,8 @@ def _follow(sums, moments, run_mean, run_var, channels, momentum: tl.constexpr, 
     _store_row(moments, 1 / count, channels, wide)
     _store_row(moments + channels, mean, channels, wide)
     _store_row(moments + 2 * channels, 1 / tl.sqrt(variance + eps), channels, wide)
-    old_mean, old_var = _load_row(run_mean, channels, wide), _load_row(run_var, channels, wide)
+    old_mean = _load_row(run_mean, channels, wide)
+    old_var = _load_row(run_var, channels, wide)
     unbiased = variance * (count / tl.maximum(count - 1, 1))
     _store_row(run_mean, old_mean + momentum * (mean - old_mean), channels, wide)
     _store_row(run_var, old_var + momentum * (unbiased - old_var), channels, wide)
@@ -152,31 +152,29 @@ def _follow(sums, moments, run_mean, run_var, channels, momentum: tl.constexpr, 
 @triton.jit
 def _normalise(
     x, weight, bias, moments, y, positions, channels,
-    kind: tl.constexpr, slope: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
+    activation: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
 ):  # fmt: skip
     """``y`` = activation(z)."""
-    factor, shift = _load_row(weight, channels, wide), _load_row(bias, channels, wide)
-    mean, scale = _load_row(moments + channels, channels, wide), _load_row(moments + 2 * channels, channels, wide)
+    factor, shift, mean, scale = _load_channels(weight, bias, moments, channels, wide)
     for start in range(tl.program_id(0) * high, positions, tl.num_programs(0) * high):
         at, inside = _tile(start, positions, channels, high, wide)
-        x_hat = (tl.load(x + at, mask=inside, other=0).to(scale.dtype) - mean) * scale
-        tl.store(y + at, _activated(x_hat * factor + shift, kind, slope), mask=inside)
+        x_hat = _x_hat(x, at, inside, mean, scale)
+        tl.store(y + at, _activated(x_hat * factor + shift, activation), mask=inside)
 
 
 @triton.jit
 def _sum_gradients(
     x, weight, bias, moments, grad, partial, positions, channels,
-    kind: tl.constexpr, slope: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
+    activation: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
 ):  # fmt: skip
     """``partial`` (programs, 2, channels): the sums of g and of g * x_hat."""
-    factor, shift = _load_row(weight, channels, wide), _load_row(bias, channels, wide)
-    mean, scale = _load_row(moments + channels, channels, wide), _load_row(moments + 2 * channels, channels, wide)
-    sums, products = tl.zeros((high, wide), scale.dtype), tl.zeros((high, wide), scale.dtype)
+    factor, shift, mean, scale = _load_channels(weight, bias, moments, channels, wide)
+    sums = tl.zeros((high, wide), scale.dtype)
+    products = tl.zeros((high, wide), scale.dtype)
     for start in range(tl.program_id(0) * high, positions, tl.num_programs(0) * high):
         at, inside = _tile(start, positions, channels, high, wide)
-        x_hat = (tl.load(x + at, mask=inside, other=0).to(scale.dtype) - mean) * scale
-        dy = tl.load(grad + at, mask=inside, other=0).to(scale.dtype)
-        g = dy * _derivative(x_hat * factor + shift, kind, slope)
+        x_hat = _x_hat(x, at, inside, mean, scale)
+        g = _g(grad, at, inside, x_hat * factor + shift, activation)
         sums += g
         products += g * x_hat
     found = partial + tl.program_id(0) * 2 * channels
@@ -187,19 +185,17 @@ def _sum_gradients(
 @triton.jit
 def _propagate(
     x, weight, bias, moments, grad, sums, grad_x, positions, channels,
-    kind: tl.constexpr, slope: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
+    activation: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
 ):  # fmt: skip
     """``grad_x`` from ``sums`` (2, channels), over programs and ranks."""
-    factor, shift = _load_row(weight, channels, wide), _load_row(bias, channels, wide)
-    mean, scale = _load_row(moments + channels, channels, wide), _load_row(moments + 2 * channels, channels, wide)
+    factor, shift, mean, scale = _load_channels(weight, bias, moments, channels, wide)
     share = _load_row(moments, channels, wide)
     mean_g = _load_row(sums, channels, wide).to(share.dtype) * share
     mean_product = _load_row(sums + channels, channels, wide).to(share.dtype) * share
     for start in range(tl.program_id(0) * high, positions, tl.num_programs(0) * high):
         at, inside = _tile(start, positions, channels, high, wide)
-        x_hat = (tl.load(x + at, mask=inside, other=0).to(scale.dtype) - mean) * scale
-        dy = tl.load(grad + at, mask=inside, other=0).to(scale.dtype)
-        g = dy * _derivative(x_hat * factor + shift, kind, slope)
+        x_hat = _x_hat(x, at, inside, mean, scale)
+        g = _g(grad, at, inside, x_hat * factor + shift, activation)
         tl.store(grad_x + at, factor * scale * (g - mean_g - x_hat * mean_product), mask=inside)
 
 
@@ -225,25 +221,42 @@ def _store_row(target, values, channels, wide: tl.constexpr):
 
 
 @triton.jit
-def _activated(z, kind: tl.constexpr, slope: tl.constexpr):
-    """The activation of z; Mish is z * tanh(log(1 + e^z)) (Misra 2019)."""
-    if kind == "silu":
-        return z / (1 + tl.exp(-z))
-    if kind == "mish":
-        power = tl.exp(tl.minimum(z, 20))  # beyond 20 the quotient is 1
-        part = power * (power + 2)
-        return z * (part / (part + 2))
-    return tl.where(z > 0, z, z * slope)
+def _load_channels(weight, bias, moments, channels, wide: tl.constexpr):
+    """Weight, bias, mean and 1 / sqrt(var + eps) of this program's channels."""
+    mean = _load_row(moments + channels, channels, wide)
+    scale = _load_row(moments + 2 * channels, channels, wide)
+    return _load_row(weight, channels, wide), _load_row(bias, channels, wide), mean, scale
 
 
 @triton.jit
-def _derivative(z, kind: tl.constexpr, slope: tl.constexpr):
-    """The derivative of _activated."""
-    if kind == "silu":
+def _x_hat(x, at, inside, mean, scale):
+    return (tl.load(x + at, mask=inside, other=0).to(scale.dtype) - mean) * scale
+
+
+@triton.jit
+def _g(grad, at, inside, z, activation: tl.constexpr):
+    """The gradient, times the derivative of _activated."""
+    if activation == "silu":
         share = 1 / (1 + tl.exp(-z))
-        return share * (1 + z * (1 - share))
-    if kind == "mish":
+        slope = share * (1 + z * (1 - share))
+    elif activation == "mish":
         power = tl.exp(tl.minimum(z, 20))
         part = power * (power + 2)
-        return part / (part + 2) + 4 * z * power * (1 + power) / ((part + 2) * (part + 2))
-    return tl.where(z > 0, 1, tl.full(z.shape, slope, z.dtype))
+        slope = part / (part + 2) + 4 * z * power * (1 + power) / ((part + 2) * (part + 2))
+    else:
+        slope = tl.where(z > 0, 1, tl.full(z.shape, activation, z.dtype))
+    return tl.load(grad + at, mask=inside, other=0).to(z.dtype) * slope
+
+
+@triton.jit
+def _activated(z, activation: tl.constexpr):
+    """The activation of z; Mish is z * tanh(log(1 + e^z)) (Misra 2019)."""
+    if activation == "silu":
+        y = z / (1 + tl.exp(-z))
+    elif activation == "mish":
+        power = tl.exp(tl.minimum(z, 20))  # beyond 20 the quotient is 1
+        part = power * (power + 2)
+        y = z * (part / (part + 2))
+    else:
+        y = tl.where(z > 0, z, z * activation)
+    return y

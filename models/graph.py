@@ -1,32 +1,22 @@
 """From the sections of a .cfg to layers with known sources, channels and strides.
 
-There is one function for each kind of section. The stride of a map (image pixels per cell, as a
-Fraction because a map may be larger than the image) follows from the layers before it, because
-every layer must divide rows and columns exactly by its own stride. So maps that meet in a [route]
-or [shortcut] fit for images of any size.
+There is one function for each kind of section. Every layer must divide rows and columns exactly by
+its own stride. So the stride of a map (image pixels per cell, as a Fraction because a map may be
+larger than the image) follows, and maps that meet fit for images of any size.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from operator import attrgetter
+from typing import NamedTuple
 
 from torch import nn
 
+from models import layers
 from models.cfg import Cfg, Section
 from models.heads import Head, read_head, read_raw_parts
-from models.layers import (
-    ACTIVATIONS,
-    Convolution,
-    Dropout,
-    MaxPool,
-    Product,
-    Reorg,
-    Route,
-    SharedConvolution,
-    Shortcut,
-    YoloMap,
-)
 
 IMAGES = -1  # the source index that means the network's input
 # Far above every published network. More is a mistake, refused before memory is allocated.
@@ -63,8 +53,7 @@ class Shape:
         return "1x1" if self.stride is None else f"stride {self.stride}"
 
 
-@dataclass(frozen=True)
-class Node:
+class Node(NamedTuple):
     """One layer of the network: its module, the layers it reads, and the shape of its map."""
 
     module: nn.Module
@@ -73,10 +62,7 @@ class Node:
 
 
 class Graph:
-    """The nodes and heads of a .cfg, built one layer after another.
-
-    Raises ModelError with file and line for an invalid .cfg.
-    """
+    """The nodes and heads of a .cfg. Raises ModelError with file and line for an invalid one."""
 
     def __init__(self, cfg: Cfg, num_classes: int | None, width: float) -> None:
         self.num_classes, self.width = num_classes, width
@@ -94,10 +80,10 @@ class Graph:
         for index, section in enumerate(cfg.layers):
             node = BUILDERS[section.kind](self, section)
             for source in node.sources:
-                if source != IMAGES and isinstance(self.nodes[source].module, YoloMap):
+                if source != IMAGES and isinstance(self.nodes[source].module, layers.YoloMap):
                     raise section.error(f"takes its input from the [yolo] layer {source}. fix: put a [route] before it")
                 self.last_readers[source] = index
-            if not isinstance(node.module, YoloMap):
+            if not isinstance(node.module, layers.YoloMap):
                 self.last_readers[index] = index
             channels, stride = node.shape.channels, node.shape.stride
             if stride is not None:
@@ -110,19 +96,15 @@ class Graph:
             self.nodes.append(node)
         if not self.heads:
             raise cfg.net.error("is not followed by any [yolo], so this is not a detector. fix: use another .cfg")
-        self._check_all_learn(cfg)
-
-    def _check_all_learn(self, cfg: Cfg) -> None:
-        """Raise ModelError if a layer with weights leads to no [yolo]."""
-        read, shared = {head.layer for head in self.heads}, list[nn.Module]()
-        for index, node in reversed([*enumerate(self.nodes)]):
-            if index in read:
-                read.update(node.sources)
+        leads_on = set(map(attrgetter("layer"), self.heads))
+        shared: list[nn.Module] = []
+        for index, node in reversed(list(enumerate(self.nodes))):
+            if index in leads_on:
+                leads_on.update(node.sources)
                 shared.append(getattr(node.module, "source", node.module))
             elif node.module not in shared and list(node.module.parameters()):
-                raise cfg.layers[index].error(
-                    "leads to no [yolo], so it cannot learn. fix: remove it, or add a [route]"
-                )
+                fix = "fix: remove it, or add a [route]"
+                raise cfg.layers[index].error(f"leads to no [yolo], so it cannot learn. {fix}")
 
     def previous(self) -> tuple[int, Shape]:
         """The layer before the one being built (IMAGES for the first) and the shape of its map."""
@@ -136,11 +118,12 @@ class Graph:
             raise section.error(f"{key} refers to layer {reference}, not one of the {len(self.nodes)} before it", key)
         return source
 
-    def check_same_size(self, section: Section, sources: tuple[int, ...]) -> None:
+    def check_same_size(self, section: Section, sources: Sequence[int]) -> None:
         """Raise ModelError if the maps of the sources differ in size."""
         first = self.shapes[sources[0]]
         for source in sources[1:]:
-            if (other := self.shapes[source]).stride != first.stride:
+            other = self.shapes[source]
+            if other.stride != first.stride:
                 sizes = f"layer {sources[0]} at {first}, layer {source} at {other}"
                 raise section.error(f"joins maps of different sizes: {sizes}. fix: use sources of equal stride")
 
@@ -151,85 +134,75 @@ def check_grid(section: Section, shape: Shape, size: int, stride: int, padding: 
     They do if (rows + padding - size) // stride + 1 = rows / stride; padding: rows on both sides.
     """
     if not -stride <= padding - size < 0 or (shape.stride is None and stride > 1):
-        raise section.error(
-            f"with size {size}, stride {stride} and {padding} padded rows does not divide a map at {shape} by {stride}."
-            " fix: use an odd size and pad=1 in a convolution, no padding in a maxpool, or stride=1 after an [avgpool]"
-        )
+        window = f"with size {size}, stride {stride} and {padding} padded rows"
+        fix = "use an odd size and pad=1 in a convolution, no padding in a maxpool, or stride=1 after an [avgpool]"
+        raise section.error(f"{window} does not divide a map at {shape} by {stride}. fix: {fix}")
 
 
 def convolutional(graph: Graph, section: Section) -> Node:
     """[convolutional]: a convolution with its own weights, or with those of share_index."""
     source, shape = graph.previous()
-    declared = section.integer("filters", 1, minimum=1)
-    filters = _num_filters(graph, declared)
+    declared = filters = section.integer("filters", 1, minimum=1)
+    yolo = None  # the section that reads these filters as a raw map
+    if len(graph.nodes) in graph.raw_parts:
+        yolo, part = graph.raw_parts[len(graph.nodes)]
+        if graph.num_classes is not None or "box_bins" in yolo.options:
+            filters = part.filters(graph.num_classes or yolo.integer("classes", 20))
+    elif graph.width != 1:
+        filters = max(CHANNEL_STEP, round(declared * graph.width / CHANNEL_STEP) * CHANNEL_STEP)
     groups = section.integer("groups", 1, minimum=1)
     if groups == declared > 1:
         groups = filters  # depthwise convolutions stay depthwise at any width
     if shape.channels % groups or filters % groups:
-        raise section.error(
-            f"groups={groups} must divide the {shape.channels} input channels and the {filters} filters", "groups"
-        )
+        what = f"the {shape.channels} input channels and the {filters} filters"
+        raise section.error(f"groups={groups} must divide {what}", "groups")
     size = section.integer("size", 1, minimum=1, maximum=MAX_WINDOW)
     stride = section.integer("stride", 1, minimum=1)
     dilation = section.integer("dilation", 1, minimum=1, maximum=MAX_WINDOW) if size > 1 else 1
-    padding = dilation * (size // 2 if section.integer("pad", 0) else section.integer("padding", 0, minimum=0))
+    padding = dilation * (size // 2 if section.flag("pad") else section.integer("padding", 0, minimum=0))
     check_grid(section, shape, dilation * (size - 1) + 1, stride, 2 * padding)
-    activation = _activation(graph, section)
-    has_norm, is_binary = section.integer("batch_normalize", 0) != 0, section.integer("xnor", 0) != 0
+    activation = _activation(graph, section, yolo)
+    has_norm, is_binary = section.flag("batch_normalize"), section.flag("xnor")
     if is_binary and (groups > 1 or "share_index" in section.options):
         raise section.error("has xnor together with groups or share_index. fix: drop one of them", "xnor")
     node_shape = shape.scaled(filters, stride)
     if "share_index" in section.options:
-        owner = _shared_owner(graph, section, (shape.channels, filters, (size, size), groups, has_norm))
-        return Node(SharedConvolution(owner, stride, padding, dilation, activation), (source,), node_shape)
+        owner = _shared_owner(graph, section, (filters, shape.channels // groups, size, size, groups, has_norm))
+        return Node(layers.SharedConvolution(owner, stride, padding, dilation, activation), (source,), node_shape)
     graph.num_values += filters * (shape.channels // groups) * size * size
     if graph.num_values > MAX_VALUES:
         raise section.error(f"brings the network to {graph.num_values:,} values. fix: check its filters and size")
     conv = nn.Conv2d(shape.channels, filters, size, stride, padding, dilation, groups, bias=not has_norm)
     norm = nn.BatchNorm2d(filters, graph.bn_eps, BN_MOMENTUM) if has_norm else None
-    return Node(Convolution(conv, norm, activation, is_binary), (source,), node_shape)
+    return Node(layers.Convolution(conv, norm, activation, is_binary), (source,), node_shape)
 
 
-def _num_filters(graph: Graph, declared: int) -> int:
-    """Filters of this convolution: before a [yolo] for its classes and bins, else scaled."""
-    yolo, part = graph.raw_parts.get(len(graph.nodes), (None, None))
-    if yolo is not None and part is not None and (graph.num_classes is not None or "box_bins" in yolo.options):
-        return part.filters(graph.num_classes or yolo.integer("classes", 20))
-    if part is not None or graph.width == 1:
-        return declared
-    return max(CHANNEL_STEP, round(declared * graph.width / CHANNEL_STEP) * CHANNEL_STEP)
-
-
-def _activation(graph: Graph, section: Section) -> str:
+def _activation(graph: Graph, section: Section, yolo: Section | None) -> str:
     """The activation's name: linear instead of logistic before a [yolo] with new_coords.
 
     Raw maps are logits: the loss needs them, and the decoding applies the logistic.
     """
-    activation = section.choice("activation", "logistic", ACTIVATIONS)  # Darknet's default
-    yolo, _ = graph.raw_parts.get(len(graph.nodes), (None, None))
-    if yolo is None or not yolo.integer("new_coords", 0):
+    activation = section.choice("activation", "logistic", layers.ACTIVATIONS)  # Darknet's default
+    if yolo is None or not yolo.flag("new_coords"):
         return activation
-    if activation not in ("logistic", "linear"):
-        raise section.error("needs activation=logistic before a [yolo] with new_coords=1", "activation")
-    if activation == "linear":
-        # Such files come from programs whose decoding applies the logistic.
+    if activation == "linear":  # in files of programs whose decoding applies the logistic
         note = section.error("is linear before a [yolo] with new_coords=1, read as logistic", "activation")
         graph.notes.append(str(note))
+    elif activation != "logistic":
+        raise section.error("needs activation=logistic before a [yolo] with new_coords=1", "activation")
     return "linear"
 
 
-def _shared_owner(graph: Graph, section: Section, needed: tuple[int, int, tuple[int, int], int, bool]) -> Convolution:
-    """The convolution that share_index names.
+def _shared_owner(graph: Graph, section: Section, needed: tuple[int, ...]) -> layers.Convolution:
+    """The convolution that share_index names. Raises ModelError if it differs from ``needed``.
 
-    needed: (input channels, filters, size, groups, batch norm). Raises ModelError if it differs.
+    That is the shape of its kernels, its groups, and whether it has batch norm.
     """
     index = graph.resolve(section, "share_index", section.integer("share_index"))
-    owner = graph.nodes[index].module
-    if isinstance(owner, SharedConvolution):
-        owner = owner.source
-    if isinstance(owner, Convolution):
-        conv = owner.conv
-        has = conv.in_channels, conv.out_channels, conv.kernel_size, conv.groups, owner.norm is not None
+    module = graph.nodes[index].module
+    owner = getattr(module, "source", module)
+    if isinstance(owner, layers.Convolution):
+        has = (*owner.conv.weight.shape, owner.conv.groups, owner.norm is not None)
         if has == needed:
             return owner
     raise section.error(f"share_index names layer {index}, not a convolution of the same shapes", "share_index")
@@ -240,21 +213,23 @@ def shortcut(graph: Graph, section: Section) -> Node:
     source, shape = graph.previous()
     sources = (source, *(graph.resolve(section, "from", reference) for reference in section.values("from", int)))
     graph.check_same_size(section, sources)
-    return Node(Shortcut(section.choice("activation", "linear", ACTIVATIONS)), sources, shape)
+    return Node(layers.Shortcut(section.choice("activation", "linear", layers.ACTIVATIONS)), sources, shape)
 
 
 def route(graph: Graph, section: Section) -> Node:
     """[route]: the maps of `layers`, or one group of their channels, concatenated."""
-    sources = tuple(graph.resolve(section, "layers", reference) for reference in section.values("layers", int))
-    graph.check_same_size(section, sources)
     groups = section.integer("groups", 1, minimum=1)
     group = section.integer("group_id", 0, minimum=0, maximum=groups - 1)
-    channels = 0
-    for source in sources:
-        channels += (of_source := graph.shapes[source].channels)
+    sources, channels = list[int](), 0
+    for reference in section.values("layers", int):
+        source = graph.resolve(section, "layers", reference)
+        sources.append(source)
+        of_source = graph.shapes[source].channels
+        channels += of_source
         if of_source % groups:
             raise section.error(f"groups={groups} must divide the {of_source} channels of layer {source}", "groups")
-    return Node(Route(groups, group), sources, graph.shapes[sources[0]].scaled(channels // groups, 1))
+    graph.check_same_size(section, sources)
+    return Node(layers.Route(groups, group), tuple(sources), graph.shapes[sources[0]].scaled(channels // groups, 1))
 
 
 def product(graph: Graph, section: Section) -> Node:
@@ -266,7 +241,7 @@ def product(graph: Graph, section: Section) -> Node:
         raise section.error(f"multiplies maps of {factors.channels} and {shape.channels} channels", "from")
     if section.kind == "sam" or factors.stride is not None:
         graph.check_same_size(section, (source, other))
-    return Node(Product(section.choice("activation", "linear", ACTIVATIONS)), (source, other), shape)
+    return Node(layers.Product(section.choice("activation", "linear", layers.ACTIVATIONS)), (source, other), shape)
 
 
 def maxpool(graph: Graph, section: Section) -> Node:
@@ -278,7 +253,7 @@ def maxpool(graph: Graph, section: Section) -> Node:
     check_grid(section, shape, size, stride, padding)
     if stride == 1 and size % 2 and padding == size - 1:
         source, size, padding = _cascaded(graph, source, size)
-    return Node(MaxPool(size, stride, padding), (source,), shape.scaled(shape.channels, stride))
+    return Node(layers.MaxPool(size, stride, padding), (source,), shape.scaled(shape.channels, stride))
 
 
 def _cascaded(graph: Graph, source: int, size: int) -> tuple[int, int, int]:
@@ -287,10 +262,10 @@ def _cascaded(graph: Graph, source: int, size: int) -> tuple[int, int, int]:
     A maximum over 5x5 maxima over 5x5 is that over 9x9, which takes three times as long.
     """
     while source != IMAGES:
-        module, sources = graph.nodes[source].module, graph.nodes[source].sources
-        if not isinstance(module, Route) or module.groups > 1 or len(sources) > 1:
+        node = graph.nodes[source]
+        if not isinstance(node.module, layers.Route) or node.module.groups > 1 or len(node.sources) > 1:
             break
-        (source,) = sources
+        source = node.sources[0]
     graph.windows[len(graph.nodes)] = source, size
     smaller = [(its, layer) for layer, (of, its) in graph.windows.items() if of == source and its < size]
     before, layer = max(smaller, default=(1, source))
@@ -317,50 +292,51 @@ def reorg(graph: Graph, section: Section) -> Node:
     source, shape = graph.previous()
     stride = section.integer("stride", 1, minimum=1)
     check_grid(section, shape, stride, stride, 0)
-    return Node(Reorg(stride), (source,), shape.scaled(shape.channels * stride**2, stride))
+    return Node(layers.Reorg(stride), (source,), shape.scaled(shape.channels * stride**2, stride))
 
 
 def dropout(graph: Graph, section: Section) -> Node:
     """[dropout]: single values dropped in training."""
     source, shape = graph.previous()
-    return Node(Dropout(section.number("probability", 0.2, minimum=0, maximum=1)), (source,), shape)
+    return Node(layers.Dropout(section.number("probability", 0.2, minimum=0, maximum=1)), (source,), shape)
 
 
 def yolo(graph: Graph, section: Section) -> Node:
     """[yolo]: a raw map and its head."""
     source, shape = graph.previous()
-    parts = tuple(part for reader, part in graph.raw_parts.values() if reader is section)
-    if source == IMAGES or not all(isinstance(graph.nodes[part.layer].module, Convolution) for part in parts):
-        raise section.error(
-            "must follow a [convolutional] layer that does not share the weights of another, or a [route] of two such"
-        )
+    parts = []
+    for reader, part in graph.raw_parts.values():
+        if reader is section and isinstance(graph.nodes[part.layer].module, layers.Convolution):
+            parts.append(part)
     if shape.stride is None or shape.stride.denominator != 1:
         raise section.error(f"reads a map of {shape}, but needs a stride of whole pixels")
     num_classes = graph.num_classes or section.integer("classes", 20, minimum=1)  # 20 is Darknet's default
-    if graph.heads and graph.heads[0].num_classes != num_classes:
-        other = graph.heads[0]
-        message = f"has classes={num_classes}, but the [yolo] layer {other.layer} has {other.num_classes}"
-        raise section.error(f"{message}. fix: give both the same", "classes")
-    head = read_head(section, len(graph.nodes), shape.stride.numerator, num_classes, parts)
+    for other in graph.heads[:1]:
+        if other.num_classes != num_classes:
+            message = f"has classes={num_classes}, but the [yolo] layer {other.layer} has {other.num_classes}"
+            raise section.error(f"{message}. fix: give both the same", "classes")
+    head = read_head(section, len(graph.nodes), shape.stride.numerator, num_classes, tuple(parts))
     if head.box_bins == 1 or (head.box_bins and len(parts) == 1):
         what = "box_bins must be 0, or 2 and more where the [yolo] reads a [route] of boxes and classes"
         raise section.error(f"{what}. fix: model.box_bins=0, or decoupled heads", "box_bins")
     if len(parts) > 1 and len(head.anchors) != 1:
         raise section.error("reads a [route] of boxes and classes, so it has one anchor only. fix: mask=0", "mask")
+    channels = 0
     for part in parts:
         has, needed = graph.shapes[part.layer].channels, part.filters(num_classes)
+        channels += needed
         if has != needed:
-            raise section.error(
-                f"with {len(head.anchors)} anchors and {num_classes} classes needs filters={needed} in layer"
-                f" {part.layer}, which has {has}. fix: correct one of them, or set the class count of the model"
-            )
-    if shape.channels != sum(part.filters(num_classes) for part in parts):
-        raise section.error("reads a [route] that leaves channels out. fix: remove groups from it")
+            needs = f"with {len(head.anchors)} anchors and {num_classes} classes needs filters={needed}"
+            fix = "fix: correct one of them, or set the class count of the model"
+            raise section.error(f"{needs} in layer {part.layer}, which has {has}. {fix}")
+    if shape.channels != channels:
+        such = "a [convolutional] layer that does not share the weights of another"
+        raise section.error(f"must follow {such}, or a [route] of two such without groups")
     if len(section.values("anchors", float)) % 2:
         message = "has an odd number of anchor values, a comma may be missing; the last pair is {:g},{:g}"
         graph.notes.append(str(section.error(message.format(*head.all_anchors[-1]), "anchors")))
     graph.heads.append(head)
-    return Node(YoloMap(len(head.anchors)), (source,), shape)
+    return Node(layers.YoloMap(len(head.anchors)), (source,), shape)
 
 
 BUILDERS: dict[str, Callable[[Graph, Section], Node]] = {

@@ -3,14 +3,14 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from models.cfg import Cfg, Section, parse_cfg, with_options
+from models.cfg import Cfg, ModelError, Section
 from models.config import MAX_ANCHOR, MAX_SCALE_X_Y, MIN_ANCHOR, IouKind
-from models.errors import ModelError
 
 MISSING_HEIGHT = 0.5  # pixels, of an incomplete last anchor, as in Darknet
 MAX_BINS = 64
@@ -88,28 +88,26 @@ class HeadAnchors(dict[torch.device, list[Anchors]]):
         self.heads = heads
 
     def __missing__(self, device: torch.device) -> list[Anchors]:
-        parts = ((head.anchors, head.all_anchors, head.mask) for head in self.heads)
-        # Stored once complete, because several threads may look at the same time.
-        self[device] = [Anchors(*(torch.tensor(part, device=device) for part in of_head)) for of_head in parts]
-        return self[device]
+        anchors = []
+        for head in self.heads:
+            own, of_cfg = torch.tensor(head.anchors, device=device), torch.tensor(head.all_anchors, device=device)
+            anchors.append(Anchors(own, of_cfg, torch.tensor(head.mask, device=device)))
+        self[device] = anchors  # stored once complete, because several threads may look at the same time
+        return anchors
 
 
 def warn_of_reach(heads: Sequence[Head], image_size: int | Sequence[int]) -> str | None:
     """A sentence if bins cannot reach the sides of a box as large as an image; None if they can.
 
-    image_size: a side, or height and width, in pixels. The farthest bin is box_bins - 1 cells from
-    the middle of a box.
+    image_size: a side, or height and width, in pixels.
     """
     longest = image_size if isinstance(image_size, int) else max(image_size)
-    head = max(heads, key=lambda each: each.stride)
+    head = max(heads, key=attrgetter("stride"))
     reach = 2 * (head.box_bins - 1) * head.stride
     if not head.box_bins or longest <= reach:
         return None
-    needed = math.ceil(longest / (2 * head.stride)) + 1
-    return (
-        f"warning: {head.box_bins} bins reach boxes of {reach} pixels, and images have {longest}: larger boxes are cut."
-        f" fix: model.box_bins={needed}"
-    )
+    cut = f"{head.box_bins} bins reach boxes of {reach} pixels, and images have {longest}: larger boxes are cut"
+    return f"warning: {cut}. fix: model.box_bins={math.ceil(longest / (2 * head.stride)) + 1}"
 
 
 def read_raw_parts(layers: Sequence[Section]) -> dict[int, tuple[Section, RawPart]]:
@@ -119,14 +117,17 @@ def read_raw_parts(layers: Sequence[Section]) -> dict[int, tuple[Section, RawPar
     makes the boxes and objectness of one anchor, the second its classes.
     """
     parts = {}
-    for index, section in enumerate(layers[1:], 1):
+    for index, section in enumerate(layers):
+        if section.kind != "yolo" or index == 0:
+            continue
         before = layers[index - 1]
-        if section.kind == "yolo" and before.kind == "route" and len(numbers := before.values("layers", int)) == 2:
+        joined = before.values("layers", int) if before.kind == "route" else []
+        if len(joined) == 2:
             of_box = 4 * max(1, section.integer("box_bins", 0, 0, MAX_BINS)) + 1
-            for number, fixed, per_class in zip(numbers, (of_box, 0), (0, 1), strict=True):
+            for number, fixed, per_class in ((joined[0], of_box, 0), (joined[1], 0, 1)):
                 layer = number if number >= 0 else index - 1 + number
                 parts[layer] = section, RawPart(layer, fixed, per_class)
-        elif section.kind == "yolo":
+        else:
             anchors = len(read_anchors(section)[1])
             parts[index - 1] = section, RawPart(index - 1, 5 * anchors, anchors)
     return parts
@@ -136,22 +137,22 @@ def read_head(section: Section, layer: int, stride: int, num_classes: int, parts
     """The head of a [yolo] section. Raises ModelError with file and line for bad values."""
     all_anchors, mask = read_anchors(section)
     iou_loss = section.choice("iou_loss", "mse", ("mse", *IouKind.__members__))
-    weights = {}
+    numbers = {}
     for field in fields(DarknetLossKeys):
         if isinstance(field.default, float):
-            weights[field.name] = section.number(field.name, field.default, minimum=0)
+            numbers[field.name] = section.number(field.name, field.default, minimum=0)
     return Head(
         layer=layer,
         stride=stride,
-        anchors=tuple(all_anchors[index] for index in mask),
+        anchors=tuple(map(all_anchors.__getitem__, mask)),
         num_classes=num_classes,
         scale_x_y=section.number("scale_x_y", 1.0, minimum=1, maximum=MAX_SCALE_X_Y),
-        new_coords=section.integer("new_coords", 0) != 0,
+        new_coords=section.flag("new_coords"),
         box_bins=section.integer("box_bins", 0, 0, MAX_BINS),
         all_anchors=all_anchors,
         mask=mask,
         parts=parts,
-        darknet_loss=DarknetLossKeys(None if iou_loss == "mse" else IouKind[iou_loss], **weights),
+        darknet_loss=DarknetLossKeys(None if iou_loss == "mse" else IouKind[iou_loss], **numbers),
     )
 
 
@@ -175,26 +176,22 @@ def read_anchors(section: Section) -> tuple[Sizes, tuple[int, ...]]:
 
 def with_box_bins(cfg: Cfg, bins: int) -> Cfg:
     """The .cfg with `box_bins` set in all [yolo]; the filters before them follow."""
-    changes = [(section, "box_bins", str(bins)) for section in cfg.layers if section.kind == "yolo"]
-    return parse_cfg(with_options(cfg.text, changes), cfg.source)
+    return cfg.with_options((section, "box_bins", bins) for section in cfg.layers if section.kind == "yolo")
 
 
 def with_anchors(cfg: Cfg, anchors: Sequence[Sequence[float]] | str) -> Cfg:
     """The .cfg with other anchors, (width, height) in pixels at network scale, in all [yolo].
 
-    The masks stay. Raises ModelError for another number of anchors, and for "auto", which is
-    resolved when a training starts.
+    Raises ModelError for another number of them, and for "auto", which train.py resolves.
     """
     if isinstance(anchors, str):
         raise ModelError("model.anchors=auto is for train.py, which fits them to its data. fix: leave it out here")
     text = ",  ".join(f"{width:g},{height:g}" for width, height in anchors)
-    changes = list[tuple[Section, str, str]]()
+    changes = list[tuple[Section, str, object]]()
     for section in (section for section in cfg.layers if section.kind == "yolo"):
         count = len(read_anchors(section)[0])
         if count != len(anchors):
-            raise ModelError(
-                f"model.anchors holds {len(anchors)} anchors, {cfg.source}:{section.line} needs {count}."
-                f" fix: give {count} pairs of width and height"
-            )
-        changes += [(section, "anchors", text), (section, "num", str(count))]
-    return parse_cfg(with_options(cfg.text, changes), cfg.source)
+            needed = f"{cfg.source}:{section.line} needs {count}. fix: give {count} pairs of width and height"
+            raise ModelError(f"model.anchors holds {len(anchors)} anchors, {needed}")
+        changes += [(section, "anchors", text), (section, "num", count)]
+    return cfg.with_options(changes)

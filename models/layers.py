@@ -1,29 +1,31 @@
 """Activations and layers, with Darknet's names and constants.
 
-Every layer takes the maps of its sources as positional arguments, each (batch, channels, rows,
-columns), and returns one map. graph.py builds the layers of a .cfg.
+Every layer takes the maps of its sources, each (batch, channels, rows, columns), one by one, and
+returns one map.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+Activation = Callable[[Tensor], Tensor]
 # What makes the module, by name. In-place where the output alone gives the gradient: backward then
 # keeps one map fewer.
-ACTIVATIONS: dict[str, Callable[[], Callable[[Tensor], Tensor]]] = {
+ACTIVATIONS: dict[str, Callable[[], Activation]] = {
     "linear": nn.Identity,
-    "leaky": lambda: nn.LeakyReLU(0.1, inplace=True),  # Darknet's slope
-    "relu": lambda: nn.ReLU(inplace=True),
-    "relu6": lambda: nn.ReLU6(inplace=True),
+    "leaky": partial(nn.LeakyReLU, 0.1, inplace=True),  # Darknet's slope
+    "relu": partial(nn.ReLU, inplace=True),
+    "relu6": partial(nn.ReLU6, inplace=True),
     "logistic": nn.Sigmoid,
     "mish": nn.Mish,
     "swish": nn.SiLU,
     "silu": nn.SiLU,  # the name outside of Darknet
     "elu": nn.ELU,
     "selu": nn.SELU,
-    "gelu": lambda: nn.GELU(approximate="tanh"),
+    "gelu": partial(nn.GELU, approximate="tanh"),
     "tanh": nn.Tanh,
 }
 
@@ -37,37 +39,44 @@ class Convolution(nn.Module):
 
     # Takes the place of batch norm and activation in training: (map, norm, activation) -> map.
     # train_utils/sync_batchnorm.py may set it; modules and state dict stay as they are.
-    fused_norm: Callable[[Tensor, nn.BatchNorm2d, Callable[[Tensor], Tensor]], Tensor] | None = None
+    fused_norm: Callable[[Tensor, nn.BatchNorm2d, Activation], Tensor] | None = None
 
     def __init__(self, conv: nn.Conv2d, norm: nn.BatchNorm2d | None, activation: str, xnor: bool) -> None:
         super().__init__()
-        self.conv, self.norm, self.xnor = conv, norm, xnor
+        self.conv = conv
+        self.norm = norm
+        self.xnor = xnor
         self.activation = ACTIVATIONS[activation]()
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self._binary(x) if self.xnor else self.conv(x)
-        return self.normalised(x, self.activation)
+        return self.normalised(self._binary(x) if self.xnor else self.conv(x), self.activation)
 
-    def normalised(self, x: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
+    def normalised(self, x: Tensor, activation: Activation) -> Tensor:
         """`activation` of `x` after batch normalisation, if there is one."""
-        if self.norm is None:
+        norm = self.norm
+        if norm is None:
             return activation(x)
-        if self.fused_norm is not None and self.norm.training:
-            return self.fused_norm(x, self.norm, activation)
-        return activation(self.norm(x))
+        if self.fused_norm is not None and norm.training:
+            return self.fused_norm(x, norm, activation)
+        return activation(norm(x))
 
     def _binary(self, x: Tensor) -> Tensor:
-        conv = self.conv
+        conv, weight = self.conv, self.conv.weight
         assert not isinstance(conv.padding, str)
-        signs = F.pad(binary_signs(x), conv.padding * 2, value=-1.0)  # rows and columns have the same padding
-        return F.conv2d(signs, binary_kernels(conv.weight), conv.bias, conv.stride, 0, conv.dilation, conv.groups)
+        # The gradient of signs is 1 between -1 and 1, else 0; that of kernels is the identity's.
+        signs, passed = torch.where(x > 0, 1.0, -1.0).to(x.dtype), F.hardtanh(x)
+        signs = passed + (signs - passed).detach()
+        magnitude = weight.abs().mean(dim=(1, 2, 3), keepdim=True)
+        kernels = weight + (torch.where(weight > 0, magnitude, -magnitude) - weight).detach()
+        signs = F.pad(signs, conv.padding * 2, value=-1.0)  # rows and columns have the same padding
+        return F.conv2d(signs, kernels, conv.bias, conv.stride, dilation=conv.dilation)
 
 
 class SharedConvolution(nn.Module):
     """A convolution with the weights and batch normalisation of another one (share_index).
 
-    It has its own stride, padding, dilation and activation. The other layer is not a submodule, so
-    its tensors appear once in parameters and state. In a deep copy of the network both are copies.
+    The other layer is not a submodule, so its tensors appear once in parameters and state. In a
+    deep copy of the network both are copies.
     """
 
     source: Convolution  # the layer that owns the tensors
@@ -75,20 +84,22 @@ class SharedConvolution(nn.Module):
     def __init__(self, source: Convolution, stride: int, padding: int, dilation: int, activation: str) -> None:
         super().__init__()
         self.__dict__["source"] = source  # an ordinary attribute would be a submodule
-        self.stride, self.padding, self.dilation = stride, padding, dilation
+        self.stride = stride
+        self.padding = padding
+        self.dilation = dilation
         self.activation = ACTIVATIONS[activation]()
 
     def forward(self, x: Tensor) -> Tensor:
-        conv = self.source.conv
-        x = F.conv2d(x, conv.weight, conv.bias, self.stride, self.padding, self.dilation, conv.groups)
-        return self.source.normalised(x, self.activation)
+        source = self.source
+        weight, bias = source.conv.weight, source.conv.bias
+        x = F.conv2d(x, weight, bias, self.stride, self.padding, self.dilation, source.conv.groups)
+        return source.normalised(x, self.activation)
 
 
 class YoloMap(nn.Module):
     """The raw map of one [yolo] section: a view of its input, not decoded.
 
     (batch, anchors * (5 + classes), rows, columns) -> (batch, anchors, rows, columns, 5 + classes).
-    The last dimension is contiguous in channels_last memory; Darknet.forward says what it holds.
     """
 
     def __init__(self, num_anchors: int) -> None:
@@ -100,35 +111,25 @@ class YoloMap(nn.Module):
         return split.permute(0, 1, 3, 4, 2)
 
 
-def binary_signs(x: Tensor) -> Tensor:
-    """1 where x > 0, else -1. The gradient is 1 between -1 and 1, and 0 outside."""
-    signs = torch.where(x > 0, 1.0, -1.0).to(x.dtype)
-    passed = F.hardtanh(x)
-    return passed + (signs - passed).detach()
-
-
-def binary_kernels(weight: Tensor) -> Tensor:
-    """Signs of kernels times the mean magnitude of their filter. The gradient is the identity's."""
-    magnitude = weight.abs().mean(dim=(1, 2, 3), keepdim=True)
-    binary = torch.where(weight > 0, magnitude, -magnitude)
-    return weight + (binary - weight).detach()
-
-
-class Shortcut(nn.Module):
-    """Sum of maps of one size, then an activation. The result has the channels of the first map.
-
-    Only the channels that both maps have are added (partial residual networks, Wang et al. 2019).
-    """
+class Activated(nn.Module):
+    """What ends in an activation."""
 
     def __init__(self, activation: str) -> None:
         super().__init__()
         self.activation = ACTIVATIONS[activation]()
 
-    def forward(self, first: Tensor, *others: Tensor) -> Tensor:
-        total, channels = first, first.shape[1]
+
+class Shortcut(Activated):
+    """Sum of maps of one size, then an activation. The result has the channels of the first map.
+
+    Only the channels that both maps have are added (partial residual networks, Wang et al. 2019).
+    """
+
+    def forward(self, total: Tensor, *others: Tensor) -> Tensor:
+        channels = total.shape[1]
         for other in others:
-            if other.shape[1] < channels:
-                shared = other.shape[1]
+            shared = other.shape[1]
+            if shared < channels:
                 total = torch.cat((total[:, :shared] + other, total[:, shared:]), dim=1)
             else:
                 total = total + other[:, :channels]
@@ -148,12 +149,8 @@ class Route(nn.Module):
         return sources[0] if len(sources) == 1 else torch.cat(sources, dim=1)
 
 
-class Product(nn.Module):
+class Product(Activated):
     """Product of two maps, then an activation; for [scale_channels] the first map is 1x1."""
-
-    def __init__(self, activation: str) -> None:
-        super().__init__()
-        self.activation = ACTIVATIONS[activation]()
 
     def forward(self, factors: Tensor, x: Tensor) -> Tensor:
         return self.activation(x * factors)
@@ -162,28 +159,30 @@ class Product(nn.Module):
 class MaxPool(nn.Module):
     """Max pooling with Darknet's padding: `padding` rows in all, padding // 2 of them before.
 
-    Rows and columns of the input are multiples of the stride, as the graph ensures. So the windows
-    reach only `size - stride - padding // 2` past the far edge, and only that much is padded.
-    2x2/2 pooling, the most frequent case, then needs no copy.
+    Rows and columns are multiples of the stride, so windows reach only `size - stride - padding //
+    2` past the far edge. Only that is padded: 2x2/2 pooling, the most frequent, needs no copy.
     """
 
     def __init__(self, size: int, stride: int, padding: int) -> None:
         super().__init__()
-        self.size, self.stride, self.before = size, stride, padding // 2
+        self.size = size
+        self.stride = stride
+        self.before = padding // 2
         self.after = max(0, size - stride - self.before)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.after == self.before and 2 * self.before <= self.size:
             return F.max_pool2d(x, self.size, self.stride, self.before)
-        return F.max_pool2d(F.pad(x, (self.before, self.after) * 2, value=float("-inf")), self.size, self.stride)
+        padded = F.pad(x, (self.before, self.after) * 2, value=float("-inf"))
+        return F.max_pool2d(padded, self.size, self.stride)
 
 
 class Dropout(nn.Dropout):
     """[dropout]: single values become 0 in training, the others 1 / (1 - p) times as large.
 
     Each rank draws for the whole micro-batch and takes its own images, so that an image has the
-    same zeros on any number of ranks, whose generators stay equal. `place` is set by the training:
-    this rank, the number of ranks, and how many images in turn each gets.
+    same zeros on any number of ranks. `place`: this rank, their number, and how many images in turn
+    each gets.
     """
 
     place = 0, 1, 1
@@ -193,9 +192,11 @@ class Dropout(nn.Dropout):
             return x
         rank, ranks, unit = self.place
         turns = -(-len(x) // unit)
-        drawn = torch.empty((turns, ranks, unit, *x.shape[1:]), dtype=torch.bool, device=x.device)
+        shape = turns, ranks, unit, *x.shape[1:]
+        drawn = torch.empty(shape, dtype=torch.bool, device=x.device)
         kept = drawn.bernoulli_(1 - self.p)[:, rank].flatten(0, 1)[: len(x)]
-        return x * kept * (1 / (1 - self.p) if self.p < 1 else 0)
+        scale = 1 / (1 - self.p) if self.p < 1 else 0
+        return x * kept * scale
 
 
 class Reorg(nn.Module):
@@ -209,6 +210,5 @@ class Reorg(nn.Module):
         self.stride = stride
 
     def forward(self, x: Tensor) -> Tensor:
-        # (batch, channels, rows, dy, columns, dx)
-        blocks: Tensor = x.unflatten(3, (-1, self.stride)).unflatten(2, (-1, self.stride))
-        return blocks.permute(0, 3, 5, 1, 2, 4).flatten(1, 3)
+        blocks: Tensor = F.pixel_unshuffle(x, self.stride).unflatten(1, (x.shape[1], -1))
+        return blocks.transpose(1, 2).flatten(1, 2)

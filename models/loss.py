@@ -5,23 +5,22 @@ every anchor of every head whose shape fits a target is positive in the cell tha
 centre, and each term is a sum over the heads of their means. In YoloxLoss the predictions choose
 the positives. In both, a box with several labels is one object of several classes.
 
-All arithmetic is in float32, or in float64 for float64 maps. Shapes depend only on the number of
-targets (no boolean indexing), so a step on an accelerator never waits for the host.
+Arithmetic is in float32, or in float64 for float64 maps. Shapes depend only on the number of
+targets, so a step on an accelerator never waits for the host.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from functools import partial, reduce
-from itertools import chain
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from models.assignment import Cells, centre_cells, dynamic_positives, merge_labels, targets_in_cells
+from models.assignment import Cells, candidates, centre_cells, dynamic_positives, merge_labels, predictions
+from models.cfg import ModelError
 from models.config import MIN_DECOUPLED_SCALE, IouKind, YoloLossConfig, YoloxLossConfig
-from models.decode import at_least_float32, box_iou_aligned, boxes_in_cells, wh_iou
-from models.errors import ModelError
+from models.decode import at_least_float32, box_iou_aligned, wh_iou
 from models.heads import Anchors, Head, HeadAnchors, HeadMap
 
 Terms = dict[str, Tensor]  # scalars of one head, by the fields of LossParts
@@ -65,17 +64,13 @@ class HeadLoss(ABC):
         self._anchors = HeadAnchors(self.heads)
 
     def __call__(
-        self,
-        raw_maps: Sequence[Tensor],
-        targets: Tensor,
-        objectness_ratio: float | Tensor = 1.0,
-        refines: bool = False,
+        self, raw_maps: Sequence[Tensor], targets: Tensor, objectness_ratio: float = 1.0, refines: bool = False
     ) -> LossParts:
         """The loss of a step that is this batch alone; the arguments are those of ``sums``."""
         images = len(raw_maps[0])
         per_image = self.count_positives(targets) / images
         sums, divisor = self.sums(raw_maps, targets, per_image, objectness_ratio, refines)
-        return LossParts(*(part / divisor.clamp(min=images) for part in sums))
+        return LossParts(*torch.stack(sums) / divisor.clamp(min=images))
 
     def count_positives(self, targets: Tensor) -> Tensor:
         """The positives (heads,), float64, where targets (t, 6) alone decide; else (0,)."""
@@ -91,35 +86,34 @@ class HeadLoss(ABC):
     ) -> tuple[LossParts, Tensor]:
         """The sums of one pass of one rank, and its share of what they are to be divided by.
 
-        Sums and divisors are added up over all passes and ranks of a step, so that each image and
-        each positive weighs the same in any micro-batch. The divisor is the number of images or of
-        positives. The caller uses at least the number of images: else a step without objects would
-        push the objectness down a hundred times as hard as others.
+        The caller adds up both over all passes and ranks of a step, so that each image and each
+        positive weighs the same in any micro-batch, and divides by at least the number of images:
+        else a step without objects would push the objectness down a hundred times as hard as
+        others.
 
-        raw_maps: as Darknet returns them, of any float type.
-        targets: float32 (t, 6): image index in the batch, class, cx, cy, w, h in pixels of the
-            batch's images. A row of zeros counts for nothing.
-        positives_per_image: what ``count_positives`` gives for all targets of the step, over the
-            images of the step.
-        objectness_ratio: blends the objectness target of a positive from 1 (at 0) to its IoU (at
-            1), in losses that have such targets.
-        refines: true in epochs without mosaics, which fit boxes more closely.
+        raw_maps: as Darknet returns them, of any float type. targets: float32 (t, 6): image index
+        in the batch, class, cx, cy, w, h in pixels of the batch's images; a row of zeros counts for
+        nothing. positives_per_image: what ``count_positives`` gives for all targets of the step,
+        over its images. objectness_ratio: blends the objectness target of a positive from 1 (at 0)
+        to its IoU (at 1), in losses that have such targets. refines: true in epochs without
+        mosaics.
         """
         with torch.autocast(device_type=targets.device.type, enabled=False):
-            maps = [HeadMap(*parts) for parts in zip(self.heads, self._anchors[targets.device], raw_maps, strict=True)]
+            maps = list(map(HeadMap, self.heads, self._anchors[targets.device], raw_maps))
             targets = targets.to(at_least_float32(raw_maps[0]).dtype)
-            inputs = LossInputs(maps, targets, positives_per_image, objectness_ratio, refines)
-            terms, weights = self.terms(inputs)
-            added = {
-                name: torch.stack([of_head[name] for of_head in terms if name in of_head]).sum()
-                for name in dict.fromkeys(chain(*terms))
-            }
-            images = targets.new_full((), len(raw_maps[0]))
-            divisor = added.pop(POSITIVES, images)
-            parts = {name: value * weights[name] for name, value in added.items()}
-            total = reduce(torch.add, parts.values())
-            missing = dict.fromkeys(LossParts._fields[1:], total.new_zeros(()))
-            return LossParts(total, **missing | {name: part.detach() for name, part in parts.items()}), divisor
+            terms, weights = self.terms(LossInputs(maps, targets, positives_per_image, objectness_ratio, refines))
+            added: Terms = {}
+            for of_head in terms:
+                for name, term in of_head.items():
+                    added[name] = added[name] + term if name in added else term
+            divisor = added.pop(POSITIVES, targets.new_full((), len(raw_maps[0])))
+            for name in added:
+                added[name] = added[name] * weights[name]
+            total = torch.stack(list(added.values())).sum()
+            parts = dict.fromkeys(LossParts._fields[1:], total.new_zeros(()))
+            for name, term in added.items():
+                parts[name] = term.detach()
+            return LossParts(total, **parts), divisor
 
     @abstractmethod
     def terms(self, inputs: LossInputs) -> tuple[list[Terms], Weights]:
@@ -135,14 +129,15 @@ class YoloLoss(HeadLoss):
     def __init__(self, heads: Sequence[Head], config: YoloLossConfig) -> None:
         super().__init__(heads)
         self.config = config
-        if any(len(head.parts) > 1 for head in heads):
-            raise ModelError("decoupled heads have too few anchors for a loss that matches shapes. fix: loss=yolox")
+        for head in heads:
+            if len(head.parts) > 1:
+                raise ModelError("decoupled heads have too few anchors for a loss that matches shapes. fix: loss=yolox")
 
     def count_positives(self, targets: Tensor) -> Tensor:
         """The positives (heads,): pairs of a target (t, 6) and an anchor of like shape."""
         targets, _ = merge_labels(targets, self.heads[0].num_classes)
-        matches = [self._matches(targets, anchors) for anchors in self._anchors[targets.device]]
-        return torch.stack([match.sum() for match in matches]).double()
+        matches = [self._matches(targets, anchors).sum() for anchors in self._anchors[targets.device]]
+        return torch.stack(matches).double()
 
     def _matches(self, targets: Tensor, anchors: Anchors) -> Tensor:
         """Whether the shapes of targets (t, 6) fit a head's own anchors, bool (t, anchors)."""
@@ -150,51 +145,39 @@ class YoloLoss(HeadLoss):
 
     def terms(self, inputs: LossInputs) -> tuple[list[Terms], Weights]:
         """Sums over the images of means over their cells and over the step's positives."""
-        config = self.config
-        targets, classes = merge_labels(inputs.targets, self.heads[0].num_classes)
-        inputs = inputs._replace(targets=targets)
-        # Without positives the terms are 0, not 0 / 0.
-        shares = 1 / inputs.positives_per_image.clamp(min=1e-9)
-        terms = [
-            self._head_terms(part, share, inputs, classes) for part, share in zip(inputs.maps, shares, strict=True)
-        ]
-        classification = config.classification * self.heads[0].num_classes / 80
+        config, ratio, num_classes = self.config, inputs.objectness_ratio, self.heads[0].num_classes
+        targets, labels = merge_labels(inputs.targets, num_classes)
+        shares = (1 / inputs.positives_per_image.clamp(min=1e-9)).to(targets.dtype)  # without positives not 0 / 0
+        terms: list[Terms] = []
+        for part, share in zip(inputs.maps, shares, strict=True):
+            weight = self._matches(targets, part.anchors).to(targets.dtype)  # (t, a), 0 where a shape does not match
+            found = predictions(part, centre_cells(part, targets), targets)  # matched or not
+            iou = box_iou_aligned(found.boxes_xyxy, found.wanted_xyxy, config.iou)
+            objectness = weight * (1 - ratio + ratio * iou.detach().clamp(min=0))
+            logits = at_least_float32(part.raw[..., 4])
+            # Even a single class is learnt: decoding multiplies by its probability, as in Darknet.
+            classes = cross_entropy(found.classes, labels[:, None].expand_as(found.classes)).mean(-1)
+            of_cells = cross_entropy(logits, _at_cells(objectness, found.cells, logits))
+            of_head = {"box": ((1 - iou) * weight).sum() * share, "objectness": of_cells.sum() / logits[0].numel()}
+            terms.append(of_head | {"classification": (classes * weight).sum() * share})
+        classification = config.classification * num_classes / 80
         return terms, {"box": config.box, "objectness": config.objectness, "classification": classification}
-
-    def _head_terms(self, part: HeadMap, share: Tensor, inputs: LossInputs, classes: Tensor) -> Terms:
-        """The terms of one head; a positive weighs ``share``."""
-        head, anchors, raw = part
-        logits = at_least_float32(raw[..., 4])
-        share = share.to(logits.dtype)
-        weight = self._matches(inputs.targets, anchors).to(logits.dtype)  # (t, anchors), 0 where a shape does not match
-        cells = centre_cells(inputs.targets, head.stride, raw.shape)
-        _, class_logits, boxes, wanted_boxes = _predictions(part, cells, inputs.targets)
-        iou = box_iou_aligned(boxes, wanted_boxes, self.config.iou)
-        box = ((1 - iou) * weight).sum() * share
-
-        ratio = inputs.objectness_ratio
-        wanted = _at_cells(weight * (1 - ratio + ratio * iou.detach().clamp(min=0)), cells, raw)
-        objectness = cross_entropy(logits, wanted).sum() / logits[0].numel()
-
-        # Even a single class is learnt: decoding multiplies by its probability, as in Darknet.
-        losses = cross_entropy(class_logits, _at_logits(classes, class_logits)).mean(-1)
-        return {"box": box, "objectness": objectness, "classification": (losses * weight).sum() * share}
 
 
 class YoloxLoss(HeadLoss):
     """The loss of YOLOX (Ge et al. 2021, arXiv 2107.08430), for heads whose cells reach far.
 
     The predictions choose and weigh the positives (dynamic_positives). The target of objectness is
-    this weight, and 0 in all other cells; that of a class is the IoU of its box. The box term is
-    1 - IoU^2, or 1 minus another overlap measure. Boxes of bins add the cross-entropy of their
-    sides (dfl), and epochs without mosaics the L1 distance. All are divided by the sum of the
-    weights.
+    this weight, and 0 in all other cells; that of a class is the IoU of its box. The box term is 1
+    - IoU^2, or 1 minus another overlap measure. Boxes of bins add the cross-entropy of their sides
+    (dfl), and epochs without mosaics the L1 distance.
     """
 
     def __init__(self, heads: Sequence[Head], config: YoloxLossConfig) -> None:
         super().__init__(heads)
         self.config = config
-        if (reach := min(head.scale_x_y for head in heads)) < MIN_DECOUPLED_SCALE:
+        reach = min(head.scale_x_y for head in heads)
+        if reach < MIN_DECOUPLED_SCALE:
             raise ModelError(
                 f"loss=yolox needs heads of scale_x_y={MIN_DECOUPLED_SCALE} or more, not {reach:g}. fix: loss=yolov3"
             )
@@ -202,54 +185,37 @@ class YoloxLoss(HeadLoss):
     def terms(self, inputs: LossInputs) -> tuple[list[Terms], Weights]:
         """Sums over positives and cells, to be divided by the sum of the positives' weights."""
         config = self.config
-        targets, classes = merge_labels(inputs.targets, self.heads[0].num_classes)
-        inputs = inputs._replace(targets=targets)
-        pairs = dynamic_positives(inputs.maps, targets, config.positives, config.positives_by)
-        terms = [self._head_terms(part, *pair, inputs, classes) for part, pair in zip(inputs.maps, pairs, strict=True)]
+        targets, labels = merge_labels(inputs.targets, self.heads[0].num_classes)
+        candidates_of = [candidates(part, targets) for part in inputs.maps]
+        learn = dynamic_positives(inputs.maps, candidates_of, targets, config.positives, config.positives_by)
+        terms: list[Terms] = []
+        for part, (_, found), weight in zip(inputs.maps, candidates_of, learn, strict=True):
+            head, boxes, wanted = part.head, found.boxes_xyxy, found.wanted_xyxy
+            iou = box_iou_aligned(boxes, wanted, IouKind.iou)
+            overlap = iou.square() if config.iou is IouKind.iou else box_iou_aligned(boxes, wanted, config.iou)
+            logits = at_least_float32(head.split(part.raw)[1][..., 0])
+            quality = iou.detach()[..., None] * labels[:, None]
+            of_head = {
+                POSITIVES: weight.sum(),
+                "box": ((1 - overlap) * weight).sum(),
+                "objectness": cross_entropy(logits, _at_cells(weight, found.cells, logits)).sum(),
+                "classification": (cross_entropy(found.classes, quality).sum(-1) * weight).sum(),
+            }
+            if inputs.refines:
+                of_head["l1"] = config.l1 * (_distance(boxes, wanted, head.stride) * weight).sum()
+            if head.box_bins:
+                of_head["dfl"] = config.dfl * (_bin_losses(found.coordinates, wanted, head) * weight).sum()
+            terms.append(of_head)
         weights = {"objectness": config.objectness, "classification": config.classification}
         return terms, weights | dict.fromkeys(("box", "dfl", "l1"), config.box)  # dfl and l1 are relative to box
 
-    def _head_terms(self, part: HeadMap, weight: Tensor, cells: Cells, inputs: LossInputs, classes: Tensor) -> Terms:
-        """The sums of one head."""
-        config = self.config
-        coordinates, class_logits, boxes, wanted_boxes = _predictions(part, cells, inputs.targets)
-        iou = box_iou_aligned(boxes, wanted_boxes, IouKind.iou)
-        is_iou = config.iou is IouKind.iou
-        losses = 1 - iou.square() if is_iou else 1 - box_iou_aligned(boxes, wanted_boxes, config.iou)
-        terms = {POSITIVES: weight.sum(), "box": (losses * weight).sum()}
-        if inputs.refines:
-            terms["l1"] = (config.l1 * _distance(boxes, wanted_boxes, part.head.stride) * weight).sum()
-        if part.head.box_bins:
-            terms["dfl"] = (config.dfl * _bin_losses(coordinates, wanted_boxes, part.head) * weight).sum()
-
-        wanted = _at_cells(weight, cells, part.raw)
-        _, objectness_logits, _ = part.head.split(part.raw)
-        terms["objectness"] = cross_entropy(at_least_float32(objectness_logits[..., 0]), wanted).sum()
-
-        quality = iou.detach()[..., None] * _at_logits(classes, class_logits)
-        terms["classification"] = (cross_entropy(class_logits, quality).sum(-1) * weight).sum()
-        return terms
-
-
-def _predictions(part: HeadMap, cells: Cells, targets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Coordinates and class logits (t, p, ...) at the cells, their boxes and the targets' boxes.
-
-    Boxes are corners (t, p, 4) in pixels from the corners of their cells.
-    """
-    head, anchors, raw = part
-    coordinates, _, class_logits = head.split(at_least_float32(raw[tuple(cells)]))  # matched or not
-    boxes = boxes_in_cells(coordinates, anchors.own[cells.anchor], head)
-    return coordinates, class_logits, boxes, targets_in_cells(targets, cells, head.stride)
-
 
 def _bin_losses(coordinates: Tensor, wanted_xyxy: Tensor, head: Head) -> Tensor:
-    """Distribution focal loss (t, p), a mean over the sides (Li et al. 2020, arXiv 2006.04388).
-
-    It is the cross-entropy with a target that is shared by the two bins it lies between.
-    """
+    """Distribution focal loss (t, p), a mean over the sides (Li et al. 2020, arXiv 2006.04388)."""
     low, high = (wanted_xyxy / head.stride - 0.5).split(2, dim=-1)
     sides = torch.cat((-low, high), dim=-1).clamp(0, head.box_bins - 1 - BIN_MARGIN)[..., None]
-    logs, below = coordinates.unflatten(-1, (4, head.box_bins)).log_softmax(dim=-1), sides.long()
+    logs = coordinates.unflatten(-1, (4, head.box_bins)).log_softmax(dim=-1)
+    below = sides.long()
     above = sides - below  # the share of the bin above
     losses: Tensor = (above - 1) * logs.gather(-1, below) - above * logs.gather(-1, below + 1)
     return losses.mean(dim=(-2, -1))
@@ -257,24 +223,21 @@ def _bin_losses(coordinates: Tensor, wanted_xyxy: Tensor, head: Head) -> Tensor:
 
 def _distance(boxes_xyxy: Tensor, wanted_xyxy: Tensor, stride: int) -> Tensor:
     """L1 distance (t, p) of boxes (t, p, 4): centres in cells, and the logarithms of sizes."""
-    (low, high), (wanted_low, wanted_high) = boxes_xyxy.split(2, -1), wanted_xyxy.split(2, -1)
+    low, high = boxes_xyxy.split(2, -1)
+    wanted_low, wanted_high = wanted_xyxy.split(2, -1)
     centres = (low + high - wanted_low - wanted_high).abs() / (2 * stride)
-    size, wanted = (each.clamp(min=MIN_BOX_SIDE).log() for each in (high - low, wanted_high - wanted_low))
-    distances: Tensor = centres + (size - wanted).abs()
+    log_size = (high - low).clamp(min=MIN_BOX_SIDE).log()
+    wanted_log_size = (wanted_high - wanted_low).clamp(min=MIN_BOX_SIDE).log()
+    distances: Tensor = centres + (log_size - wanted_log_size).abs()
     return distances.sum(-1)
 
 
-def _at_cells(values: Tensor, cells: Cells, raw: Tensor) -> Tensor:
-    """A map (batch, anchors, rows, columns) with values (t, p) at the cells and 0 elsewhere.
+def _at_cells(values: Tensor, cells: Cells, logits: Tensor) -> Tensor:
+    """A map like the logits (batch, anchors, rows, columns): values (t, p) at the cells, else 0.
 
     If several targets claim one anchor of one cell, the largest value counts, whatever their order;
     the box and class terms count each. Pairs that do not match write 0.
     """
-    wanted = values.new_zeros(raw.shape[:4])
-    wanted.view(-1).scatter_reduce_(0, cells.flat(raw.shape).flatten(), values.flatten(), reduce="amax")
+    wanted = values.new_zeros(logits.shape)
+    wanted.view(-1).scatter_reduce_(0, cells.flat(logits.shape).flatten(), values.flatten(), reduce="amax")
     return wanted
-
-
-def _at_logits(classes: Tensor, class_logits: Tensor) -> Tensor:
-    """Classes (t, c) in shape and type of logits (t, p, c)."""
-    return classes[:, None].to(class_logits.dtype).expand_as(class_logits)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from models.export import quiet
+from models.export import quiet, run_onnx
 
 LINEAR = ("LeakyRelu", "Relu")  # f(scale * x) = scale * f(x) for scales above 0
 SMALLEST = 1e-3  # of the largest channel: dead ones would be scaled without limit
@@ -18,17 +18,15 @@ def quantise(path: Path, batches: Iterable[Tensor], symmetric: bool) -> None:
 
     Weights get a scale for each channel and 7 bits, because sums of two products of 8 bits overflow
     on processors without VNNI. Other values are uint8, or int8 around zero if ``symmetric``, with
-    the ranges that they have on ``batches`` of images, float32 (batch, 3, height, width). What
-    stays in float32 makes pixels, distributions and scores, which 8 bits do not resolve.
+    the ranges that they have on ``batches`` of images, float32 (batch, 3, height, width).
     """
-    import onnx
     from onnxruntime import quantization
 
-    proto, images = onnx.load(path), [batch.numpy() for batch in batches]
-    equalise(proto, images)
+    images = list(batches)
+    proto = equalise(path, images)
 
     class Reader(quantization.CalibrationDataReader):  # type: ignore[misc]
-        feeds = iter([{"images": batch} for batch in images])
+        feeds = iter([{"images": batch.numpy()} for batch in images])
 
         def get_next(self) -> dict[str, np.ndarray] | None:
             return next(self.feeds, None)
@@ -56,31 +54,26 @@ def quantise(path: Path, batches: Iterable[Tensor], symmetric: bool) -> None:
         )
 
 
-def equalise(proto: Any, images: Iterable[np.ndarray]) -> None:
-    """Scale channels between two convolutions, so that one range for all of them loses less.
+def equalise(path: Path, batches: Iterable[Tensor]) -> Any:
+    """The content of an ONNX file, with channels between two convolutions scaled to a like range.
 
     The first convolution divides its channels and the second multiplies them again, which changes
-    no result. The factor is the geometric mean of a channel's range on ``images`` and of the
+    no result. The factor is the geometric mean of a channel's range on ``batches`` and of the
     inverse range of the weights that read it; with one filter for each channel, the former alone.
     Compare Nagel et al. 2019, Data-Free Quantization, who use weights on both sides.
     """
     import onnx
-    import onnxruntime
     from onnx import numpy_helper
 
+    proto = onnx.load(path)
     pairs = neighbours(proto.graph)
     if not pairs:  # as in networks of SiLU
-        return
+        return proto
     stored = {tensor.name: tensor for tensor in proto.graph.initializer}
-    names = [first.output[0] for first, _ in pairs]
-    shown = onnx.ModelProto()
-    shown.CopyFrom(proto)
-    for name in names:
-        shown.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
-    session = onnxruntime.InferenceSession(shown.SerializeToString(), providers=["CPUExecutionProvider"])
+    run = run_onnx(path, [first.output[0] for first, _ in pairs])
     ranges = [np.zeros(1)] * len(pairs)
-    for batch in images:
-        largest = (np.abs(values).max((0, 2, 3)) for values in session.run(names, {"images": batch}))
+    for batch in batches:
+        largest = (values.abs().amax((0, 2, 3)).numpy() for values in run(batch)[-len(pairs) :])
         ranges = list(map(np.maximum, ranges, largest))
     for (first, second), of_values in zip(pairs, ranges, strict=True):
         names = [first.input[1], first.input[2], second.input[1]]
@@ -95,6 +88,7 @@ def equalise(proto: Any, images: Iterable[np.ndarray]) -> None:
         scaled = weights / by_row, bias / factors, reading * (by_row if by_filter else by_row.swapaxes(0, 1))
         for name, values in zip(names, scaled, strict=True):
             stored[name].CopyFrom(numpy_helper.from_array(values, name))
+    return proto
 
 
 def neighbours(graph: Any) -> list[tuple[Any, Any]]:
@@ -113,8 +107,7 @@ def neighbours(graph: Any) -> list[tuple[Any, Any]]:
             continue
         second = then[0]
         values = [*first.input[1:], second.input[1]]
-        is_shared = any(name not in shapes or len(readers[name]) > 1 for name in values)
-        if len(values) < 3 or is_shared:
+        if len(values) < 3 or any(name not in shapes or len(readers[name]) > 1 for name in values):
             continue
         filters, reading = shapes[values[0]][0], shapes[values[2]]
         if reading[1] == filters or reading[:2] == [filters, 1]:  # else a group reads several channels

@@ -17,7 +17,6 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
 
     raise SystemExit(start("convert"))
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,17 +30,12 @@ from train_utils.inference import open_checkpoint
 
 
 def convert(config: schema.ConvertConfig) -> None:
-    """Convert as configured and print what was written.
-
-    Raises ConfigError for options that do not go together, ModelError or CheckpointError for files.
-    """
+    """Convert as configured and print what was written."""
     if (config.weights is None) == (config.ckpt is None):
         raise ConfigError("give one of weights=<.weights or state dict> and ckpt=<run folder or .pt file>")
     out, source = Path(config.out), replace(config.model, weights=config.weights)
     if out.is_dir():
         raise ConfigError(f"out={out} is a folder. fix: name a file in it")
-    if os.path.realpath(out) == os.path.realpath(config.weights or config.ckpt or ""):
-        raise ConfigError(f"out={out} is the file to convert. fix: choose another name")
     to_checkpoint = out.suffix in (".pt", ".pth")
     if to_checkpoint != (config.weights is not None and config.up_to_layer is None):
         raise ConfigError(

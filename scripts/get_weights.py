@@ -14,7 +14,7 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
 
 from conf import schema
 from conf.cli import run_files
-from models.published import LICENCE, PUBLISHED
+from models.config import LICENCE, PUBLISHED
 
 
 def get_weights(config: schema.GetWeightsConfig) -> None:

@@ -226,7 +226,7 @@ def test_scaled_channels_change_no_result_and_share_a_range(tmp_path: Path) -> N
     write_onnx(DetectorGraph(model, None), images[0], {}, {}, path)
     expected, proto = run_onnx(path)(images[0]), onnx.load(path)
     assert len(neighbours(proto.graph)) == 3
-    equalise(proto, [image.numpy() for image in images])
+    proto = equalise(path, images)
     first = onnx.numpy_helper.to_array(
         next(w for w in proto.graph.initializer if w.name.endswith("layers.0.conv.weight"))
     )

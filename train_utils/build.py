@@ -27,9 +27,8 @@ from data.io import usable_cores
 from data.loader import BatchLoader
 from data.remote import Fetcher
 from models import Darknet
-from models.config import MIN_DECOUPLED_SCALE, AutoLossConfig
+from models.config import COCO, COCO_NAMES, MIN_DECOUPLED_SCALE, AutoLossConfig
 from models.layers import Convolution, SharedConvolution
-from models.published import COCO, COCO_NAMES
 from train_utils import checkpoint, distributed, numerics
 from train_utils.distributed import World, torch_distributed_zero_first
 
@@ -84,9 +83,7 @@ def build_model(
         )
         model.seen = state["seen"]
     elif path.suffix in (".pt", ".pth"):
-        content = models.read_tensor_file(path)
-        load = models.load_timm_backbone if models.is_of_timm(content) else models.load_foreign_state_dict
-        report = load(model, content, path)
+        report = models.load_foreign_state_dict(model, models.read_tensor_file(path), path)
     else:
         of_coco = data.read_names(COCO_NAMES)[0] if config.weights == COCO else []
         report = models.load_darknet_weights(model, path, of_file=of_coco, names=names)

@@ -24,7 +24,7 @@ from conf.cli import run_files
 from conf.schema import TrainSection
 from data.errors import printable
 from data.index import UNREADABLE_FIX
-from models.tensor_files import of_pickle, plain_content
+from models.weights import of_pickle, plain_content
 from train_utils.report.mirror import Mirror
 
 FORMAT = "hydra-yolov3-spp checkpoint"

@@ -13,7 +13,7 @@ from conf import CONF_DIR, CheckpointError, ConfigError, DistributedError, Train
 from conf.cli import launch
 from conf.options import quoted
 from data.errors import DataError, as_started, printable, without_login
-from models.errors import ModelError
+from models.cfg import ModelError
 
 USER_ERRORS = ConfigError, DataError, ModelError, CheckpointError, DistributedError, TrainError
 # Places that cannot be used. Any other OSError is a bug until a check names it.

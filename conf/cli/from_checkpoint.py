@@ -16,7 +16,7 @@ from conf.options import NO_SCORE, fill, flat, is_covered
 from conf.schema import is_image_size
 from data import remote
 from models.cfg import ZOO
-from models.published import ALIASES
+from models.config import ALIASES
 
 # What programs take from a run beside its section evaluate, and from a file of export.py.
 OF_A_RUN = {"resize": "evaluate.resize", "exif": "data.exif"}

@@ -14,7 +14,7 @@ from conf.options import fill, flat, option
 from conf.schema import TrainConfig
 from data import DataError, layouts, remote
 from data.remote import Place
-from models.published import ALIASES, Published
+from models.config import ALIASES, Published
 
 CHECKPOINTS = "checkpoints"  # a folder in the run folder
 EXPORTED = (".onnx", ".pt2", ".xml")  # suffixes of the files of export.py

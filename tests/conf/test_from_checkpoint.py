@@ -22,8 +22,9 @@ from conf.cli.run_files import fetch_weights, weights_folder
 from conf.compose import compose, to_dictionary
 from conf.schema import TrainConfig
 from data import DataError
-from models import Darknet, ModelError, published, save_darknet_weights, zoo_cfg
-from models.published import PUBLISHED, Published
+from models import Darknet, ModelError, save_darknet_weights, zoo_cfg
+from models import config as model_options
+from models.config import PUBLISHED, Published
 from tests.data.sets import a_few_of
 from tests.file_server import serving
 from tests.runs.kill_resume import differences
@@ -77,7 +78,7 @@ def test_a_network_starts_from_them_and_keeps_its_own_heads(tmp_path, monkeypatc
             for entry in PUBLISHED
             if "yolov4-tiny" in entry.networks
         ]
-        monkeypatch.setattr(published, "PUBLISHED", entries)
+        monkeypatch.setattr(model_options, "PUBLISHED", entries)
         detector = open_detector(None, config, None, None)
         assert (detector.names[0], detector.names[-1], server.requests) == ("person", "toothbrush", 1)
         assert detector.model.layers[36].conv.weight.equal(source.layers[36].conv.weight)
@@ -103,7 +104,7 @@ def test_a_backbone_of_timm_is_known_by_its_digest(tmp_path: Path, monkeypatch: 
             ("00000000", r"a\.pth is damaged, or another file"),
             (hashlib.sha256(content).hexdigest()[:8], "is not a darknet53"),  # as which it is read
         ):
-            monkeypatch.setattr(published, "PUBLISHED", [entry._replace(url=f"{server.url}/a.pth", sha256=digest)])
+            monkeypatch.setattr(model_options, "PUBLISHED", [entry._replace(url=f"{server.url}/a.pth", sha256=digest)])
             with pytest.raises((DataError, ModelError), match=said):
                 build_model(config, 3)
 

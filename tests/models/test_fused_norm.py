@@ -75,12 +75,12 @@ def test_the_kernels_compile_for_a_gpu(tmp_path: Path, monkeypatch: pytest.Monke
     types = {"channels": "i32", "positions": "i32", "x": "*bf16", "y": "*bf16", "grad": "*bf16", "grad_x": "*bf16"}
     types |= dict.fromkeys(("weight", "bias", "moments", "run_mean", "run_var"), "*fp32")
     types |= {"sums": "*fp64", "partial": "*fp64"}
-    constants: dict[str, Any] = {"high": 64, "wide": 64, "slope": 0.1, "momentum": 0.03, "eps": 1e-6}
-    once = [(fused_norm._statistics, "leaky"), (fused_norm._follow, "leaky"), (fused_norm._propagate, "silu")]
-    by_kind = [(fused_norm._normalise, kind) for kind in ("leaky", "silu", "mish")]
-    by_kind += [(fused_norm._sum_gradients, kind) for kind in ("leaky", "mish")]
+    constants: dict[str, Any] = {"high": 64, "wide": 64, "momentum": 0.03, "eps": 1e-6}
+    once = [(fused_norm._statistics, 0.1), (fused_norm._follow, 0.1), (fused_norm._propagate, "silu")]
+    by_kind = [(fused_norm._normalise, kind) for kind in (0.1, "silu", "mish")]
+    by_kind += [(fused_norm._sum_gradients, kind) for kind in (0.1, "mish")]
     for kernel, kind in once + by_kind:
-        given = {(kernel.arg_names.index(name),): value for name, value in (constants | {"kind": kind}).items()
+        given = {(kernel.arg_names.index(name),): value for name, value in (constants | {"activation": kind}).items()
                  if name in kernel.arg_names}  # fmt: skip
         source = ASTSource(kernel, {name: types.get(name, "constexpr") for name in kernel.arg_names}, given)
         made = compile_kernel(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": fused_norm.WARPS})

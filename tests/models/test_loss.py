@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from models import DarknetLoss, Head, IouKind, YoloLoss, YoloLossConfig, YoloxLoss, YoloxLossConfig
+from models.cfg import ModelError
 from models.config import PositivesBy
 from models.decode import cxcywh_to_xyxy, decode
-from models.errors import ModelError
 from models.heads import RawPart
 from models.loss import HeadLoss, LossInputs, LossParts, Terms, Weights
 from tests.models import test_darknet_loss as of_darknet

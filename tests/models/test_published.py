@@ -7,7 +7,7 @@ import torch
 
 from models import Darknet, ModelError, zoo_cfg
 from models.cfg import ZOO, ZOO_FOLDER
-from models.published import ALIASES, BACKBONE, COCO_NAMES, PUBLISHED, find_published
+from models.config import ALIASES, BACKBONE, COCO_NAMES, PUBLISHED, find_published
 from models.weights import weight_tensors
 
 

@@ -17,10 +17,9 @@ import models
 from conf import CheckpointError
 from data import read_names
 from models import Darknet, ModelError, load_darknet_weights, parse_cfg, save_darknet_weights, zoo_cfg
+from models.config import COCO_NAMES
 from models.darknet import fuse_batch_norm
-from models.published import COCO_NAMES
-from models.tensor_files import read_tensor_file
-from models.weights import class_order, load_weights_of_checkpoint, weight_tensors
+from models.weights import class_order, load_weights_of_checkpoint, read_tensor_file, weight_tensors
 from tests.models.cfg_writer import conv, head, section
 from tests.models.small_network import PlainNetwork, randomise, small
 from tests.runs.test_attack import DAMAGES

@@ -13,7 +13,7 @@ from conf.compose import compose
 from conf.schema import TrainConfig
 from eval import evaluate
 from models import Darknet, fitted_cfg, load_cfg, load_darknet_weights, parse_cfg, save_darknet_weights, zoo_cfg
-from models.published import COCO_NAMES
+from models.config import COCO_NAMES
 from tests.models.small_network import PlainNetwork, cfg_text, randomise, small
 from train import train
 from train_utils.build import build_model, load_network
@@ -139,7 +139,7 @@ def test_the_cfg_that_fits_is_written(command: Command, tmp_path: Path) -> None:
         (["weights=a.weights", "out=b.pt"], "weights=a.weights needs its network. fix: model=yolov3-spp"),
         (["weights=a.weights", "model.cfg=small.cfg", "out=b.pt", "up_to_layer=3"], "fix: out=b.weights"),
         (["ckpt=a.pt", "out=b.pt"], "does not fit"),
-        (["weights=a.weights", "model.cfg=small.cfg", "out=a.weights"], "out=a.weights is the file to convert"),
+        (["weights=a.weights", "model.cfg=small.cfg", "out=a.weights"], "fix: out=a.pt"),
         (
             ["weights=a.weights", "model.cfg=small.cfg", "out=b.pt", "names=one.names"],
             "has 2 classes, but names= or data name 1",

@@ -20,8 +20,8 @@ from conf.schema import DetectionSection
 from data.errors import printable
 from data.progress import counted
 from models import Darknet, ModelError
+from models.config import COCO_NAMES
 from models.export import RUNS, read_metadata
-from models.published import COCO_NAMES
 from train_utils import build, checkpoint
 
 

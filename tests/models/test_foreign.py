@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models import Darknet, ModelError, is_of_timm, load_timm_backbone, zoo_cfg
+from models import Darknet, ModelError, load_foreign_state_dict, zoo_cfg
 from models.layers import Convolution
 
 State = dict[str, Tensor]
@@ -78,8 +78,7 @@ def test_the_backbone_computes_what_timm_computes(csp: bool, network: str, last:
     for layer in model.layers:
         if isinstance(layer, Convolution):
             layer.activation = torch.nn.LeakyReLU(0.1)  # yolov4 has mish
-    assert is_of_timm(state) and not is_of_timm(model.state_dict())
-    report = load_timm_backbone(model, state, Path("a.pth"))
+    report = load_foreign_state_dict(model, state, Path("a.pth"))
     assert len(report.loaded) == count and not report.is_whole
     images = torch.rand(1, 3, 128, 128)
     first, expected = features(state, images, csp)
@@ -100,11 +99,11 @@ def test_files_that_do_not_fit_change_nothing() -> None:
         (1, {stem: torch.rand(32, 1, 3, 3)}, "is not a darknet53"),
         (1, {stem: torch.rand(32)}, "is not a darknet53"),
         (1, {stem: torch.rand(32, 3)}, "is not a darknet53"),
-        (1, {stem: 7}, "is not a darknet53"),
+        (1, {stem: 7}, "holds no state dict"),
     ):
         model = Darknet(zoo_cfg("yolov3"), 2, width)
         before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         wrong = {name: tensor for name, tensor in (state | changed).items() if tensor is not None}
         with pytest.raises(ModelError, match=message):
-            load_timm_backbone(model, wrong, Path("a.pth"))
+            load_foreign_state_dict(model, wrong, Path("a.pth"))
         assert all(tensor.equal(before[name]) for name, tensor in model.state_dict().items())
