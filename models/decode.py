@@ -72,7 +72,7 @@ def box_iou_aligned(boxes1_xyxy: Tensor, boxes2_xyxy: Tensor, kind: IouKind) -> 
         return iou - (area - union) / area
 
     distance = ((low1 + high1 - low2 - high2) / 2).square().sum(-1)
-    diou = iou - distance / enclosing.square().sum(-1).clamp(min=EPS)
+    diou: Tensor = iou - distance / enclosing.square().sum(-1).clamp(min=EPS)
     if kind is IouKind.diou:
         return diou
 
