@@ -22,7 +22,7 @@ from tests.models.small_network import small
 from tests.train_utils.losses import COST, LOSSES, loss_of
 from tests.train_utils.small_training import CONFIG, new_state, train_epoch
 from train_utils.distributed import World, init_distributed_mode
-from train_utils.numerics import DTYPES, weights_dtype
+from train_utils.numerics import DTYPES
 from train_utils.optim import Schedule
 
 # Their result, or its size, is a number that the host has to know.
@@ -141,7 +141,11 @@ def epoch_on_cuda(
     optim: str = "sgd",
 ) -> Callable[[Iterable[Batch]], object]:
     """The loop as on one GPU: torch's batch norm and its multi-tensor optimiser, but on the CPU."""
-    model = model.to(world.device, weights_dtype(precision)).to(memory_format=torch.channels_last).train()
+    model = (
+        model.to(world.device, torch.float64 if precision == "float64" else torch.float32)
+        .to(memory_format=torch.channels_last)
+        .train()
+    )
     schedule = Schedule(replace(CONFIG, name=Optimizer(optim), clip_norm=10.0), 1, 40)
     state = new_state(model, schedule, 8.0 if precision == "float16" else None)
     state.loss_sums = state.loss_sums.to(world.device)

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 
 import models
 from conf import CheckpointError, ConfigError, TrainError, compose
@@ -18,7 +17,7 @@ from data.samplers import TABLE_IMAGES
 from models import Darknet
 from models.config import AUTO
 from train_utils import build, numerics
-from train_utils.distributed import World, broadcast_text, max_over_ranks
+from train_utils.distributed import World, broadcast_text
 
 
 def resolve_auto(
@@ -63,20 +62,11 @@ def resolve_auto(
         config = replace(config, loss=build.suitable_loss(model.heads, config.loss))
         notes.append(f"loss: {config.loss.name}")
     if config.train.precision is Precision.auto:
-        config = replace(config, train=replace(config.train, precision=common_precision(world.device)))
+        config = replace(config, train=replace(config.train, precision=numerics.common_precision(world.device)))
     notes += filter(None, [models.warn_of_reach(model.heads, config.train.image_size)])
     build.check_batch_norm(model, config.train, world)
     workers = build.loader_workers(config.data.workers, world)
     return replace(config, data=replace(config.data, workers=workers)), model, notes
-
-
-def common_precision(device: torch.device) -> Precision:
-    """The fastest number format that the hardware of all ranks has; they call this together.
-
-    Ranks of different formats would scale their gradients differently, and average them.
-    """
-    own = torch.tensor(numerics.BY_SPEED.index(numerics.native_precision(device)))
-    return numerics.BY_SPEED[int(max_over_ranks(own))]
 
 
 def check_precision_of_run(config: TrainConfig, world: World) -> None:

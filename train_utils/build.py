@@ -20,7 +20,7 @@ import models
 from conf import ConfigError, compose
 from conf.cli import run_files
 from conf.cli.run_files import fetch_weights
-from conf.schema import CHOICES, DetectConfig, EvaluateConfig, TrainConfig, TrainSection
+from conf.schema import CHOICES, DetectConfig, EvaluateConfig, Precision, TrainConfig, TrainSection
 from data import Annotations, ImageSource, progress
 from data.dataset import AUGMENTATIONS
 from data.io import usable_cores
@@ -29,7 +29,7 @@ from data.remote import Fetcher
 from models import Darknet
 from models.config import COCO, COCO_NAMES, MIN_DECOUPLED_SCALE, AutoLossConfig
 from models.layers import Convolution, SharedConvolution
-from train_utils import checkpoint, distributed, numerics
+from train_utils import checkpoint, distributed
 from train_utils.distributed import World, torch_distributed_zero_first
 
 MEMORY_FILES = Path("/dev/shm")
@@ -280,7 +280,7 @@ def describe_left_out(images: ImageSource, what: str) -> str | None:
 
 def to_device(model: Darknet, options: TrainSection, world: World) -> Darknet:
     """Move a network to its device for a training; all ranks get the values of rank 0."""
-    dtype = numerics.weights_dtype(options.precision.value)
+    dtype = torch.float64 if options.precision is Precision.float64 else torch.float32
     model = model.to(world.device, dtype).to(memory_format=torch.channels_last)
     distributed.broadcast_module(model)
     return model

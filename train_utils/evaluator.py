@@ -50,7 +50,7 @@ class Evaluator:
         self.world = world
         self.classes = classes
         self.truth = results.GroundTruth.of(val_set)
-        self.dtype = numerics.evaluation_dtype(config.precision, world.device, "evaluate.precision")
+        self.dtype = numerics.autocast_dtype(config.precision.value, world.device, "evaluate.precision")
         self.scorer = coco_eval.choose_scorer(config.scorer)
         self.postprocess = build.build_postprocess(config, model.heads, classes, in_training=loss is not None)
         # A separate instance: tensors it caches under inference_mode cannot be used in training.

@@ -13,7 +13,8 @@ import torch
 
 from conf import TrainError
 from conf.cli import launch
-from conf.schema import EvalPrecision, Precision, TrainSection
+from conf.schema import Precision, TrainSection
+from train_utils.distributed import max_over_ranks
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # parameters of mallopt(3)
 CPU_INFO = Path("/proc/cpuinfo")
@@ -23,51 +24,34 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 BY_SPEED = (Precision.bfloat16, Precision.float16, Precision.float32)
 
 
-def native_precision(device: torch.device) -> Precision:
-    """The fastest of BY_SPEED that this device has.
+def common_precision(device: torch.device) -> Precision:
+    """The fastest of BY_SPEED that the hardware of all ranks has; they call this together.
 
-    That is bfloat16 where the hardware multiplies it natively, else float16 on GPUs with tensor
-    cores (compute capability 7.0), else float32: emulated bfloat16 is slower.
+    A device has bfloat16 if it multiplies it natively (emulated it is slower), float16 if it is a
+    GPU with tensor cores (compute capability 7.0). Ranks of different formats would scale their
+    gradients differently, and average them.
     """
-    if device.type == "cpu":
-        return Precision.bfloat16 if has_native_bfloat16() else Precision.float32
-    capability = torch.cuda.get_device_capability(device)
-    if capability >= (8, 0):
-        return Precision.bfloat16
-    return Precision.float16 if capability >= (7, 0) else Precision.float32
+    own = Precision.float32
+    if device.type == "cuda":
+        major, _ = torch.cuda.get_device_capability(device)
+        if major >= 7:
+            own = Precision.bfloat16 if major >= 8 else Precision.float16
+    elif has_native_bfloat16():
+        own = Precision.bfloat16
+    return BY_SPEED[int(max_over_ranks(torch.tensor(BY_SPEED.index(own))))]
 
 
 def autocast_dtype(precision: str, device: torch.device, key: str = "train.precision") -> torch.dtype | None:
     """The autocast dtype of the forward pass; None means the dtype of the weights.
 
-    ``precision`` is the value of the option ``key``, without ``auto``. Raises TrainError for
-    float16 on a CPU, and for tf32 on hardware without it.
+    ``precision`` is the value of the option ``key``; of an evaluation, ``auto`` means float32.
+    Raises TrainError for float16 on a CPU, and for tf32 on hardware without it.
     """
     if precision == "float16" and device.type == "cpu":
         raise TrainError(f"{key}=float16 needs a GPU. fix: {key}=bfloat16 or float32")
     if precision == "tf32" and not (device.type == "cuda" and torch.cuda.is_tf32_supported()):
         raise TrainError(f"{key}=tf32 needs a GPU of compute capability 8.0 or later. fix: {key}=float32")
     return DTYPES.get(precision)
-
-
-def evaluation_dtype(precision: EvalPrecision, device: torch.device, key: str) -> torch.dtype | None:
-    """The autocast dtype of an evaluation, where ``auto`` means float32."""
-    return None if precision is EvalPrecision.auto else autocast_dtype(precision.value, device, key)
-
-
-def allow_tf32(allowed: bool) -> None:
-    """Whether float32 convolutions and matrix products on CUDA may round their factors to TF32.
-
-    TF32 has the range of float32 and 11 bits of mantissa; torch allows it in convolutions.
-    """
-    # Not by ``fp32_precision``: torch refuses to read these flags after that, and cudnn.flags does.
-    torch.backends.cuda.matmul.allow_tf32 = allowed
-    torch.backends.cudnn.allow_tf32 = allowed
-
-
-def weights_dtype(precision: str) -> torch.dtype:
-    """The dtype of weights, gradients and loss: float64 for ``float64``, else float32."""
-    return torch.float64 if precision == "float64" else torch.float32
 
 
 def has_native_bfloat16() -> bool:
@@ -93,7 +77,9 @@ def prepare_numerics(options: TrainSection) -> None:
     # The benchmark picks algorithms by speed, and times them anew for each image size.
     one_size = not options.rect and options.multi_scale[0] == options.multi_scale[1]
     torch.backends.cudnn.benchmark = one_size and not options.deterministic
-    allow_tf32(options.precision is Precision.tf32)
+    # torch allows TF32, which has 11 bits of mantissa, in convolutions. Not by ``fp32_precision``:
+    # torch refuses to read these flags after that, and cudnn.flags does.
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = options.precision is Precision.tf32
     keep_freed_memory()
 
 

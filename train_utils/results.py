@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path, PurePosixPath
-from typing import Any, NotRequired, Self, TypedDict
+from typing import Any, Self
 
 import msgspec
 import numpy as np
@@ -20,9 +20,10 @@ from data.validate import TINY, ids_by_name, looks_like
 
 # A row per detection. "class" counts from 0; "box_xywh" is left, top, width and height in pixels of
 # the original image.
-DETECTION = np.dtype([("image_id", "i8"), ("class", "i4"), ("score", "f4"), ("box_xywh", "f4", (4,))])
+NUMBERS = [("image_id", "i8"), ("class", "i4")]
+DETECTION = np.dtype([*NUMBERS, ("score", "f4"), ("box_xywh", "4f4")])
 # The same from any system's results file, with the file's own numbers and order.
-DETECTION_AS_READ = np.dtype([("image_id", "i8"), ("class", "i4"), ("score", "f8"), ("box_xywh", "f8", (4,))])
+DETECTION_AS_READ = np.dtype([*NUMBERS, ("score", "f8"), ("box_xywh", "4f8")])
 Detections = ndarray  # of dtype DETECTION, or DETECTION_AS_READ
 
 
@@ -54,15 +55,18 @@ class GroundTruth:
 def make_detections(image_id: int, classes: ndarray, scores: ndarray, boxes_xyxy: ndarray) -> Detections:
     """Detections of one image: classes (n,), scores (n,), boxes_xyxy (n, 4) in original pixels."""
     detections = np.zeros(len(classes), dtype=DETECTION)
-    detections["image_id"], detections["class"], detections["score"] = image_id, classes, scores
-    detections["box_xywh"][:, :2] = boxes_xyxy[:, :2]
-    detections["box_xywh"][:, 2:] = boxes_xyxy[:, 2:] - boxes_xyxy[:, :2]
+    detections["image_id"] = image_id
+    detections["class"] = classes
+    detections["score"] = scores
+    low, high = np.hsplit(boxes_xyxy, 2)
+    detections["box_xywh"] = np.hstack([low, high - low])
     return detections
 
 
 def to_xyxy(boxes_xywh: ndarray) -> ndarray:
     """Corners of boxes (n, 4)."""
-    return np.concatenate([boxes_xywh[:, :2], boxes_xywh[:, :2] + boxes_xywh[:, 2:]], axis=1)
+    start, extent = np.hsplit(boxes_xywh, 2)
+    return np.hstack([start, start + extent])
 
 
 def canonical_order(detections: Detections) -> Detections:
@@ -88,39 +92,16 @@ def to_coco_json(detections: Detections, category_ids: Sequence[int] | ndarray) 
     ]
 
 
-class ImageRow(TypedDict):
-    """An image of a COCO file; one of a video has its number as ``frame``, too."""
-
-    id: int
-    file_name: str
-    height: int
-    width: int
-
-
-class CategoryRow(TypedDict):
-    """A category of a COCO file."""
-
-    id: int
-    name: str
-
-
-class ImagesJson(TypedDict):
-    """What ``images.json`` holds, and a COCO file beside its annotations."""
-
-    images: list[ImageRow]
-    categories: NotRequired[list[CategoryRow]]
-
-
-def images_json(annotations: Annotations) -> ImagesJson:
-    """The images and categories of a data set."""
-    images: list[ImageRow] = []
+def images_json(annotations: Annotations) -> dict[str, Any]:
+    """The images and categories of a data set as COCO writes them."""
+    images = []
     for index, number in enumerate(annotations.image_ids.tolist()):
         height, width = annotations.sizes[index].tolist()
         images.append({"id": number, "file_name": annotations.file_name(index), "height": height, "width": width})
     return {"images": images, "categories": categories_json(annotations.names, annotations.category_ids.tolist())}
 
 
-def categories_json(names: Sequence[str], category_ids: Sequence[int]) -> list[CategoryRow]:
+def categories_json(names: Sequence[str], category_ids: Sequence[int]) -> list[dict[str, Any]]:
     """The categories as COCO writes them."""
     return [{"id": number, "name": name} for number, name in zip(category_ids, names, strict=True)]
 
@@ -185,7 +166,9 @@ def read_results(
     seen = {row.category_id for row in rows}
     foreign = sorted(seen - classes.keys())
     if foreign:
-        listed = ", ".join(map(str, foreign[:5])) + (", ..." if len(foreign) > 5 else "")
+        listed = ", ".join(map(str, foreign[:5]))
+        if len(foreign) > 5:
+            listed += ", ..."
         sentence = f"{len(rows) - len(kept)} of its {len(rows)} rows are of categories {listed}"
         # Counted from 0 or 1, and not as the data does, all rows are of other classes.
         if not kept or 0 in foreign or max(seen) <= len(classes):
@@ -224,9 +207,10 @@ def warn_of_units(path: Path, detections: Detections, image_ids: ndarray, sizes:
     order = np.argsort(image_ids)
     sizes = sizes[order[np.searchsorted(image_ids, detections["image_id"], sorter=order)]]
     boxes = detections["box_xywh"]
-    beyond = (boxes[:, :2] + boxes[:, 2:] > sizes[:, ::-1] + 1).any(axis=1)
-    other = looks_like(boxes, sizes, boxes[:, 2:].prod(axis=1))
-    if boxes[:, 2:].max() < TINY:
+    start, extent = np.hsplit(boxes, 2)
+    beyond = (start + extent > sizes[:, ::-1] + 1).any(axis=1)
+    other = looks_like(boxes, sizes, extent.prod(axis=1))
+    if extent.max() < TINY:
         log.warning(f"warning: all boxes of {path} are below {TINY:g} pixels, as if they were fractions of the image")
     elif other is not None:
         log.warning(f"warning: the boxes of {path} look like {other}, and are read as [left, top, width, height]")
@@ -237,7 +221,7 @@ def warn_of_units(path: Path, detections: Detections, image_ids: ndarray, sizes:
         )
 
 
-def check_images(path: Path, of_data: ImagesJson) -> None:
+def check_images(path: Path, of_data: dict[str, Any]) -> None:
     """Compare an ``images.json`` beside the results ``path`` with ``images_json`` of the data.
 
     Raises TrainError if they differ: then the ids of the results stand for other images or classes.
@@ -246,28 +230,30 @@ def check_images(path: Path, of_data: ImagesJson) -> None:
     if not beside.is_file():
         return
     try:
-        theirs = msgspec.convert(json.loads(beside.read_bytes()), ImagesJson, strict=False)
-    except (OSError, ValueError, RecursionError, msgspec.ValidationError) as error:
+        theirs = json.loads(beside.read_bytes())
+        images = {int(row["id"]): _describe(row) for row in theirs["images"]}
+        categories = [{"id": int(row["id"]), "name": row["name"]} for row in theirs.get("categories", ())]
+    except (OSError, AttributeError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise TrainError(f"{beside} cannot be read ({error!r}). fix: move detections={path} elsewhere") from error
-    described = {row["id"]: _describe(row) for row in of_data["images"]}
-    for row in theirs["images"]:
-        here, there = described.get(row["id"], _describe(row)), _describe(row)
+    known = {row["id"]: _describe(row) for row in of_data["images"]}
+    for number, there in images.items():
+        here = known.get(number, there)
         if here != there:
             raise TrainError(
-                f"image {row['id']} of {beside} is {there}, and {here} in the data. "
+                f"image {number} of {beside} is {there}, and {here} in the data. "
                 f"fix: the data that detections={path} was made for"
             )
     ids = {row["name"]: row["id"] for row in of_data["categories"]}
-    for category in theirs.get("categories", []):
-        name, number = category["name"], category["id"]
+    for category in categories:
+        name = category["name"]
         # A class that the data calls otherwise may be the same.
         if category not in of_data["categories"] and name in ids:
-            said = f"{shown(name)} is category {number} in {beside} and {ids[name]} in the data"
+            said = f"{shown(name)} is category {category['id']} in {beside} and {ids[name]} in the data"
             raise TrainError(f"{said}. fix: the data that it was made for, or weights with names=<its .json>")
 
 
-def _describe(row: ImageRow) -> str:
-    return f"{PurePosixPath(row['file_name']).name} of {row['width']} x {row['height']} pixels"
+def _describe(image: dict[str, Any]) -> str:
+    return f"{PurePosixPath(image['file_name']).name} of {image['width']} x {image['height']} pixels"
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -35,7 +35,7 @@ from train_utils.checkpoint import CheckpointWriter
 from train_utils.distributed import World, init_distributed_mode
 from train_utils.engine import explain_out_of_memory
 from train_utils.inference.detect import collect_detections, detect_batches
-from train_utils.numerics import DTYPES, weights_dtype
+from train_utils.numerics import DTYPES
 from train_utils.optim import Schedule, make_optimizer
 from train_utils.train_state import TrainState
 
@@ -223,7 +223,7 @@ def start(
     ],
 )  # fmt: skip
 def test_a_step_is_made_or_changes_no_bit(precision, loss_scale, optimizer, frozen, accumulate, clip_norm) -> None:
-    model = network_with_norm().to(weights_dtype(precision))
+    model = network_with_norm().to(torch.float64 if precision == "float64" else torch.float32)
     model[0].requires_grad_(not frozen)
     state = start(clip_norm, loss_scale, model, Optimizer(optimizer))
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from conf import TrainError
-from conf.schema import EvalPrecision, Precision
+from conf.schema import Precision
 from train_utils import numerics
-from train_utils.numerics import evaluation_dtype, native_precision, prepare_numerics
+from train_utils.numerics import autocast_dtype, common_precision, prepare_numerics
 
 CPU, CUDA = map(torch.device, ("cpu", "cuda"))
 
@@ -19,10 +19,10 @@ def test_auto_is_what_the_hardware_multiplies_in_a_training_and_float32_in_an_ev
     chosen = {(8, 0): "bfloat16", (7, 5): "float16", (7, 0): "float16", (6, 1): "float32"}
     for capability, precision in chosen.items():
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, found=capability: found)
-        assert native_precision(CUDA) == precision and native_precision(CPU) == "bfloat16"
-        assert evaluation_dtype(EvalPrecision.auto, CUDA, "") is evaluation_dtype(EvalPrecision.auto, CPU, "") is None
+        assert common_precision(CUDA) == precision and common_precision(CPU) == "bfloat16"
+        assert autocast_dtype("auto", CUDA) is autocast_dtype("auto", CPU) is None
     with pytest.raises(TrainError, match=r"^evaluate\.precision=tf32 needs a GPU.* fix: evaluate\.precision="):
-        evaluation_dtype(EvalPrecision.tf32, CPU, "evaluate.precision")
+        autocast_dtype("tf32", CPU, "evaluate.precision")
 
 
 def test_a_training_allows_tf32_by_its_name_and_lets_cudnn_choose_where_that_helps() -> None:

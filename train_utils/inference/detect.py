@@ -14,14 +14,16 @@ from torch.backends import cudnn
 
 from data.progress import Progress
 from train_utils.numerics import keep_to_one_thread, one_thread_per_operator
-from train_utils.results import Detections, make_detections
+from train_utils.results import DETECTION, Detections, make_detections
 
 AnyBatch = Any  # data.Batch, or FrameBatch without indices
+RawMaps = list[Tensor]
+Found = tuple[AnyBatch, list[Tensor]]  # a batch and what was found on its images, (n, 6) each
 _QUEUEING = Lock()
 
 
 def collect_detections(
-    found: Iterable[tuple[AnyBatch, list[Tensor]]],
+    found: Iterable[Found],
     to_original: Callable[[AnyBatch, int, ndarray], ndarray],
     progress: Progress,
 ) -> Detections:
@@ -30,28 +32,29 @@ def collect_detections(
     ``to_original(batch, i, boxes_xyxy)`` maps float64 boxes of the batch's i-th image to its
     original pixels. Image ids are positions in the data set.
     """
-    tables = [make_detections(0, np.zeros(0, int), np.zeros(0), np.zeros((0, 4)))]
+    tables = [np.zeros(0, DETECTION)]
     with progress:
         for batch, detections in found:
             for i, rows in enumerate(detections):
                 table = rows.double().numpy()
+                position = int(batch.indices[i])
                 boxes_xyxy = to_original(batch, i, table[:, :4])
-                tables.append(make_detections(int(batch.indices[i]), table[:, 5].astype(int), table[:, 4], boxes_xyxy))
+                tables.append(make_detections(position, table[:, 5], table[:, 4], boxes_xyxy))
             progress.advance(len(detections))
     return np.concatenate(tables)
 
 
 def detect_batches(
-    model: Callable[[Tensor], list[Tensor]],
+    model: Callable[[Tensor], RawMaps],
     loader: Iterable[AnyBatch],
-    postprocess: Callable[[list[Tensor]], list[Tensor]],
+    postprocess: Callable[[RawMaps], list[Tensor]],
     device: torch.device,
     *,
     dtype: torch.dtype | None = None,
     tf32: bool = False,
-    on_raw_maps: Callable[[AnyBatch, list[Tensor]], object] | None = None,
+    on_raw_maps: Callable[[AnyBatch, RawMaps], object] | None = None,
     in_turn: bool = False,
-) -> Iterator[tuple[AnyBatch, list[Tensor]]]:
+) -> Iterator[Found]:
     """Yield each batch with its detections, in order; ``model`` is on ``device``, in eval mode.
 
     ``postprocess`` turns raw maps into one (n, 6) tensor per image, on the CPU: x1, y1, x2, y2,
@@ -65,17 +68,20 @@ def detect_batches(
     """
 
     # The mode is thread-local, so it is entered in each function.
-    def forward(batch: AnyBatch) -> list[Tensor]:
+    def forward(batch: AnyBatch) -> RawMaps:
         with torch.inference_mode(), torch.autocast(device.type, dtype, enabled=dtype is not None):
             return model(batch.to(device, non_blocking=True).network_input())
 
-    def finish(batch: AnyBatch, raw_maps: list[Tensor]) -> tuple[AnyBatch, list[Tensor]]:
+    def finish(batch: AnyBatch, raw_maps: RawMaps) -> Found:
         with torch.inference_mode():
             if on_raw_maps is not None:
                 on_raw_maps(batch, raw_maps)
             return batch, postprocess(raw_maps)
 
-    def forward_by_cudnn(batch: AnyBatch) -> list[Tensor]:
+    def detect(batch: AnyBatch) -> Found:
+        return finish(batch, forward(batch))
+
+    def forward_by_cudnn(batch: AnyBatch) -> RawMaps:
         # A benchmark would choose other algorithms on each rank. Without tf32 the metrics are those
         # of IEEE 754's float32, even in a training with TF32. The flags are process-wide, so one
         # thread at a time queues its batch.
@@ -86,12 +92,12 @@ def detect_batches(
         yield from _overlapped(forward_by_cudnn, finish, loader, device)
         return
     if in_turn:
-        yield from (finish(batch, forward(batch)) for batch in loader)
+        yield from map(detect, loader)
         return
     with one_thread_per_operator() as threads, ThreadPoolExecutor(threads, initializer=keep_to_one_thread) as pool:
-        waiting: list[Future[tuple[AnyBatch, list[Tensor]]]] = []
+        waiting: list[Future[Found]] = []
         for batch in loader:
-            waiting.append(pool.submit(lambda batch: finish(batch, forward(batch)), batch))
+            waiting.append(pool.submit(detect, batch))
             # Yield results as soon as they are there: the next frame of a camera may be slow.
             while waiting and (len(waiting) > threads or waiting[0].done()):
                 yield waiting.pop(0).result()
@@ -109,23 +115,23 @@ def side_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def _overlapped(
-    forward: Callable[[AnyBatch], list[Tensor]],
-    finish: Callable[[AnyBatch, list[Tensor]], tuple[AnyBatch, list[Tensor]]],
+    forward: Callable[[AnyBatch], RawMaps],
+    finish: Callable[[AnyBatch, RawMaps], Found],
     loader: Iterable[AnyBatch],
     device: torch.device,
-) -> Iterator[tuple[AnyBatch, list[Tensor]]]:
+) -> Iterator[Found]:
     """Queue the forward pass of the next batch, then finish the previous one on a second stream.
 
     ``finish`` ends with a copy to the host, so that stream no longer needs the raw maps then.
     """
     beside = side_stream(device)
 
-    def finish_beside(batch: AnyBatch, raw_maps: list[Tensor], computed: torch.cuda.Event) -> Any:
+    def finish_beside(batch: AnyBatch, raw_maps: RawMaps, computed: torch.cuda.Event) -> Found:
         with torch.cuda.stream(beside):
             beside.wait_event(computed)
             return finish(batch, raw_maps)
 
-    waiting: tuple[AnyBatch, list[Tensor], torch.cuda.Event] | None = None
+    waiting: tuple[AnyBatch, RawMaps, torch.cuda.Event] | None = None
     for batch in loader:
         raw_maps = forward(batch)
         computed = torch.cuda.current_stream(device).record_event()

@@ -154,7 +154,7 @@ class Predictor:
         self.config = config
         self.device = device
         self.network = open_checkpoint.open_detector(config.ckpt, config.model, config.names, config.image_size)
-        self.dtype = numerics.evaluation_dtype(config.precision, device, "precision")
+        self.dtype = numerics.autocast_dtype(config.precision.value, device, "precision")
         self.model = self.for_one = for_detection(self.network.model.to(device), device)
         rect = config.rect and self.model.takes_any_size
         self.fit = InputFit(self.network.image_size, self.network.model.max_stride, config.resize, rect)
@@ -162,7 +162,8 @@ class Predictor:
         # Load torchvision and the device's kernels now, not with the first picture.
         import torchvision  # noqa: F401 - NMS imports it lazily, but not for the few boxes of a blank image
 
-        blank = FrameBatch([], torch.zeros(1, 3, *self.model.nearest_size(1, 1), dtype=torch.uint8), [])
+        height, width = self.model.nearest_size(1, 1)
+        blank = FrameBatch([], torch.zeros(1, 3, height, width, dtype=torch.uint8), [])
         every_box = replace(self.postprocess, confidence=0.0, classes=None)
         list(detect.detect_batches(self.model, [blank], every_box, device, dtype=self.dtype))
 
@@ -216,29 +217,23 @@ class Predictor:
                 )
 
 
+@dataclass
 class ResultWriter:
     """Writes the files of one prediction below ``out``, and counts what it found."""
 
-    def __init__(
-        self,
-        media: Sequence[Medium],
-        network: open_checkpoint.TrainedNetwork,
-        out: Path,
-        *,
-        draws: bool = True,
-        save_json: bool = True,
-        save_txt: bool = False,
-        video_suffix: str = ".mp4",
-    ) -> None:
-        self.network = network
-        self.out = out
-        self.draws = draws
-        self.save_json = save_json
-        self.save_txt = save_txt
-        names = [medium.name for medium in media]
-        videos = [medium.name for medium in media if medium.is_video]
+    media: Sequence[Medium]
+    network: open_checkpoint.TrainedNetwork
+    out: Path
+    draws: bool = True
+    save_json: bool = True
+    save_txt: bool = False
+    video_suffix: str = ".mp4"
+
+    def __post_init__(self) -> None:
+        names = [medium.name for medium in self.media]
+        videos = [medium.name for medium in self.media if medium.is_video]
         kept = {name: name for name in names if name.lower().endswith(draw.PICTURE_SUFFIXES)}
-        self.drawn_names = results.file_names(names, ".png") | kept | results.file_names(videos, video_suffix)
+        self.drawn_names = results.file_names(names, ".png") | kept | results.file_names(videos, self.video_suffix)
         self.label_names = results.file_names([name for name in names if name not in videos], ".txt")
         self.drawn = draw.DrawnFiles()
         self.results: list[results.ImageResult] = []
@@ -318,13 +313,12 @@ class Detector(_Answers):
             given = [f"{key}={value}" for key, value in others.items()]
             fix = "confidence and classes are for a call, other options for Detector(...)"
             raise ConfigError(suggestions.refusal(given, DetectConfig) or f"{', '.join(given)} comes late. fix: {fix}")
-        limits = {} if confidence is None else {"confidence": float(confidence)}
-        limits |= {} if classes is None else {"classes": classes}
-        if limits:
-            other = copy(self)
-            other._predictor = self._predictor.at(**limits)
-            return other(source)
-        predictor, exif = self._predictor, self._predictor.config.exif
+        predictor = self._predictor
+        if confidence is not None:
+            predictor = predictor.at(confidence=float(confidence))
+        if classes is not None:
+            predictor = predictor.at(classes=classes)
+        exif = predictor.config.exif
         if isinstance(source, list | tuple):
             media = [_picture(one, number, exif) for number, one in enumerate(source)]
             found = predictor.predict(predictor.frames(media, OnBadFile.stop, self._batch_size))
@@ -332,26 +326,30 @@ class Detector(_Answers):
         text = str(source) if isinstance(source, str | os.PathLike) or type(source) is int else ""
         one = Medium.at(text, text)
         if text and (one.is_video or not (one.address or os.path.isfile(text))):
-            return self._all_of(predictor.frames(find_media(text), self._on_error, self._batch_size))
+            frames = predictor.frames(find_media(text), self._on_error, self._batch_size)
+            return _all_of(predictor, frames)
         frame = read_picture(_picture(source, 0, exif), exif)
-        return next(predictor.predict([FrameBatch.of([predictor.fit.prepare(frame)])], in_turn=True))
+        batch = FrameBatch.of([predictor.fit.prepare(frame)])
+        return next(predictor.predict([batch], in_turn=True))
 
     predict = __call__  # as other programs call it
 
-    def _all_of(self, frames: FrameBatches) -> Iterator[Prediction]:
-        yield from self._predictor.predict(frames)
-        frames.check_whole()
+
+def _all_of(predictor: Predictor, frames: FrameBatches) -> Iterator[Prediction]:
+    yield from predictor.predict(frames)
+    frames.check_whole()
 
 
 def _picture(source: Any, number: int, exif: Exif) -> Medium:
     """A picture named by its number in the call. Raises DataError for anything else."""
     if isinstance(source, PIL.Image.Image):
-        source = pixels_of(source, exif)[:, :, ::-1]
+        return Medium(Path(), str(number), image=pixels_of(source, exif))
     if isinstance(source, ndarray):
-        if source.dtype != np.uint8 or source.ndim != 3 or source.shape[2] != 3 or not source.size:
+        if source.dtype != np.uint8 or source.ndim != 3 or source.shape[2] != 3 or source.size == 0:
             raise DataError(f"an array is {source.dtype} {source.shape}. fix: uint8 (height, width, 3) in BGR")
-        return Medium(Path(), str(number), image=np.asarray(cv2.cvtColor(source, cv2.COLOR_BGR2RGB), dtype=np.uint8))
-    medium = Medium.at(str(source), str(number)) if isinstance(source, str | os.PathLike) else None
-    if medium is None or medium.is_video:
-        raise DataError(f"{source!r} is not a picture. fix: a path, URL, array, Pillow image, list; call videos alone")
-    return medium
+        return Medium(Path(), str(number), image=np.ascontiguousarray(source[:, :, ::-1]))
+    if isinstance(source, str | os.PathLike):
+        medium = Medium.at(str(source), str(number))
+        if not medium.is_video:
+            return medium
+    raise DataError(f"{source!r} is not a picture. fix: a path, URL, array, Pillow image, list; call videos alone")
