@@ -163,13 +163,13 @@ class DataConfig:
         root = root.parent if root.is_file() else root
         pairs = list[tuple[Path, remote.Place]]()
         for annotations, images in paths.pairs(f"data.{split}"):
-            path, folder = root / annotations, remote.place(root, images)
-            for place, key in ((path, f"data.{split}.annotations"), (folder, f"data.{split}.images")):
+            path, place_of_images = root / annotations, remote.place(root, images)
+            for place, key in ((path, f"data.{split}.annotations"), (place_of_images, f"data.{split}.images")):
                 if isinstance(place, Path) and not place.exists():
                     raise DataError(f"{key}: there is no {place}. fix: {self._fix_missing(split, key, root)}")
             if self.format in (DataFormat.coco, DataFormat.shapes) and not path.is_file():
                 raise DataError(f"data.{split}.annotations: {path} is not a file. fix: name the annotation file itself")
-            pairs.append((path, folder))
+            pairs.append((path, place_of_images))
         return split, pairs
 
     def _places_of_tests(self, root: Path) -> list[tuple[Path, remote.Place]]:

@@ -36,7 +36,7 @@ MANY_OUTSIDE = 0.2  # of the boxes, beyond the right and lower edges: their numb
 CROWDS = "crowds (iscrowd=1), which are not learnt"
 
 # A kind of finding, which entries are good, and what is wrong with one that is not.
-Checks = tuple[tuple[str, Flags, Callable[[int], str]], ...]
+Checks = tuple[tuple[str, Any, Callable[[int], str]], ...]  # kind, Flags of the good entries, what is wrong
 
 
 def ids_by_name(names: Sequence[str]) -> list[int]:

@@ -27,11 +27,12 @@ def _numbers(*names: str) -> Any:
     return msgspec.defstruct("Numbers", [(name, float) for name in names])
 
 
+OF_A_CLASS: Any = _numbers(*coco_eval.PER_CLASS, *coco_eval.OPERATING_POINT, "images", "boxes")
 SCORES = msgspec.defstruct(
     "Scores",
     [
         ("metrics", _numbers(*coco_eval.METRICS)),
-        ("per_class", dict[str, _numbers(*coco_eval.PER_CLASS, *coco_eval.OPERATING_POINT, "images", "boxes")]),
+        ("per_class", dict[str, OF_A_CLASS]),
         ("at_best_f1", _numbers(*coco_eval.OPERATING_POINT)),
         ("scorer", str),
         ("about", dict[str, Any], {}),
