@@ -36,7 +36,7 @@ def _picture(picture: Picture, size: Size, read: Callable[[int], Image | None]) 
     left, top, right, bottom = _canvas(picture, size)
     canvas = np.full((bottom - top, right - left, 3), PAD_VALUE, dtype=np.uint8)
     for placed in picture.placed:
-        image = read(placed.index)
+        image = read(placed.position)
         if image is None:
             continue
         height, width = placed.scaled
@@ -78,7 +78,7 @@ def _boxes(picture: Picture, size: Size, annotations: Annotations) -> tuple[NDAr
     """Scale, paste and warp the boxes like their images."""
     classes, boxes = [], []
     for placed in picture.placed:
-        image_classes, image_boxes = annotations.training_boxes(placed.index)
+        image_classes, image_boxes = annotations.training_boxes(placed.position)
         factors = np.array([placed.scaled[1] / placed.size[1], placed.scaled[0] / placed.size[0]] * 2)
         classes.append(image_classes)
         boxes.append((image_boxes * factors + np.array([*placed.corner, *placed.corner])).astype(np.float32))

@@ -66,7 +66,7 @@ def test_pixels_and_boxes_are_in_one_frame_in_every_program(frame, form, kind, d
         whole = source.read(index, rows=5)  # as a tile asks for that shows no more
         assert whole is not None and np.array_equal(whole[:5], image[:5])
         for dataset in (train, score):
-            batch = dataset[data.Request(index, 96, 96, 0)]
+            batch = dataset.__getitems__([data.Request(index, 96, 96, 0)])
             cx, cy, w, h = batch.targets[0, 2:].tolist()
             box = np.array([cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2])
             assert box_is_bright(batch.images[0].permute(1, 2, 0).numpy(), box)

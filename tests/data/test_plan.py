@@ -72,7 +72,7 @@ def test_boxes_lie_where_their_pixels_lie(empty_set: CocoSet) -> None:
         image = sample.images[0].permute(1, 2, 0).numpy().astype(int)
         rows = sample.targets.numpy()
         for _, number, cx, cy, w, h in rows:
-            if sum(placed.index == number for placed in picture.placed) > 1 or min(w, h) < 6:
+            if sum(placed.position == number for placed in picture.placed) > 1 or min(w, h) < 6:
                 continue  # the same image twice: its pixels are no longer those of one box
             close = (np.abs(image - colours[int(number)]) <= 127).all(axis=2)
             ys, xs = np.flatnonzero(close.any(axis=1)), np.flatnonzero(close.any(axis=0))
@@ -86,7 +86,7 @@ def test_the_partners_from_a_pool_are_distinct_and_others() -> None:
     sizes = np.full((9, 2), 64, dtype=np.int32)
     requests = [Request(3, 64, 64, epoch, pool=(1, 3, 4, 6, 7)) for epoch in range(60)]
     plans = [draw_plan(request, sizes, PLANS["mixture"], 0) for request in requests]
-    first = [[placed.index for placed in plan.pictures[0].placed] for plan in plans]
+    first = [[placed.position for placed in plan.pictures[0].placed] for plan in plans]
     assert all(len(set(indices)) == 4 for indices in first)
     assert {index for indices in first for index in indices[1:]} == {1, 4, 6, 7}, "each is drawn at some time"
     assert {plan.pictures[1].placed[0].index for plan in plans} == {1, 4, 6, 7}

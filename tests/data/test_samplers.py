@@ -231,7 +231,7 @@ def test_mosaic_and_mixup_show_images_as_often_as_their_factors_say() -> None:
         sampler.sampler.set_epoch(epoch)
         for request in (request for batch in sampler for request in batch):
             for picture in draw_plan(request, sizes, augment, 0).pictures:
-                np.add.at(shown, [placed.index for placed in picture.placed], 1)
+                np.add.at(shown, [placed.position for placed in picture.placed], 1)
     rare = factors == 4
     assert 3.7 < shown[rare].mean() / shown[~rare].mean() < 4.3  # four deviations
 

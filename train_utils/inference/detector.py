@@ -343,7 +343,7 @@ def _all_of(predictor: Predictor, frames: FrameBatches) -> Iterator[Prediction]:
 def _picture(source: Any, number: int, exif: Exif) -> Medium:
     """A picture named by its number in the call. Raises DataError for anything else."""
     if isinstance(source, PIL.Image.Image):
-        return Medium(Path(), str(number), image=pixels_of(source, exif))
+        source = pixels_of(source, exif)[:, :, ::-1]
     if isinstance(source, ndarray):
         if source.dtype != np.uint8 or source.ndim != 3 or source.shape[2] != 3 or source.size == 0:
             raise DataError(f"an array is {source.dtype} {source.shape}. fix: uint8 (height, width, 3) in BGR")
