@@ -89,7 +89,7 @@ def test_the_partners_from_a_pool_are_distinct_and_others() -> None:
     first = [[placed.position for placed in plan.pictures[0].placed] for plan in plans]
     assert all(len(set(indices)) == 4 for indices in first)
     assert {index for indices in first for index in indices[1:]} == {1, 4, 6, 7}, "each is drawn at some time"
-    assert {plan.pictures[1].placed[0].index for plan in plans} == {1, 4, 6, 7}
+    assert {plan.pictures[1].placed[0].position for plan in plans} == {1, 4, 6, 7}
 
 
 def test_mosaics_meet_anywhere_within_half_a_sample_of_its_centre() -> None:
