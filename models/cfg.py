@@ -15,6 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+import yaml
+
+from models.yolox import SIZES, yolox_cfg
+
 Number = TypeVar("Number", int, float)
 INT_MAX = 2**31 - 1  # Darknet's integers have 32 bits
 
@@ -24,25 +28,15 @@ class ModelError(ValueError):
 
 
 class ZooNetwork(NamedTuple):
-    """What models/zoo/<name>.cfg does not say."""
+    """What models/zoo/<name>.cfg, or models/yolox.py, does not say."""
 
     backbone_layers: int  # the first layers, which Darknet's users keep and model.freeze=backbone freezes
     box_bins: int | None = None  # of model.box_bins=null; a key that Darknet does not have
 
 
 ZOO_FOLDER = Path(__file__).parent / "zoo"
-ZOO = {
-    "yolov3": ZooNetwork(75),
-    "yolov3-spp": ZooNetwork(75),
-    "yolov3-spp-decoupled": ZooNetwork(75, box_bins=16),
-    "yolov3-tiny": ZooNetwork(15),
-    "yolov3-tiny-3l": ZooNetwork(15),
-    "yolov3-tiny-decoupled": ZooNetwork(13, box_bins=16),
-    "yolov4": ZooNetwork(137),
-    "yolov4-csp": ZooNetwork(142),
-    "yolov4-tiny": ZooNetwork(29),
-    "yolov7-tiny": ZooNetwork(87),
-}
+_FACTS = yaml.safe_load((ZOO_FOLDER / "networks.yaml").read_text())
+ZOO = {name: ZooNetwork(**facts) for name, facts in _FACTS.items()}
 
 # Every layer may have these; they steer only Darknet's training.
 _TRAINING = "stopbackward onlyforward dont_update burnin_update train_only_bn clip learning_rate"
@@ -69,8 +63,8 @@ SECTION_KEYS = {
     "dropout": layer_keys("probability"),
     "reorg3d": layer_keys("stride"),
     "yolo": layer_keys(
-        "mask anchors num classes scale_x_y new_coords box_bins iou_loss iou_normalizer cls_normalizer obj_normalizer"
-        " ignore_thresh iou_thresh"
+        "mask anchors num classes scale_x_y new_coords linear_xy box_bins iou_loss iou_normalizer cls_normalizer"
+        " obj_normalizer ignore_thresh iou_thresh"
         # without effect here
         " truth_thresh label_smooth_eps"
         " jitter resize random iou_thresh_kind uc_normalizer delta_normalizer nms_kind beta_nms beta1"
@@ -215,11 +209,13 @@ def parse_cfg(text: str, source: str) -> Cfg:
     return Cfg(text, source, net=sections[0], layers=sections[1:])
 
 
-def zoo_cfg(name: str) -> Path:
-    """The .cfg of a network in the zoo. Raises ModelError for another name."""
+def zoo_cfg(name: str) -> Cfg:
+    """A network of the zoo, such as yolov3-spp. Raises ModelError for another name."""
     if name not in ZOO:
         raise ModelError(f"there is no model '{name}'. fix: use one of {', '.join(ZOO)}, or the path of a .cfg")
-    return ZOO_FOLDER / f"{name}.cfg"
+    if (size := name.removeprefix("yolox-")) in SIZES:
+        return parse_cfg(yolox_cfg(size), f"{name}.cfg")
+    return load_cfg(ZOO_FOLDER / f"{name}.cfg")
 
 
 def nearest_name(name: str, names: Collection[str]) -> str:

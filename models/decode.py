@@ -86,6 +86,8 @@ def box_iou_aligned(boxes1_xyxy: Tensor, boxes2_xyxy: Tensor, kind: IouKind) -> 
 
 def cell_offsets(raw_xy: Tensor, head: Head) -> Tensor:
     """Box centres from their cell's corner, in cells; scale_x_y above 1 reaches past the cell."""
+    if head.linear_xy:
+        return raw_xy
     return raw_xy.sigmoid() * head.scale_x_y - (head.scale_x_y - 1) / 2
 
 

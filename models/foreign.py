@@ -9,10 +9,14 @@ A file of timm's darknet53 or cspdarknet53, trained on ImageNet, holds the first
 network. There images are normalised, and one convolution makes both paths of a CSP stage; here the
 first convolution normalises, and each path has its own. There they are padded with their mean
 colour, here with black, so maps differ slightly at the edges.
+
+In YOLOX images are BGR in 0..255, the first convolution is 3x3 on blocks of 2x2 pixels (here 6x6),
+and objectness has a convolution of its own.
 """
 
+import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count, zip_longest
 from pathlib import Path
@@ -20,6 +24,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from models import weights
 from models.cfg import ModelError
@@ -33,15 +38,22 @@ TORCH_BN_EPS = 1e-5  # timm's, too
 BN_EPS_OF = {"BatchNorm2d": 1e-4, "bn": 1e-3, "norm": BN_EPS}
 TIMM_STEM, TIMM_STAGES = "stem.conv1", 5
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's colours
+OBJECTNESS = "head.obj_preds."  # the beginning of a tensor's name, by which a file of YOLOX is known
+YOLOX_BN_EPS, MOST_COLOUR = 1e-3, 255
+LEAST_VARIANCE = 60  # of YOLOX's first map, for kernels of norm 1: colours of 0..255 make thousands, normalised about 1
+ROLES = "stems", "reg_convs", "reg_preds", "cls_convs", "cls_preds"  # of a head of YOLOX
 Role = tuple[str, int]  # the last part of a tensor's name, and its number of dimensions
 KERNELS: Role = ("weight", 4)
 
 
-def load_foreign_state_dict(model: Darknet, content: Any, path: Path) -> weights.WeightsReport:
+def load_foreign_state_dict(
+    model: Darknet, content: Any, path: Path, *, of_file: Sequence[str] = (), names: Sequence[str] = ()
+) -> weights.WeightsReport:
     """Copy the state dict of another PyTorch system into `model`.
 
-    `content`: a state dict, or a dictionary with one under a key of CONTAINERS. Raises ModelError,
-    and changes nothing, without one and at the first module that differs.
+    `content`: a state dict, or a dictionary with one under a key of CONTAINERS. `of_file` are its
+    class names and `names` those wanted, as in load_weights_of_checkpoint. Raises ModelError, and
+    changes nothing, without a state dict and at the first module that differs.
     """
     states = {}
     for key, state in {"": content, **(content if isinstance(content, Mapping) else {})}.items():
@@ -50,8 +62,12 @@ def load_foreign_state_dict(model: Darknet, content: Any, path: Path) -> weights
     for chosen in ("", *CONTAINERS):
         if chosen in states:
             weights.check_values(path, states[chosen].items())
-            load = _load_timm if f"{TIMM_STEM}.conv.weight" in states[chosen] else _load_in_order
-            report = load(model, states[chosen], path)
+            state = states[chosen]
+            if f"{TIMM_STEM}.conv.weight" in state:
+                report = _load_timm(model, state, path)
+            else:
+                state = from_yolox(state, path) if f"{OBJECTNESS}0.weight" in state else state
+                report = _load_in_order(model, state, path, of_file, names)
             others = ", ".join(str(key) for key in states if key != chosen)
             note = others and f"; those under {chosen}, not those under {others}"
             return replace(report, note=note + report.note)
@@ -61,11 +77,13 @@ def load_foreign_state_dict(model: Darknet, content: Any, path: Path) -> weights
     )
 
 
-def _load_in_order(model: Darknet, state: Mapping[str, Tensor], path: Path) -> weights.WeightsReport:
+def _load_in_order(
+    model: Darknet, state: Mapping[str, Tensor], path: Path, of_file: Sequence[str], names: Sequence[str]
+) -> weights.WeightsReport:
     """Load tensors that are in the order of the .cfg, whatever their names.
 
     Batch norm counters and anchors are ignored. The convolutions before [yolo] keep their values if
-    the file has another class count or number of anchors.
+    the file has another class count, other classes or another number of anchors.
     """
     ours = _by_role((name, tensor) for _, name, tensor in weights.weight_tensors(model))
     theirs = _by_role(state.items())
@@ -75,7 +93,8 @@ def _load_in_order(model: Darknet, state: Mapping[str, Tensor], path: Path) -> w
     filters = sum(len(kernels) for _, kernels in theirs[KERNELS][first : first + 1])
     classes, rest = divmod(filters - part.fixed, part.per_class)
     num_classes = classes if rest == 0 and classes > 0 else None
-    leave_out = num_classes != model.num_classes
+    order, of_classes = weights.order_of_rows(of_file, names, num_classes)
+    leave_out = order is None or num_classes != model.num_classes
     heads = tuple(f"layers.{layer}." for layer in weights.class_parts(model))
     loads: dict[str, Tensor] = {}
     for role in dict.fromkeys((KERNELS, *ours, *theirs)):
@@ -94,7 +113,8 @@ def _load_in_order(model: Darknet, state: Mapping[str, Tensor], path: Path) -> w
         eps = BN_EPS_OF.get(norm, TORCH_BN_EPS)
         if eps != model.bn_eps:
             note = f"; its batch norm, called {norm}, is taken to have eps={eps:g}"
-    return weights.fill_network(model, path, loads, eps, num_classes=num_classes, heads_left_out=leave_out, note=note)
+    facts = {"num_classes": num_classes, "heads_left_out": leave_out, "note": note + of_classes}
+    return weights.fill_network(model, path, loads, eps, () if leave_out else order or (), **facts)
 
 
 def _by_role(tensors: Iterable[tuple[str, Tensor]]) -> dict[Role, list[tuple[str, Tensor]]]:
@@ -150,3 +170,43 @@ def _timm_convolutions(state: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, ..
             *norm, kernels = read(f"{stage}.conv_transition")
             around, through = kernels.chunk(2, dim=1)
             yield *norm, torch.cat((through, around), dim=1)  # a .cfg joins them in the other order
+
+
+def from_yolox(state: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """YOLOX's tensors in the order of a .cfg, for RGB in 0..1. Raises ModelError for others."""
+    try:
+        stem = next(iter(state)).removesuffix(".conv.weight")
+        kernels, variance = state[f"{stem}.conv.weight"], state[f"{stem}.bn.running_var"]
+        is_old = (variance / kernels.flatten(1).norm(dim=1).square()).median() < LEAST_VARIANCE
+        tensors = _in_order_of_cfg(state)
+        for name in state:
+            if name.startswith(OBJECTNESS):
+                box = name.replace("obj", "reg")
+                tensors[box] = torch.cat((tensors[box], tensors.pop(name)))
+        if kernels.shape[1] == 12:  # columns, rows and colours of a block
+            kernels = functional.pixel_shuffle(kernels.unflatten(1, (2, 2, 3)).transpose(1, 3).flatten(1, 3), 2)
+        # Batch norm takes the scale of colours: kernels 255 times as large would hardly learn.
+        gain = (variance + MOST_COLOUR**2 * YOLOX_BN_EPS) / (variance + YOLOX_BN_EPS)
+        tensors[f"{stem}.conv.weight"] = kernels.flip(1)
+        tensors[f"{stem}.bn.weight"] = state[f"{stem}.bn.weight"] * gain.sqrt()
+        tensors[f"{stem}.bn.running_mean"] = state[f"{stem}.bn.running_mean"] / MOST_COLOUR
+        tensors[f"{stem}.bn.running_var"] = variance / MOST_COLOUR**2
+    except (KeyError, ValueError, IndexError, RuntimeError) as error:  # forged names and shapes
+        raise ModelError(f"{path} is not a state dict of YOLOX ({error!r}). fix: download it again") from error
+    if is_old:
+        raise ModelError(f"{path} is of YOLOX before 0.1.1, for images of another scale. fix: use a newer file")
+    return tensors
+
+
+def _in_order_of_cfg(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The heads last, one after another; in a CSP stage conv2 and conv3 after the blocks."""
+    stages: dict[str, int] = {}
+
+    def place(name: str) -> tuple[int, int, int]:
+        part, role, level, *_ = name.replace("obj", "reg").split(".")
+        if part == "head":
+            return 1, int(level), ROLES.index(role)
+        stage, *inside = re.split(r"\.(m|conv\d)\.", name, maxsplit=1)
+        return 0, stages.setdefault(stage, len(stages)), int(inside[:1] in (["conv2"], ["conv3"]))
+
+    return {name: state[name] for name in sorted(state, key=place)}

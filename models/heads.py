@@ -51,6 +51,7 @@ class Head:
     num_classes: int
     scale_x_y: float = 1.0  # a centre lies at sigmoid * scale_x_y - (scale_x_y - 1) / 2 of its cell
     new_coords: bool = False  # sizes are (2 * sigmoid)^2 anchors instead of exp(raw) anchors
+    linear_xy: bool = False  # a centre lies at raw of its cell; scale_x_y only says which cells learn it (YOLOX)
     # Logits for each side (left, top, right, bottom) instead of these. Its distance from the middle
     # of the cell, in cells, is the mean of 0, 1, ... weighted by their softmax.
     box_bins: int = 0
@@ -148,6 +149,7 @@ def read_head(section: Section, layer: int, stride: int, num_classes: int, parts
         num_classes=num_classes,
         scale_x_y=section.number("scale_x_y", 1.0, minimum=1, maximum=MAX_SCALE_X_Y),
         new_coords=section.flag("new_coords"),
+        linear_xy=section.flag("linear_xy"),
         box_bins=section.integer("box_bins", 0, 0, MAX_BINS),
         all_anchors=all_anchors,
         mask=mask,

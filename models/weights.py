@@ -150,7 +150,7 @@ def load_darknet_weights(
     version, seen, values = _open_weights(path)
     num_classes, cut = _extent(model, path, len(values))
     heads = class_parts(model)
-    order, note = _order_of_rows(of_file, names, num_classes)
+    order, note = order_of_rows(of_file, names, num_classes)
     leave_out = order is None or num_classes not in (None, model.num_classes)
     loads: dict[str, Tensor] = {}
     start = 0
@@ -221,8 +221,8 @@ def save_darknet_weights(model: Darknet, path: str | Path, up_to_layer: int | No
     """Write a .weights file, byte for byte as Darknet does; return the number of values.
 
     `up_to_layer` counts as in Darknet's `partial` command: 74 makes a darknet53.conv.74. Raises
-    ModelError if it is out of range, the format has no place for a layer or for bn_eps, or a value
-    is not finite.
+    ModelError if it is out of range, Darknet has no linear_xy, bn_eps or place for a layer, or a
+    value is not finite.
     """
     path = Path(path)
     end = len(model.layers) if up_to_layer is None else up_to_layer
@@ -234,8 +234,9 @@ def save_darknet_weights(model: Darknet, path: str | Path, up_to_layer: int | No
             what = f"the weights of layer {index}, a [{model.cfg.layers[index].kind}]"
             fix = f"fix: up_to_layer={index}, or keep the checkpoint"
             raise ModelError(f"Darknet's files have no place for {what}. {fix}")
-    if model.bn_eps != BN_EPS:
-        raise ModelError(f"Darknet cannot read bn_eps={model.bn_eps:g} of {model.cfg.source}. fix: keep the checkpoint")
+    options = {f"bn_eps={model.bn_eps:g}": model.bn_eps != BN_EPS, "linear_xy": model.heads[0].linear_xy}
+    if unknown := " and ".join(option for option, is_set in options.items() if is_set):
+        raise ModelError(f"Darknet cannot read {unknown} of {model.cfg.source}. fix: keep the checkpoint")
     check_values(path, tensors)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.tmp")
@@ -268,7 +269,7 @@ def load_weights_of_checkpoint(
     own, loads, num_classes = model.state_dict(), dict(weights), network["num_classes"]
     heads = tuple(f"layers.{layer}." for layer in class_parts(model))
     of_heads = [name for name in own if name.startswith(heads)]
-    order, note = _order_of_rows(of_file, names, num_classes)
+    order, note = order_of_rows(of_file, names, num_classes)
     leave_out = order is None or num_classes != model.num_classes
     leave_out = leave_out or any(name in loads and loads[name].shape != own[name].shape for name in of_heads)
     if leave_out:
@@ -278,7 +279,7 @@ def load_weights_of_checkpoint(
             loads.pop(name, None)
     check_shapes(path, own, loads, SAME_NETWORK)
     source = network_of_checkpoint(network, path)
-    for key in () if leave_out else ("anchors", "scale_x_y", "new_coords"):
+    for key in () if leave_out else ("anchors", "scale_x_y", "new_coords", "linear_xy"):
         if [getattr(head, key) for head in model.heads] != [getattr(head, key) for head in source.heads]:
             has = getattr(source.heads[0], key)
             raise ModelError(f"the heads in {path} were trained with other {key} ({has}). fix: use the same here")
@@ -291,7 +292,7 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:4]) + ", ..." * (len(names) > 4)
 
 
-def _order_of_rows(
+def order_of_rows(
     of_file: Sequence[str], names: Sequence[str], num_classes: int | None
 ) -> tuple[Sequence[int] | None, str]:
     """The row in the file of each class, and a note; empty: as they are, None: other classes."""

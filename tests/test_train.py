@@ -178,7 +178,8 @@ def test_the_epochs_without_mosaics_add_the_distance_of_boxes(shapes: Path, tmp_
 def test_a_run_that_was_moved_goes_on_where_its_data_are_named(shapes, tmp_path, monkeypatch) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     shutil.copytree(next(path.parent for path in shapes.glob("*/annotations")), first / "data")
-    cfg, weights = shutil.copy(zoo_cfg("yolov3-tiny"), first / "own.cfg"), first / "start.weights"
+    cfg, weights = first / "own.cfg", first / "start.weights"
+    cfg.write_text(zoo_cfg("yolov3-tiny").text)
     save_darknet_weights(Darknet(zoo_cfg("yolov3-tiny"), 5, 0.125), weights)
     given = [
         "data=coco", f"data.root={first}/data", f"data.index_dir={first}/index", "data.workers=0",

@@ -40,8 +40,7 @@ NO_WEIGHTS = "no weights are given. fix: ckpt=<run folder or .pt file>, or model
 
 def load_network(config: models.ModelConfig) -> models.Cfg:
     """Parse ``model.cfg``, a file or a name in the zoo, with the bins and anchors of ``config``."""
-    path = Path(config.cfg)
-    cfg = models.load_cfg(path if path.suffix else models.zoo_cfg(config.cfg))
+    cfg = models.load_cfg(config.cfg) if Path(config.cfg).suffix else models.zoo_cfg(config.cfg)
     bins = config.bins()
     cfg = cfg if bins is None else models.with_box_bins(cfg, bins)
     return cfg if config.anchors is None else models.with_anchors(cfg, config.anchors)
@@ -77,15 +76,16 @@ def build_model(
         if whole:
             raise ConfigError(NO_WEIGHTS)
         return model, None
+    of_coco = data.read_names(COCO_NAMES)[0] if config.weights == COCO else []
     if state is not None:
         report = models.load_weights_of_checkpoint(
             model, state["ema"], path, state["network"], of_file=state["names"], names=names
         )
         model.seen = state["seen"]
     elif path.suffix in (".pt", ".pth"):
-        report = models.load_foreign_state_dict(model, models.read_tensor_file(path), path)
+        content = models.read_tensor_file(path)
+        report = models.load_foreign_state_dict(model, content, path, of_file=of_coco, names=names)
     else:
-        of_coco = data.read_names(COCO_NAMES)[0] if config.weights == COCO else []
         report = models.load_darknet_weights(model, path, of_file=of_coco, names=names)
     keeps_heads = not report.heads_left_out and (report.cut is None or report.cut >= model.heads[0].parts[-1].layer)
     if keeps_heads and fitted and not report.same_decoding:

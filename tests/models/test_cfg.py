@@ -139,7 +139,7 @@ def thin(text: str) -> str:
 
 
 # Files to damage; half of the draws pick the one with every kind of layer.
-ORIGINALS = [thin(zoo_cfg(name).read_text()) for name in sorted(ZOO)]
+ORIGINALS = [thin(zoo_cfg(name).text) for name in sorted(ZOO)]
 ORIGINALS += [EVERY_KIND] * len(ORIGINALS)
 
 

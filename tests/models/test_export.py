@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from models import Darknet, ModelError, Postprocess, export, load_cfg, parse_cfg, with_box_bins, zoo_cfg
+from models import Darknet, ModelError, Postprocess, export, parse_cfg, with_box_bins, zoo_cfg
 from models.decode import decode
 from tests.models.small_network import cfg_text
 from tests.models.test_decode import HEADS
@@ -182,7 +182,7 @@ def test_files_hold_their_metadata_and_one_that_differs_is_found_out(small: Dark
 @pytest.mark.release
 @pytest.mark.parametrize(("name", "nms"), [("yolov4-tiny", True), ("yolov3-tiny-decoupled", False)])
 def test_onnx_equals_the_network(name: str, nms: bool, tmp_path: Path) -> None:
-    cfg, images = load_cfg(zoo_cfg(name)), torch.rand(1 if nms else 2, 3, 96, 128)
+    cfg, images = zoo_cfg(name), torch.rand(1 if nms else 2, 3, 96, 128)
     model = random_network(with_box_bins(cfg, 16) if "decoupled" in name else cfg)
     graph = export.DetectorGraph(model, export.FixedSuppression(**OPTIONS) if nms else None, show_candidates=True)
     path = write(tmp_path, "onnx", graph, images, {})

@@ -9,20 +9,27 @@ from models import Darknet, ModelError, zoo_cfg
 from models.cfg import ZOO, ZOO_FOLDER
 from models.config import ALIASES, BACKBONE, COCO_NAMES, PUBLISHED, find_published
 from models.weights import weight_tensors
+from models.yolox import SIZES
 
 
 def test_sizes_are_those_of_the_networks() -> None:
     models = {}
     with torch.device("meta"):  # shapes without values
         models = {name: Darknet(zoo_cfg(name)) for name in ZOO}
-    assert models.keys() == {path.stem for path in ZOO_FOLDER.glob("*.cfg")}
+    written = {path.stem for path in ZOO_FOLDER.glob("*.cfg")} | {f"yolox-{size}" for size in SIZES}
+    assert models.keys() == written
     assert all(ZOO[name].backbone_layers <= model.heads[0].layer - 1 for name, model in models.items())
     for entry in PUBLISHED:
         for name in entry.networks:
             end = ZOO[name].backbone_layers if entry.alias == BACKBONE else len(models[name].layers)
+            cut = re.search(r"\.conv\.(\d+)$", entry.file_name)
+            assert (cut is not None) == (entry.alias == BACKBONE)
+            assert cut is None or int(cut[1]) in (end, end - 1), (
+                entry.name
+            )  # Darknet counts darknet53.conv.74 otherwise
             values = sum(tensor.numel() for layer, _, tensor in weight_tensors(models[name]) if layer < end)
             assert entry.size in (20 + 4 * values, None), (entry.name, name)
-        assert entry.size or (entry.sha256 and f"-{entry.sha256}.pth" in entry.url)
+        assert entry.size or f"-{entry.sha256}.pth" in entry.url or len(entry.sha256 or "") == 64
     assert len({entry.name for entry in PUBLISHED}) == len(PUBLISHED)
     assert len(COCO_NAMES.read_text().splitlines()) == models["yolov3"].num_classes
 

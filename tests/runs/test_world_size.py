@@ -30,7 +30,7 @@ def train_here(folder: Path, run_dir: Path, more: list[str]) -> None:
 )
 def test_weights_do_not_depend_on_the_number_of_processes(world_size: int, more: list[str], tmp_path: Path) -> None:
     cfg = tmp_path / "dropout.cfg"
-    layers = zoo_cfg("yolov3-spp").read_text().rpartition("[convolutional]")
+    layers = zoo_cfg("yolov3-spp").text.rpartition("[convolutional]")
     cfg.write_text("".join((layers[0], "[dropout]\nprobability=0.3\n\n", *layers[1:])))
     more = [*more, "model.cfg=" + str(cfg)] if world_size == 2 else more
     parts, losses, options = [], [], [*more, "train.epochs=1", "train.precision=float64"]
