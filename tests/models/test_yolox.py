@@ -24,8 +24,10 @@ SLOW = [pytest.param(name, marks=pytest.mark.release) for name in (*SIZES, "dark
 PATH, SIDE = Path("yolox.pth"), 416
 
 
-def load(name: str, content: dict[str, Any], classes: int = CLASSES) -> tuple[Darknet, WeightsReport]:
-    model = Darknet(zoo_cfg(f"yolox-{name}"), classes)
+def load(
+    name: str, content: dict[str, Any], classes: int = CLASSES, dtype: torch.dtype = torch.float32
+) -> tuple[Darknet, WeightsReport]:
+    model = Darknet(zoo_cfg(f"yolox-{name}"), classes).to(dtype)
     return model.eval(), load_foreign_state_dict(model, content, PATH)
 
 
@@ -37,20 +39,21 @@ def as_yolox(maps: list[Tensor]) -> list[Tensor]:
 @torch.no_grad()
 def test_every_size_computes_what_yolox_computes(name: str) -> None:
     torch.manual_seed(0)
-    images = torch.rand(2, 3, 64, 96)
+    images = torch.rand(2, 3, 64, 96).double()  # differences of float32 would grow through a hundred layers
     bgr = 255 * images.flip(1)
     reference = trained_like(name, bgr)
     content = {"start_epoch": 300, "model": reference.state_dict(), "optimizer": {"state": {}}}
-    model, report = load(name, content)
+    model, report = load(name, content, dtype=torch.float64)
     assert report.is_whole and not report.note
-    for ours, theirs in zip(as_yolox(model(images)), reference(bgr), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
-    boxes, scores = decode(model(images), model.heads)
-    torch.testing.assert_close(torch.cat((boxes, scores), 2), decoded(reference(bgr)), rtol=1e-4, atol=1e-2)
-    fresh, report = load(name, content, classes=5)
+    maps, expected = model(images), reference(bgr)
+    for ours, theirs in zip(as_yolox(maps), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-8)
+    boxes, scores = decode(maps, model.heads)
+    torch.testing.assert_close(torch.cat((boxes, scores), 2), decoded(expected).float(), rtol=1e-5, atol=1e-3)
+    fresh, report = load(name, content, classes=5, dtype=torch.float64)
     assert report.heads_left_out and report.num_classes == CLASSES
     assert len(report.loaded) == report.layers_total - len(fresh.heads)  # without those of the classes
-    for ours, theirs in zip(fresh(images), model(images), strict=True):
+    for ours, theirs in zip(fresh(images), maps, strict=True):
         assert torch.equal(ours[..., :5], theirs[..., :5])
 
 

@@ -205,7 +205,7 @@ class Yolox(nn.Module):
 @torch.no_grad()
 def trained_like(name: str, images: Tensor) -> Yolox:
     """A network of random weights, with the statistics of the maps of these images."""
-    model = Yolox(name).eval()
+    model = Yolox(name).to(images.dtype).eval()
 
     def fill(norm: nn.Module, inputs: tuple[Tensor]) -> None:
         norm.running_var, norm.running_mean = torch.var_mean(inputs[0], (0, 2, 3), correction=0)
@@ -234,32 +234,34 @@ def decoded(maps: list[Tensor]) -> Tensor:
 def nano_of_onnx(path: Path, images: Tensor) -> Yolox:
     """The network of an exported file, whose batch norms were folded into the convolutions.
 
-    Here they have the statistics of the maps of these images, and undo them. The file has its
-    convolutions in the order of computing.
+    Here kernels have the norm 1 and batch norms the statistics of the maps of these images. The
+    file has its convolutions in the order of computing.
     """
     graph = onnx.load(path).graph
     values = {entry.name: torch.from_numpy(numpy_helper.to_array(entry).copy()) for entry in graph.initializer}
     stored = [[values[name] for name in node.input[1:]] for node in graph.node if node.op_type == "Conv"]
-    biases: list[Tensor] = []
+    done: list[tuple[Tensor, Tensor]] = []  # norms of kernels, biases
 
     def fill(module: nn.Module, inputs: tuple[Tensor]) -> None:
         if isinstance(module, nn.Conv2d):
-            kernels, bias = stored[len(biases)]
-            biases.append(bias)
-            module.weight.copy_(kernels)
-            if module.bias is not None:
+            kernels, bias = stored[len(done)]
+            norms = kernels.flatten(1).norm(dim=1).clamp(min=1e-9)
+            done.append((norms, bias))
+            if module.bias is None:
+                kernels = kernels / norms[:, None, None, None]
+            else:
                 module.bias.copy_(bias)
+            module.weight.copy_(kernels)
         elif isinstance(module, nn.BatchNorm2d):
-            variance, mean = torch.var_mean(inputs[0], (0, 2, 3))
-            module.running_var.copy_(variance)
-            module.running_mean.copy_(mean)
-            module.weight.copy_((variance + module.eps).sqrt())
-            module.bias.copy_(biases[-1] + mean)
+            norms, bias = done[-1]
+            module.running_var, module.running_mean = torch.var_mean(inputs[0], (0, 2, 3))
+            module.weight.copy_((module.running_var + module.eps).sqrt() * norms)
+            module.bias.copy_(bias + module.running_mean * norms)
 
     model = Yolox("nano").eval()
     hooks = [module.register_forward_pre_hook(fill) for module in model.modules()]
     model(images)
-    assert len(biases) == len(stored)
+    assert len(done) == len(stored)
     for hook in hooks:
         hook.remove()
     return model
