@@ -132,7 +132,9 @@ def test_what_out_holds_and_pycocotools_makes_the_same_metrics_of_it(trained, tm
     assert f"{trained / 'run'}: epoch 20, " in said
     kept = {"metrics.json", "per_class.json", "detections.json", "images.json", "best_detections.npz", "plots"}
     assert {path.name for path in tmp_path.iterdir()} == kept
-    assert {path.name for path in (tmp_path / "plots").iterdir()} == set(PLOTS) - {"curves.png"}
+    assert {path.name for path in (tmp_path / "plots").iterdir()} == {*PLOTS, "mistakes.csv", "mistakes.html"} - {
+        "curves.png"
+    }
     assert f"plots: {tmp_path / 'plots'}" in said
     written = json.loads((tmp_path / "metrics.json").read_text())
     about = written.pop("about")

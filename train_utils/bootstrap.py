@@ -78,15 +78,17 @@ def resampled_aps(runs: Sequence[Evaluation], draws: np.ndarray) -> np.ndarray:
     precision at that recall or a higher one.
     """
     matches = [find_matches(run.truth, run.detections) for run in runs]
-    return np.array([_resampled_ap(of_run, draws) for of_run in matches])
+    return np.array([resampled_ap(of_run, draws) for of_run in matches])
 
 
-def _resampled_ap(matches: Matches, draws: np.ndarray) -> np.ndarray:
+def resampled_ap(matches: Matches, draws: np.ndarray) -> np.ndarray:
+    """The AP in each sample (rows of ``draws``) of the IoUs that ``matches`` has."""
     labels = draws @ matches.boxes.T  # of each class in each sample
     total = np.zeros(len(draws))
     by_score = np.argsort(-matches.scores, kind="stable")
+    classes_by_score = matches.classes[by_score]
     for index in tracked(range(len(matches.boxes)), len(matches.boxes), "AP of samples", "class"):
-        of_class = by_score[matches.classes[by_score] == index]
+        of_class = by_score[classes_by_score == index]
         images = matches.images[of_class]
         right = matches.right[:, of_class]
         wrong = matches.wrong[:, of_class]

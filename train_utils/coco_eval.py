@@ -41,6 +41,7 @@ class Evaluation(NamedTuple):
     losses: dict[str, float]  # by LOSS_NAMES, of the validation images of a training; else empty
     scorer: str  # as choose_scorer names it
     about: Mapping[str, Any] = MappingProxyType({})  # what was evaluated, and how: epoch or scored, split, evaluate
+    matches: "Matches | None" = None  # None: of an evaluation that was read from a file
 
 
 def choose_scorer(wanted: Scorer = Scorer.auto) -> str:
@@ -137,7 +138,7 @@ def score(truth: GroundTruth, detections: Detections, scorer: str | None = None)
         row |= best_f1(matches, index) or absent
         per_class[name] = row | {"images": len(np.unique(images)), "boxes": len(images)}
     at_best = best_f1(matches) or absent
-    return Evaluation(metrics, per_class, at_best, truth, detections, losses={}, scorer=scorer)
+    return Evaluation(metrics, per_class, at_best, truth, detections, losses={}, scorer=scorer, matches=matches)
 
 
 def _mean_of_present(values: np.ndarray) -> float:
@@ -157,6 +158,8 @@ class Matches(NamedTuple):
     right: np.ndarray  # bool (T, n) matched with a box that counts
     wrong: np.ndarray  # bool (T, n) matched with none; those matched with crowds are neither
     boxes: np.ndarray  # int64 (K, N) number of boxes that count, all but crowds
+    found: np.ndarray  # int64 (n,) positions in canonical order
+    labels: np.ndarray  # int64 (n,) the box that each is matched with at IoU .5; -1: none
 
 
 def find_matches(truth: GroundTruth, detections: Detections, scorer: str | None = None) -> Matches:
@@ -164,18 +167,21 @@ def find_matches(truth: GroundTruth, detections: Detections, scorer: str | None 
     pairs = [pair for pair in match(truth, detections, scorer, every_size=False).evalImgs if pair is not None]
     pairs.sort(key=lambda pair: (pair["category_id"], pair["image_id"]))
     boxes = np.zeros((len(truth.names), len(truth.image_ids)), np.int64)
-    places, scores = list[tuple[int, int]](), list[float]()
+    places, scores, numbers = list[tuple[int, int]](), list[float](), list[int]()
     matches, ignores = [np.zeros((10, 0))], [np.zeros((10, 0))]
     for pair in pairs:
         place = pair["category_id"] - 1, pair["image_id"] - 1
         boxes[place] = np.logical_not(pair["gtIgnore"]).sum()
         places += [place] * len(pair["dtScores"])
         scores += pair["dtScores"]
+        numbers += pair["dtIds"]
         matches.append(np.reshape(pair["dtMatches"], (10, -1)))
         ignores.append(np.reshape(pair["dtIgnore"], (10, -1)))
     classes, images = np.array(places, np.int64).reshape(-1, 2).T
-    matched, counted = np.concatenate(matches, axis=1) > 0, np.concatenate(ignores, axis=1) == 0
-    return Matches(classes, images, np.array(scores, np.float64), matched & counted, ~matched & counted, boxes)
+    partners, counted = np.concatenate(matches, axis=1), np.concatenate(ignores, axis=1) == 0
+    right, wrong = (partners > 0) & counted, (partners == 0) & counted
+    found, labels = np.array(numbers, np.int64) - 1, partners[0].astype(np.int64) - 1
+    return Matches(classes, images, np.array(scores, np.float64), right, wrong, boxes, found, labels)
 
 
 def best_f1(matches: Matches, index: int | None = None) -> dict[str, float] | None:

@@ -163,6 +163,7 @@ def test_the_best_f1_is_that_of_trying_all_thresholds(seed: int) -> None:
 
 def test_of_equal_f1_the_highest_threshold_and_none_without_a_right_detection() -> None:
     scores, right = np.array([0.1, 0.9, 0.5, 0.7]), np.array([[True, True, False, False]])
-    equal = Matches(np.zeros(4, int), np.zeros(4, int), scores, right, ~right, np.array([[2]]))
+    none = np.zeros(4, int)
+    equal = Matches(none, none, scores, right, ~right, np.array([[2]]), none, none)
     assert best_f1(equal) == {"threshold": 0.9, "f1": 2 / 3, "precision": 1.0, "recall": 0.5}
     assert best_f1(equal._replace(right=right & False, wrong=right | True)) is None

@@ -35,10 +35,13 @@ def draw_boxes(
     classes: ndarray,
     names: Sequence[str],
     scores: ndarray | None = None,
+    *,
+    colors: ndarray | None = None,
 ) -> ndarray:
     """Draw boxes (n, 4, pixels) and their names on a copy of ``image`` (uint8 RGB, H x W x 3).
 
-    The first boxes, those with the best scores, come on top.
+    The first boxes, those with the best scores, come on top. ``colors`` (n, 3, RGB)
+    replace those of the classes.
     """
     canvas = image.copy(order="C")
     rows, columns = canvas.shape[:2]
@@ -52,7 +55,7 @@ def draw_boxes(
         text = printable(names[number])
         if scores is not None:
             text += f" {scores[i]:.2f}"
-        color = class_color(number)
+        color = class_color(number) if colors is None else colors[i].tolist()
         cv2.rectangle(canvas, (left, top), (right, bottom), color, max(2, round(side / 220)))
         (width, height), base = cv2.getTextSize(text, FONT, scale, weight)
         x = max(0, min(left, columns - width))
@@ -72,19 +75,26 @@ MAX_TITLE = 46  # characters that fit above a cell
 
 
 def draw_cell(
-    image: ndarray, boxes_xyxy: ndarray, classes: ndarray, names: Sequence[str], scores: ndarray | None = None
+    image: ndarray,
+    boxes_xyxy: ndarray,
+    classes: ndarray,
+    names: Sequence[str],
+    scores: ndarray | None = None,
+    *,
+    colors: ndarray | None = None,
 ) -> ndarray:
     """``draw_boxes`` on a picture of SIDE pixels, scaled first: names stay readable."""
     height, width = image.shape[:2]
     ratio = SIDE / max(height, width)
     size = max(1, round(width * ratio)), max(1, round(height * ratio))
     small = cv2.resize(image, size, interpolation=cv2.INTER_AREA if ratio < 1 else cv2.INTER_LINEAR)
-    return draw_boxes(small, boxes_xyxy * ratio, classes, names, scores)
+    return draw_boxes(small, boxes_xyxy * ratio, classes, names, scores, colors=colors)
 
 
 def save_sheet(cells: Sequence[tuple[ndarray, str]], out: Path) -> None:
-    """Save pictures under titles, of which long ones lose their start. Raises TrainError."""
-    height, width = LINE + SIDE + GAP, SIDE + GAP
+    """Save pictures under titles, whose long lines lose their middle. Raises TrainError."""
+    head = LINE * (1 + cells[0][1].count("\n"))
+    height, width = head + SIDE + GAP, SIDE + GAP
     sheet = np.full((len(cells) * height, min(COLUMNS, len(cells)) * width + GAP, 3), 255, np.uint8)
     top = end = 0
     for number, (picture, title) in enumerate(cells):
@@ -92,12 +102,13 @@ def save_sheet(cells: Sequence[tuple[ndarray, str]], out: Path) -> None:
         if column == 0:
             top = end
         left = GAP + column * width
-        sheet[top + LINE : top + LINE + picture.shape[0], left : left + picture.shape[1]] = picture
-        end = max(end, top + LINE + len(picture) + GAP)  # a row is as high as its highest picture
-        text = printable(title)
-        if len(text) > MAX_TITLE:
-            text = f"...{text[-MAX_TITLE:]}"
-        cv2.putText(sheet, text, (left, top + LINE - 7), FONT, 0.5, DARK, 1, cv2.LINE_AA)
+        sheet[top + head : top + head + picture.shape[0], left : left + picture.shape[1]] = picture
+        end = max(end, top + head + len(picture) + GAP)  # a row is as high as its highest picture
+        for line, part in enumerate(title.split("\n"), 1):
+            text = printable(part)
+            if len(text) > MAX_TITLE:
+                text = f"{text[: MAX_TITLE // 2]}...{text[-MAX_TITLE // 2 :]}"
+            cv2.putText(sheet, text, (left, top + line * LINE - 7), FONT, 0.5, DARK, 1, cv2.LINE_AA)
     write_image(out, sheet[: end + GAP, :, ::-1], "or choose another folder")
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from data.errors import printable
 from train_utils.coco_eval import ABSENT, Evaluation, find_matches, match, over_scores
+from train_utils.report import mistakes
 from train_utils.report.draw import draw_cell, save_sheet
 from train_utils.results import DETECTION_AS_READ, canonical_order, to_xyxy
 from train_utils.train_state import LOSS_NAMES
@@ -22,6 +23,7 @@ PLOTS = {  # titles by file name, in the order to look at them
     "confidence.png": "F1, precision and recall at IoU .5 over the lowest score that counts",
     "confusion.png": "Labelled boxes by the class that was reported for them, and as shares of the labels",
     "val_detections.jpg": "The first validation images: labels left, detections right",
+    "mistakes.jpg": "The worst mistakes: false boxes orange, labels blue; see mistakes.csv",
 }
 STYLE: dict[Any, Any] = {
     "axes.spines.top": False,
@@ -61,6 +63,8 @@ def draw_evaluation(folder: Path, evaluation: Evaluation, read: Read, name_of: N
     _draw(folder / "confidence.png", warn, draw_over_confidence, evaluation)
     _draw(folder / "confusion.png", warn, draw_confusion, evaluation, threshold)
     _draw(sheet, warn, draw_detections, evaluation, read, name_of, max(threshold, LEAST_SCORE), sheet)
+    sheet = folder / "mistakes.jpg"
+    _draw(sheet, warn, mistakes.draw_mistakes, evaluation, threshold, read, name_of, sheet)
 
 
 def _draw(out: Path, warn: Warn, draw: Callable[..., Any], *arguments: Any) -> None:

@@ -101,6 +101,7 @@ PAGE = Template("""<!DOCTYPE html>
 :root { color-scheme: light dark; } figure, table { margin: 1rem 0; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; }
 section { overflow-x: auto; } th, td { padding-right: .9rem; text-align: left; } img { max-width: 100%; }
+iframe { border: 0; width: 100%; height: 40rem; }
 </style>
 <h1>$title</h1>
 <p>$folder</p>
@@ -108,6 +109,8 @@ section { overflow-x: auto; } th, td { padding-right: .9rem; text-align: left; }
 <section id="metrics">$metrics</section>
 <h2>Pictures</h2>
 $pictures
+<h2>Mistakes</h2>
+$mistakes
 <h2>Options that differ from the defaults</h2>
 <section id="options">$changed
 <details><summary>All other options, as by default</summary>$unchanged</details></section>
@@ -138,6 +141,10 @@ def write_report(folder: Path) -> Path:
             kind = "png" if path.suffix == ".png" else "jpeg"
             source = f"data:image/{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
             pictures += f'<figure><img alt="{title}" src="{source}"><figcaption>{caption}</figcaption></figure>'
+    path, listed = folder / plots.FOLDER / "mistakes.html", "<p>None were listed.</p>"
+    if path.is_file():  # in a sandbox: a page of somebody else's run may hold a script
+        text = escape(path.read_text("utf-8", "replace"))
+        listed = f'<iframe title="Mistakes" sandbox="allow-scripts" srcdoc="{text}"></iframe>'
     changed, unchanged = [], []
     for key, text in options.items():
         default = defaults.get(key, "-")
@@ -150,6 +157,7 @@ def write_report(folder: Path) -> Path:
         folder=escape(printable(str(folder))),
         metrics=metrics,
         pictures=pictures,
+        mistakes=listed,
         changed=html_table(["option", "value", "default"], changed),
         unchanged=html_table(["option", "value"], unchanged),
     )
