@@ -64,8 +64,8 @@ def find_mistakes(evaluation: Evaluation, matches: Matches) -> Any:
         in_place, other = same.max(1), overlaps - same
         is_place = (in_place >= LEAST) & (in_place <= RIGHT)
         is_twice = (same * is_found[labels]).max(1) >= RIGHT
-        conditions = [is_place, other.max(1) >= RIGHT, is_twice, overlaps.max(1) <= LEAST]
-        kind[own] = np.select(conditions, range(BOTH), BOTH)
+        is_class, is_far = other.max(1) >= RIGHT, overlaps.max(1) <= LEAST
+        kind[own] = np.argmax([is_place, is_class, is_twice, is_far, np.ones(len(own))], 0)
         near = np.choose(kind[own].clip(max=TWICE)[:, None], [same, other, overlaps])
         closest[own], iou[own] = labels[near.argmax(1)], near.max(1)
         is_alone = iou[labels] == 0  # of others the closest is an earlier label
@@ -84,16 +84,16 @@ def find_mistakes(evaluation: Evaluation, matches: Matches) -> Any:
     labels = matches.boxes.sum(1)
     part = 1 / labels.clip(1) / max(np.count_nonzero(labels), 1)  # of a label of each class in the mean
     cost = part[index] * ~is_found
+    by_score = index[order]
     for number, of_label in enumerate(part):
-        own = order[matches.classes[order] == number]
+        own = order[by_score == number]
         lacks = is_right[own] / counted[own].cumsum().clip(1)
         cost[own] = (lacks.sum() - lacks.cumsum()) * of_label
     cost[mends] += cost[closest[mends]]
     is_odd = [kind == BACKGROUND, (kind == MISSED) & (iou < LEAST), kind == LABELS]
     suspicion = np.select(is_odd, [score, 0.5, iou])  # nothing comes near many a small object
-    of_closest = np.where(iou > 0, index[closest], -1)
-    columns = [image, kind, index, of_closest, score, iou, *boxes.T, cost, suspicion, closest, is_mended]
-    return np.rec.fromarrays(columns, names=FIELDS)
+    columns = [image, kind, index, np.where(iou > 0, index[closest], -1), score, iou, *boxes.T]
+    return np.rec.fromarrays([*columns, cost, suspicion, closest, is_mended], names=FIELDS)
 
 
 def gains(rows: Any, matches: Matches) -> list[tuple[str, int, float]]:
