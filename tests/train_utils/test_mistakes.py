@@ -79,9 +79,8 @@ def average(evaluation: Evaluation) -> float:
 
 
 def sets(shared_dir: Path) -> list[Evaluation]:
-    truth, found = draw(1)
-    truth = replace(truth, crowd=np.zeros_like(truth.crowd))
-    cases = [(truth, found), (truth, found[:0]), many_classes(20), coco128(shared_dir)[:2]]
+    drawn = [(replace(truth, crowd=np.zeros_like(truth.crowd)), found) for truth, found in (draw(1), many_classes(20))]
+    cases = [*drawn, (drawn[0][0], drawn[0][1][:0]), draw(1), coco128(shared_dir)[:2]]
     return [scored(), *(score(*case) for case in cases)]
 
 
@@ -107,6 +106,8 @@ def test_gains_are_tides_and_those_of_both_scorers(shared_dir: Path) -> None:
         pytest.skip("no hotcoco to compare with")
     names = dict(zip(KINDS, ("Loc", "Cls", "Dupe", "Bkg", "Both", "Miss"), strict=False))
     for evaluation, table in zip(sets(shared_dir), tables, strict=True):
+        if evaluation.truth.crowd.any():
+            continue
         oracle = match(evaluation.truth, evaluation.detections, choose_scorer()).tide_errors()
         for kind, count, gain in table:
             assert count == oracle["counts"][names[kind]], kind

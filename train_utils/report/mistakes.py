@@ -84,21 +84,22 @@ def find_mistakes(evaluation: Evaluation, matches: Matches) -> Any:
     labels = matches.boxes.sum(1)
     part = 1 / labels.clip(1) / max(np.count_nonzero(labels), 1)  # of a label of each class in the mean
     cost = part[index] * ~is_found
-    by_score = index[order]
     for number, of_label in enumerate(part):
-        own = order[by_score == number]
+        own = order[index[order] == number]
         lacks = is_right[own] / counted[own].cumsum().clip(1)
         cost[own] = (lacks.sum() - lacks.cumsum()) * of_label
     cost[mends] += cost[closest[mends]]
     is_odd = [kind == BACKGROUND, (kind == MISSED) & (iou < LEAST), kind == LABELS]
     suspicion = np.select(is_odd, [score, 0.5, iou])  # nothing comes near many a small object
     columns = [image, kind, index, np.where(iou > 0, index[closest], -1), score, iou, *boxes.T]
-    return np.rec.fromarrays([*columns, cost, suspicion, closest, is_mended], names=FIELDS)
+    columns += [cost, suspicion, closest, is_mended]
+    return np.rec.fromarrays(columns, names=FIELDS)  # type: ignore[call-overload]
 
 
 def gains(rows: Any, matches: Matches) -> list[tuple[str, int, float]]:
     """TIDE's kinds, their number at any score, and what AP50 would gain if one were mended."""
-    found, labels = np.split(rows, [len(matches.scores)])
+    count = len(matches.scores)
+    found, labels = rows[:count], rows[count:]
     boxes, right, wrong = matches.boxes.sum(1, keepdims=True), matches.right[:1], matches.wrong[:1]
     whole = matches._replace(images=0 * matches.images, right=right, wrong=wrong, boxes=boxes)
     once, table = np.ones((1, 1), int), []
