@@ -67,6 +67,8 @@ def xml_root(path: str | os.PathLike[str]) -> ElementTree.Element:
     try:
         # expat knows few encodings, and limits what entities expand to.
         root = ElementTree.fromstring(content.decode(declared[1].decode("ascii") if declared else usual))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not in the encoding that it declares ({error}); save it as UTF-8") from error
     except (ElementTree.ParseError, ValueError, LookupError) as error:  # LookupError: an unknown encoding
         raise DataError(f"{path} is not valid XML ({error})") from error
     for element in root.iter():

@@ -144,12 +144,13 @@ def _voc_folders(tree: Tree) -> Options | None:
     if not tree.classes:
         return None
     xmls, images = tree.folders(".xml"), tree.folders("image")
-    if _splits_of(images) and not _splits_of(xmls):
+    of_xmls, of_images = _splits_of(xmls), _splits_of(images)
+    if of_images and not of_xmls:
         fix = "fix: move them into such folders"
         raise DataError(f"{tree.top}: the images lie in folders of splits, and the xml files do not. {fix}")
     splits = {}
-    for split, folders in _splits_or_all(xmls).items():
-        places = _splits_or_all(images)[split]
+    for split, folders in (of_xmls or _both(xmls)).items():
+        places = (of_images or of_xmls or _both(images))[split]
         splits[split] = _split(folders, places if len(places) == len(folders) else [_common(images)])
     return {"format": "voc", "root": str(tree.top), "names": tree.classes, **splits}
 
@@ -159,11 +160,12 @@ def _label_files(tree: Tree) -> Options | None:
     # obj_train_data/1.jpg, obj_train_data/1.txt, obj.names, train.txt
     if tree.stems("image").isdisjoint(tree.stems(".txt")):
         return None
-    lists = list(_lists(tree, "image").values())
-    splits = {}
-    for split, folders in _splits_or_all(tree.folders("image")).items():
-        splits[split] = _split([lists[0][split]] if lists else folders)
-    return {"format": "yolo", "root": str(tree.top), "names": _class_file(tree), **splits}
+    names, folders = _class_file(tree), tree.folders("image")
+    splits = _splits_of(folders) or _both(folders)
+    for lists in list(_lists(tree, "image").values())[:1]:
+        splits = {"train": [lists["train"]], "val": [lists["val"]]}
+    train, val = map(_split, splits.values())
+    return {"format": "yolo", "root": str(tree.top), "names": names, "train": train, "val": val}
 
 
 def split_in(path: str, words_of: Sequence[Mapping[str, str]] = (SPLIT_WORDS, RARE_WORDS)) -> str | None:
@@ -183,8 +185,8 @@ def _split(annotations: list[str], images: Sequence[str] = (".",)) -> Options:
     return {key: place[0] if len(place) == 1 else place for key, place in places.items()}
 
 
-def _splits_or_all(folders: Sequence[str]) -> dict[str, list[str]]:
-    return _splits_of(folders) or {"train": [_common(folders)], "val": [_common(folders)]}
+def _both(folders: Sequence[str]) -> dict[str, list[str]]:
+    return {"train": [_common(folders)], "val": [_common(folders)]}
 
 
 def _splits_of(folders: Sequence[str]) -> dict[str, list[str]] | None:
@@ -193,9 +195,9 @@ def _splits_of(folders: Sequence[str]) -> dict[str, list[str]] | None:
     Without any for training, those that are called nothing are, or those for validation; without
     any for validation, both are those of training. Raises ``DataError`` if others lie below these.
     """
-    tops = _tops(folders, len(Path(_common(folders)).parts))  # training_data/train, training_data/test
-    if not tops.keys() & {"train", "val"}:
-        tops = _tops(folders, 0)
+    common = Path(_common(folders))  # training_data of training_data/train, training_data/test
+    below = {split_in(os.path.relpath(folder, common)) for folder in folders}
+    tops = _tops(folders, len(common.parts) if below & {"train", "val"} else 0)
     if tops.keys() in (set(), {None}, {"train", None}, {"val"}, {"test"}):
         return None
     train = tops["train"] or tops[None] or tops["val"]
@@ -291,8 +293,8 @@ def _lists(tree: Tree, kind: str) -> dict[str, dict[str, str]]:
     found = defaultdict[str, dict[str, str]](dict)
     listed = []
     # VOC's lists in Main are for detection, others are not; train.txt comes before cat_train.txt.
-    in_order = sorted(tree.files[".txt"], key=lambda file: ("Main/" not in file, os.path.dirname(file), len(file)))
-    for file in in_order:
+    texts = tree.files[".txt"]
+    for file in sorted(texts, key=lambda file: (not re.search("Main/[^/]*$", file), os.path.dirname(file), len(file))):
         stem = stem_of(file)
         split = "train" if stem.lower() in TRAINING_LISTS else split_in(stem)
         if split is None or stem in stems or stems.isdisjoint(stems_in(tree.top / file)):
