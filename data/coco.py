@@ -1,15 +1,13 @@
 """Read COCO instance annotations (json) into flat columns.
 
 The format: https://cocodataset.org/#format-data. Boxes are [left, top, width, height] in pixels and
-stay unchanged, so that an evaluation equals pycocotools on the file. msgspec checks the types and
-skips what is not needed, such as polygons.
+stay unchanged, so that an evaluation equals pycocotools on the file.
 """
 
 import json
-import mmap
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,7 +19,7 @@ from numpy.typing import NDArray
 
 from data.errors import DataError, shown
 from data.io import ROTATED, Findings, Source
-from data.layouts import COMPARED_NAMES, choose_classes, count_files, tail
+from data.layouts import choose_classes, count_files, mapped, tail
 from data.progress import tracked
 from data.remote import Place, folder_of, in_shards
 
@@ -69,15 +67,12 @@ class _Whole(_Instances):
 def read_coco(path: Path, images: Place, names: list[str] | None, content: Mapping[str, Any] | None = None) -> Source:
     """Read the json file ``path`` whose ``file_name`` entries are relative to, or in, ``images``.
 
-    ``names`` selects and orders the classes; ``None`` takes all categories, sorted by id. ``area``
-    defaults to width times height and ``iscrowd`` to 0. Annotation ids appear only in messages. A
-    plugin passes the ``content`` itself, as a dictionary. Raises ``DataError`` if it is not a COCO
-    instances file.
+    ``names`` selects and orders the classes, else all are sorted by id; ``content`` is that of a
+    plugin. Raises ``DataError`` if it is not a COCO instances file.
     """
     try:
         if content is None:
-            with path.open("rb") as file:  # mapped: copies of it would be gigabytes, too
-                text = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if path.stat().st_size else b"")
+            text = memoryview(mapped(path))
             instances = _decoded(text[3:] if text[:3] == BYTE_ORDER_MARK else text)
         else:
             instances = msgspec.convert(content, type=_Whole, strict=False)
@@ -87,9 +82,9 @@ def read_coco(path: Path, images: Place, names: list[str] | None, content: Mappi
                 raise msgspec.ValidationError(f"Object missing required field `file_name` - at `$.images[{number}]`")
         findings, notes, other_ids = Findings(), Findings(), dict[int, Any]()
         integers, numbers = [np.zeros((0, 5), np.int64)], [np.zeros((0, 5))]
-        count = -(-len(instances.annotations or ()) // CHUNK)
-        for entries in tracked(_chunks(instances), count, "reading annotations", "part"):
-            columns = _columns(path, entries, other_ids, findings, notes)
+        starts = range(0, len(instances.annotations or ()), CHUNK)
+        for start in tracked(starts, len(starts), "reading annotations", "part"):
+            columns = _columns(path, instances, start, other_ids=other_ids, findings=findings, notes=notes)
             integers.append(columns[0])
             numbers.append(columns[1])
     except msgspec.ValidationError as error:
@@ -124,34 +119,23 @@ def read_coco(path: Path, images: Place, names: list[str] | None, content: Mappi
     )
 
 
-def _chunks(instances: _Instances) -> Iterator[Iterator[tuple[int, _Annotation]]]:
-    """The numbered annotations, in parts. Raises msgspec's errors."""
-    given: list[Any] = instances.annotations or []
-    for start in range(0, len(given), CHUNK):
-        some = given[start : start + CHUNK]
-        if isinstance(some[0], msgspec.Raw):
-            try:
-                some = msgspec.json.decode(b"[" + b",".join(some) + b"]", type=list[_Annotation], strict=False)
-            except msgspec.ValidationError as error:
-                at = re.search(r"\$\[(\d+)", str(error))
-                where = str(error).replace(at[0], f"$.annotations[{start + int(at[1])}") if at else str(error)
-                raise msgspec.ValidationError(where) from None
-        yield enumerate(some, start)
-
-
 def _columns(
-    path: Path,
-    entries: Iterator[tuple[int, _Annotation]],
-    other_ids: dict[int, Any],
-    findings: Findings,
-    notes: Findings,
+    path: Path, instances: _Instances, start: int, *, other_ids: dict[int, Any], findings: Findings, notes: Findings
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Number, image, category, crowd, id (n, 5); box and area or NaN (n, 5) of the usable ones.
+    """Number, image, category, crowd, id (n, 5); box and area or NaN (n, 5) of CHUNK annotations.
 
-    ``other_ids`` get those that are not integers, by number.
+    ``other_ids`` get those that are not integers, by number. Raises msgspec's errors.
     """
+    entries: list[Any] = (instances.annotations or [])[start : start + CHUNK]
+    if isinstance(entries[0], msgspec.Raw):
+        try:
+            entries = msgspec.json.decode(b"[" + b",".join(entries) + b"]", type=list[_Annotation], strict=False)
+        except msgspec.ValidationError as error:
+            at = re.search(r"\$\[(\d+)", str(error))
+            where = str(error).replace(at[0], f"$.annotations[{start + int(at[1])}") if at else str(error)
+            raise msgspec.ValidationError(where) from None
     integers, numbers = [], []
-    for number, entry in entries:
+    for number, entry in enumerate(entries, start):
         name = entry.id
         if not isinstance(name, int) or abs(name) > MAX_INT:
             name = other_ids[number] = number if name is None else name
@@ -193,15 +177,13 @@ def _file_names(images: list[_Image], root: Place, notes: Findings) -> list[str]
         names.append(os.path.normpath(name) if "./" in name or "//" in name else name)
     if isinstance(root, str):
         return in_shards(names, root) if root.endswith(".tar") else names
-    for name in names[:COMPARED_NAMES]:
-        if os.path.isfile(root / name):
-            return names
-    dropped, _ = count_files(names, [root])
-    if not dropped:
+    if names and os.path.isfile(root / names[0]):
         return names
-    # They begin with folders that are not here.
-    notes.add("images found by the end of their file_name", names)
-    return [tail(name, dropped) for name in names]
+    dropped, _ = count_files(names, [root])  # folders that are not here
+    if dropped:
+        notes.add("images found by the end of their file_name", names)
+        names = [tail(name, dropped) for name in names]
+    return names
 
 
 def _category_names(categories: list[_Category], path: Path) -> dict[int, str]:

@@ -143,10 +143,10 @@ class DataConfig:
             self.names = class_names(self.names, "data.names")
 
     def places(self, split: str, root: Path) -> tuple[str, list[tuple[Path, remote.Place]]]:
-        """Find annotations and the folders of their images below ``root``.
+        """The split to read, and its annotations with the folders of their images below ``root``.
 
-        ``split`` is ``train``, ``val`` or ``test``. Returned with it is the split to read, since
-        ``data.split`` takes the first two from ``train``. Raises DataError if a place is missing.
+        ``split`` is ``train``, ``val`` or ``test``; ``data.split`` takes the first two from
+        ``train``. Raises ``DataError`` if a place is missing.
         """
         if split == "test" and self.val.annotations is not None:
             return split, self._places_of_tests(root.parent if root.is_file() else root)

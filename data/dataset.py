@@ -1,7 +1,7 @@
 """Make batches of network input from annotations and images.
 
-A training sample depends only on the run's seed and its request, not on worker, rank or earlier
-samples. data/plan.py draws its plan; this file draws its pixels and moves its boxes.
+A training sample depends only on the run's seed and its request. data/plan.py draws its plan; this
+file draws its pixels and moves its boxes.
 """
 
 import zlib
@@ -137,11 +137,7 @@ class TrainDataset(torch.utils.data.Dataset[Batch]):
         return drawn
 
     def _objects(self, tiles: list[Tile], size: Size) -> tuple[Samples, Classes, Boxes]:
-        """Sample, class and box of all that is visible in a batch, without crowds.
-
-        Boxes are clipped to their images, then mapped, for all tiles of the batch at once: that
-        takes hardly longer than for one.
-        """
+        """Sample, class and box of all that is visible in a batch, without crowds."""
         matrices = np.array([tile.matrix for tile in tiles], dtype=np.float64).reshape(-1, 3, 3)
         numbers = np.array([(tile.sample, tile.position) for tile in tiles], dtype=np.int64)
         samples, positions = numbers.reshape(-1, 2).T
@@ -154,8 +150,7 @@ class TrainDataset(torch.utils.data.Dataset[Batch]):
     ) -> Targets:
         """Change the images (B, H, W, 3) in place, and return the changed targets.
 
-        The generator of a change depends only on its name, the run's seed and the request. Raises
-        ``DataError`` for an image of another size.
+        The generator of a change depends only on its name, the run's seed and the request.
         """
         changed = []
         for number, (before, request) in enumerate(zip(images, requests, strict=True)):
@@ -191,8 +186,7 @@ def _visible_tiles(sample: int, plan: Plan) -> list[Tile]:
 def change_colour(image: Image, gains: NDArray[np.float64]) -> None:
     """Multiply hue, saturation and value of an RGB image by three gains, in place.
 
-    Look-up tables act on OpenCV's 8-bit HSV. Hue in 0..179 wraps around, the others saturate at
-    255; all round down.
+    In OpenCV's 8-bit HSV, hue in 0..179 wraps around, the others saturate at 255; all round down.
     """
     if (gains == 1).all():
         return

@@ -29,8 +29,7 @@ class DataError(ValueError):
 def printable(text: str) -> str:
     """Escape what has no sign or is not Unicode: it could forge lines, or steer a terminal.
 
-    Spaces and the joiners of Persian and Indian scripts stay. OpenCV and torch's memory-mapped
-    files need Unicode, too.
+    Spaces and the joiners of Persian and Indian scripts stay.
     """
     if text.isprintable():
         return text

@@ -1,8 +1,7 @@
 """Type, size and orientation of images from their headers, and which EXIF tags turn them upright.
 
 An image is turned unless its annotated size fits only the stored pixels. Where turning keeps the
-size (tags 2 to 4, squares), the majority of the set's other tagged images decides; without any, the
-image is turned.
+size, the majority of the set's other tagged images decides; without any, it is turned.
 """
 
 import io
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 
 from data.config import Exif
 from data.geometry import Image, Size
-from data.io import Source, chunk_size, in_chunks
+from data.io import Source, in_chunks
 from data.layouts import read_file
 from data.remote import FEW, is_remote
 
@@ -55,8 +54,8 @@ class Header(NamedTuple):
 def read_header(source: bytes | str) -> Header | None:
     """The header of a file, by content or path; ``None`` if it is not an image of a known type.
 
-    Pillow reads it, but for JPEG files, which training reads for each sample: ``read_segments`` is
-    ten times as fast. Raises ``OSError`` and ``TooLargeError``.
+    ``read_segments`` reads JPEG files ten times as fast as Pillow. Raises ``OSError`` and
+    ``TooLargeError``.
     """
     data = source if isinstance(source, bytes) else read_file(source, HEAD_BYTES)
     if not data.startswith(b"\xff\xd8\xff"):
@@ -164,7 +163,7 @@ def turn_decoded(image: Image, orientation: int) -> Image:
 
 
 def add_sizes(source: Source) -> None:
-    """Give images without a size that of their file on a disk; fills ``source.notes``."""
+    """Give images without a size that of their file on a disk."""
     rows = np.flatnonzero((source.sizes <= 0).any(axis=1) & (not is_remote(source.image_root)))
     found = _read_headers(source, rows, "reading sizes")
     source.sizes[rows] = found[:, :2]  # 0: for the checks to report
@@ -212,8 +211,7 @@ def _are_boxes_upright(source: Source, images: NDArray[np.int64]) -> bool:
 def _read_headers(source: Source, rows: NDArray[np.int64], title: str) -> NDArray[np.int64]:
     """Height, width and orientation (n, 3) of the images in ``rows``; 0 for files that are none."""
     paths = [os.path.join(source.image_root, source.file_names[row]) for row in rows.tolist()]
-    chunks = in_chunks(_read_rows, paths, title, chunk_size(source.image_root))
-    return np.concatenate([np.zeros((0, 3), dtype=np.int64), *chunks])
+    return np.concatenate([np.zeros((0, 3), dtype=np.int64), *in_chunks(_read_rows, paths, title, source.image_root)])
 
 
 def _read_rows(paths: Sequence[str]) -> NDArray[np.int64]:

@@ -54,8 +54,7 @@ MISSING = -1  # in place of the checksum of an image that could not be read
 def decode_rows(data: bytes, height: int, rows: int) -> Image | None:
     """Decode the first ``rows`` of a JPEG, or more, to OpenCV's pixels in RGB; or return ``None``.
 
-    With a smaller height in the frame header, simplejpeg (the extra ``fast``) decodes only that
-    many rows. OpenCV does so as well, but prints a warning for each image.
+    With a smaller height in the frame header, simplejpeg (the extra ``fast``) decodes no more rows.
     """
     segments = read_segments(data)
     if simplejpeg is None or segments is None:
@@ -133,8 +132,7 @@ def _without_alpha(data: bytes) -> Image | None:
 class ImageSource:
     """The decoded images of a data set by position, from their files or a complete ``cache`` file.
 
-    The cache may be unlinked once every process has mapped it. Images at an address come through
-    ``fetcher``.
+    The cache may be unlinked once every process has mapped it.
     """
 
     def __init__(self, annotations: Annotations, on_error: OnError, cache: Path | None = None) -> None:
@@ -163,9 +161,8 @@ class ImageSource:
         return type(self), made_of, {"_left_out": self._left_out, "fetcher": self.fetcher}
 
     def read(self, index: int, rows: int | None = None) -> NDArray[np.uint8] | None:
-        """Return the image (h, w, 3) in RGB, in its annotated size; read-only from a cache.
+        """The image (h, w, 3) in RGB, in its annotated size; rows beyond ``rows`` may be missing.
 
-        Only the first frame of an animation is read; rows beyond the first ``rows`` may be missing.
         An unreadable image raises ``DataError`` or, with ``on_error=skip``, is logged once and
         returned as ``None``. Too many of them, or an empty folder, always raise ``DataError``.
         """
@@ -212,8 +209,8 @@ class ImageSource:
     def check_left_out(self, count: int, last: object) -> str:
         """Describe ``count`` unreadable images and the ``last`` one.
 
-        Raises this as ``DataError`` for 20 in a row, and for more than 1 % of a large set, 20 of a
-        smaller one, or a quarter of a very small one.
+        Raises ``DataError`` for 20 in a row, 1 % of a large set, 20 of a smaller one, or a quarter
+        of a very small one.
         """
         total = len(self.annotations)
         clause = f"{count:,} of {total:,} images cannot be read, the last one: {last}"
@@ -281,10 +278,8 @@ def image_cache_name(annotations: Annotations, on_error: OnError) -> str:
 def build_image_cache(images: ImageSource, path: Path, kind: ImageCache) -> None:
     """Decode all images into ``path`` unless it exists; one process per node calls this first.
 
-    The file starts with a table of int64: the CRC-32 of each image, or ``MISSING`` if it could not
-    be read, and the CRC-32 of these. The pixels of all images follow, in their annotated sizes. The
-    file appears complete or not at all, and is rebuilt if its table or its end is damaged. ``kind``
-    is for messages. Raises ``DataError`` if there is too little room, and for an unreadable image.
+    The file starts with the CRC-32 of each image, or ``MISSING``, and that of these, as int64; the
+    pixels of all images follow. Raises ``DataError`` for too little room, or an unreadable image.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     starts, free = _starts(images.annotations), shutil.disk_usage(path.parent).free

@@ -1,8 +1,7 @@
 """The flat index of a data set: names, sizes and boxes of all images in a few shared arrays.
 
-Unlike an object per image, arrays open in milliseconds, and a forked worker's memory does not grow
-as it reads. On disk an index is a folder with one ``.npy`` file per array, ``about.json`` and their
-CRC-32. It never changes: other sources get another folder.
+On disk it is a folder with one ``.npy`` file per array, ``about.json`` and their CRC-32. It never
+changes: other sources get another folder.
 """
 
 import errno
@@ -15,12 +14,12 @@ import shutil
 import time
 import zlib
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
-from itertools import pairwise, zip_longest
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +27,7 @@ from numpy.typing import NDArray
 from data import coco, headers, layouts, recognise, remote, shapes, validate, voc, yolo
 from data.config import FORMATS, DataConfig, DataFormat, Exif, OnError
 from data.errors import DataError, printable
-from data.io import Findings, LocatedSplit, Source, new_folder, relative_name, stamp_files
+from data.io import Findings, LocatedSplit, Source, new_folder, stamp_files
 from data.progress import counted
 
 logger = logging.getLogger(__name__)
@@ -46,7 +45,7 @@ SINGLE_CLASS_NAME = "object"
 MOST_CLASSES = 20_000
 MOST_SCORED = 100  # detections of a class on an image that COCO's metrics count
 CROWDED = f"images with more than {MOST_SCORED} objects of a class, of which at most {MOST_SCORED} detections count"
-HASH, KEYS_AT_ONCE = np.array([0x9E3779B97F4A7C15, 1], np.uint64), 100_000
+MOST_NAMES = 500_000  # of training images that validation is compared with: a second
 COMPARED_IMAGES = 20  # of validation, which are looked for among the training images
 
 
@@ -76,17 +75,10 @@ class Annotations:
     num_bytes: int = 0  # of all images at an address or in tar files
     folder: Path | None = None  # of the index; None: it is only in memory
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         if self.folder is None:
-            return vars(self)
-        # A worker maps the arrays itself.
-        return {name: value for name, value in vars(self).items() if not isinstance(value, np.ndarray)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        for field in fields(self):
-            if field.name not in state:
-                vars(self)[field.name] = _column(state["folder"], field.name)
+            return super().__reduce_ex__(protocol)
+        return _mapped, (self.folder, self.image_root)  # by a worker itself
 
     def __len__(self) -> int:
         return len(self.image_ids)
@@ -99,9 +91,7 @@ class Annotations:
     @property
     def file_names(self) -> list[str]:
         """``file_name`` of all images."""
-        names = self.name_bytes.tobytes()
-        spans = pairwise(self.name_offsets.tolist())
-        return [names[start:end].decode("utf-8", "surrogateescape") for start, end in spans]
+        return list(map(self.file_name, range(len(self))))
 
     def path(self, index: int) -> str:
         """The file of an image."""
@@ -136,8 +126,7 @@ class Annotations:
 def open_annotations(config: DataConfig, split: str) -> Annotations:
     """Open the index of a split, ``train``, ``val`` or ``test``; build it first if it is missing.
 
-    Any number of processes on any number of nodes may call this at once. Raises ``DataError`` for
-    missing or broken sources, and for bad entries unless ``data.on_error=skip``.
+    Any number of processes may call this at once. Raises ``DataError``.
     """
     located = locate(config, split)
     # The key has the split since only a training set must have boxes.
@@ -150,7 +139,11 @@ def open_annotations(config: DataConfig, split: str) -> Annotations:
         annotations = load_index(folder, located.image_root)
         reason = "is damaged"
         if annotations is not None:
-            arrived = _count_arrived(annotations)
+            missing = annotations.missing_files
+            if remote.is_remote(annotations.image_root):
+                arrived = sum(size >= 0 for size in remote.sizes_of(missing[: remote.FEW]))
+            else:
+                arrived = sum(map(os.path.isfile, missing))
             if not arrived:
                 return annotations
             reason = f"lacks {counted(arrived, 'image')} that arrived since"
@@ -158,14 +151,6 @@ def open_annotations(config: DataConfig, split: str) -> Annotations:
         with suppress(FileNotFoundError), TemporaryDirectory(dir=folder.parent) as trash:  # another process moved it
             folder.rename(Path(trash) / folder.name)
     raise DataError(f"the index {folder} is damaged each time it is built. fix: set data.index_dir to another disk")
-
-
-def _count_arrived(annotations: Annotations) -> int:
-    """The number of missing images that are there now; at an address, of the first ones."""
-    missing = annotations.missing_files
-    if remote.is_remote(annotations.image_root):
-        return sum(size >= 0 for size in remote.sizes_of(missing[: remote.FEW]))
-    return sum(map(os.path.isfile, missing))
 
 
 def build_index(folder: Path, columns: Columns, about: dict[str, Any]) -> None:
@@ -192,32 +177,29 @@ def build_index(folder: Path, columns: Columns, about: dict[str, Any]) -> None:
 def load_index(folder: Path, image_root: remote.Place) -> Annotations | None:
     """Map the arrays of an index, read-only; ``None`` if it is damaged. Raises ``DataError``."""
     try:
-        if layouts.read_file(folder / "crc32") != _checksum(folder):
-            return None
-        about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
-        for name in about.pop("columns"):
-            about[name] = _column(folder, name)
+        return _mapped(folder, image_root) if layouts.read_file(folder / "crc32") == _checksum(folder) else None
     except OSError as error:
         if error.errno in DAMAGE:
             return None
         raise DataError(
             f"the index {folder} cannot be read ({error.strerror}). fix: {UNREADABLE_FIX}, or set data.index_dir"
         ) from error
+
+
+def _mapped(folder: Path, image_root: remote.Place) -> Annotations:
+    about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
+    for name in about.pop("columns"):
+        # A plain ndarray over the mapped pages: slicing np.memmap calls Python code each time.
+        about[name] = np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False))
     exif, unclear = about.pop("turn")
     return Annotations(**about, turn=headers.TurnRule(Exif(exif), unclear), image_root=image_root, folder=folder)
-
-
-def _column(folder: Path, name: str) -> NDArray[Any]:
-    # A plain ndarray over the mapped pages: slicing np.memmap calls Python code each time.
-    return np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False))
 
 
 def _checksum(folder: Path) -> bytes:
     """The CRC-32 of the columns and ``about.json``, in hex digits."""
     checksum = 0
     for file in sorted(folder.glob("[!.]*.*")):
-        # A pipe in the place of a file is empty, too, instead of waiting for a writer.
-        with open(file, "rb", buffering=0, opener=lambda path, mode: os.open(path, mode | os.O_NONBLOCK)) as opened:
+        with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as opened:  # a pipe is empty, too
             while part := opened.read(2**18):  # memory for a whole file takes longer than its sum
                 checksum = zlib.crc32(part, checksum)
     return b"%08x" % checksum
@@ -226,8 +208,7 @@ def _checksum(folder: Path) -> bytes:
 def read_annotations(config: DataConfig, split: str) -> tuple[Annotations, Findings, Findings]:
     """Read a split from its sources into memory; return it with all findings and notes.
 
-    Ignores ``data.on_error`` and the index. Raises ``DataError`` if the sources as a whole are
-    missing or broken.
+    Ignores ``data.on_error`` and the index. Raises ``DataError`` for sources that are no data set.
     """
     located = locate(config, split)
     columns, about, source = _read(replace(config, on_error=OnError.skip), split, located)
@@ -321,42 +302,33 @@ def check_same_classes(train: Annotations, val: Annotations) -> None:
 def warn_of_shared_images(train: Annotations, val: Annotations) -> str | None:
     """Warn if images of ``val`` are in ``train`` as well.
 
-    Files of other paths are compared for a sample of ``val``, if their first boxes are equal.
+    Of large sets about MOST_NAMES are compared. Files of other paths are, for a sample of ``val``,
+    if their first boxes are equal.
     """
-    likely = np.flatnonzero(np.isin(_name_keys(train), _name_keys(val)))
-    trained = set(map(train.path, likely.tolist()))
-    pairs = [(path, path) for path in map(val.path, range(len(val))) if path in trained]
-    among = len(val)
+    step = len(train) // MOST_NAMES + 1
+    trained = set(map(train.path, range(0, len(train), step)))
+    looked_for = range(0, len(val), len(val) // MOST_NAMES + 1)
+    shared = list(filter(trained.__contains__, map(val.path, looked_for)))
+    pairs, among = list(zip(shared, shared, strict=True)), len(looked_for)
     if not pairs:
-        annotated, boxed = np.flatnonzero(np.diff(train.offsets)), np.flatnonzero(np.diff(val.offsets))
+        annotated, boxed = np.flatnonzero(np.diff(train.offsets))[::step], np.flatnonzero(np.diff(val.offsets))
         first_boxes = train.boxes_xywh[train.offsets[annotated]]
         sample = boxed[:: len(boxed) // COMPARED_IMAGES + 1].tolist()
         among = len(sample)
         for index in sample:
             equal = annotated[(first_boxes == val.boxes_xywh[val.offsets[index]]).all(axis=1)]
             for other in equal[-1:].tolist():
-                path, trained = val.path(index), train.path(other)
+                pair = val.path(index), train.path(other)
                 with suppress(OSError):
-                    if layouts.read_file(path) == layouts.read_file(trained):
-                        pairs.append((path, trained))
+                    if layouts.read_file(pair[0]) == layouts.read_file(pair[1]):
+                        pairs.append(pair)
     if not pairs:
         return None
+    count = f"{len(pairs)} of {among}" if step == 1 else f"at least {len(pairs)} of {among}"
     return (
-        f"warning: {len(pairs)} of {among} validation images are training images, too, such as "
+        f"warning: {count} validation images are training images, too, such as "
         f"{' and '.join(dict.fromkeys(pairs[0]))}: the metrics say nothing about new images. fix: data.split=0.1"
     )
-
-
-def _name_keys(split: Annotations) -> NDArray[np.uint64]:
-    """A hash (N,) of the last 16 bytes of each name without folders: equal for equal paths."""
-    keys = np.empty(len(split), np.uint64)
-    for part in np.split(np.arange(len(split)), range(KEYS_AT_ONCE, len(split), KEYS_AT_ONCE)):
-        positions = split.name_offsets[part + 1, None] - np.arange(16, 0, -1)
-        tails = split.name_bytes[np.maximum(positions, 0)]
-        before = (positions < split.name_offsets[part, None]) | (tails == ord("/"))
-        before = np.logical_or.accumulate(before[:, ::-1], axis=1)[:, ::-1]
-        keys[part] = np.where(before, 0, tails).view(np.uint64) @ HASH
-    return keys
 
 
 def locate(config: DataConfig, split: str) -> LocatedSplit:

@@ -75,21 +75,16 @@ def files_below(folder: Path, suffixes: Collection[str]) -> list[str]:
     return sorted(file for file in files if not os.path.basename(file).startswith("."))
 
 
-def chunk_size(root: Place) -> int:
-    """How many files below ``root`` a thread should read at a time."""
-    return FETCHES_PER_TASK if is_remote(root) else FILES_PER_TASK
-
-
-def in_chunks(
-    function: Callable[[Sequence[T]], R], items: Sequence[T], title: str, size: int = FILES_PER_TASK
-) -> Iterator[R]:
-    """Yield ``function`` of each chunk of the items, in order, with a live line on a terminal.
+def in_chunks(function: Callable[[Sequence[T]], R], items: Sequence[T], title: str, root: Place = "") -> Iterator[R]:
+    """Yield ``function`` of each chunk of the items, files below ``root``, in order.
 
     Threads take over after the first chunk that mostly waited. With files in memory they would
     only compete for the interpreter's lock and halve the speed.
     """
+    size, threads = FILES_PER_TASK, min(MAX_THREADS, THREADS_PER_CORE * len(usable_cores()))
+    if is_remote(root):
+        size, threads = FETCHES_PER_TASK, MAX_THREADS
     starts = iter(range(0, len(items), size))
-    threads = MAX_THREADS if size < FILES_PER_TASK else min(MAX_THREADS, THREADS_PER_CORE * len(usable_cores()))
     with Progress(len(items), title, enabled=is_live(), unit="file") as progress, ThreadPoolExecutor(threads) as pool:
         for start in starts:
             chunk = items[start : start + size]
@@ -203,10 +198,9 @@ def relative_name(path: str, root: Place) -> str:
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """Give a temporary folder that becomes ``folder`` at the end, unless another process made it.
+    """Give a temporary folder, synced to disk, that becomes ``folder`` unless that is there.
 
-    Its files, but not those in its folders, are synced to disk. An error leaves nothing behind.
-    Raises ``OSError``.
+    An error leaves nothing behind. Raises ``OSError``.
     """
     temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.tmp")
     try:
@@ -275,10 +269,9 @@ def _reason(error: OSError) -> str:
 
 
 def download(url: str, path: Path, known_hash: str | None = None, size: int | None = None) -> None:
-    """Fetch ``url`` into ``path`` unless the right file is there; it appears whole or not at all.
+    """Fetch ``url`` into ``path`` unless the right file is there, whole or not at all.
 
-    ``known_hash`` is written as ``md5:<digits>`` or ``sha1:<digits>``, ``size`` is in bytes. Raises
-    ``DataError`` if the file cannot be fetched or is not the expected one.
+    ``known_hash`` is ``md5:<digits>`` or ``sha1:<digits>``, ``size`` in bytes. Raises DataError.
     """
     import pooch  # imports requests, which is slow
 

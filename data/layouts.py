@@ -2,6 +2,7 @@
 
 import errno
 import json
+import mmap
 import os
 import re
 import stat
@@ -158,8 +159,8 @@ def read_set_file(path: Path) -> dict[str, Any]:
 def starts_of(path: Path, start: str = "") -> list[Path]:
     """Where relative paths in a data.yaml or obj.data may start; ``start`` is its ``path``.
 
-    Darknet starts at the current folder, which usually has ``data/obj.data``. Ultralytics' programs
-    look for ``path`` in a folder ``datasets`` in it or beside it.
+    Darknet starts at the current folder, Ultralytics' programs in a folder ``datasets`` in or
+    beside it.
     """
     here = Path.cwd()
     folders = [path.parent, path.parent.parent, here, *([here / "datasets", here / "../datasets"] if start else [])]
@@ -169,8 +170,8 @@ def starts_of(path: Path, start: str = "") -> list[Path]:
 def find_place(name: str, path: Path, starts: list[Path]) -> Path:
     """The file or folder ``name`` that ``path`` mentions. Raises ``DataError`` if it is missing.
 
-    Roboflow writes "../train/images" for a folder beside the file: that comes before one outside.
-    Others write where the folder was: "data/train.txt", "/content/set/train/images".
+    Roboflow writes "../train/images" for a folder beside the file, others where the folder once
+    was: "/content/set/train/images".
     """
     name = name.replace("\\", "/")  # it may be written on Windows
     inside = re.sub(r"^(\.\./)+", "", name)
@@ -238,8 +239,7 @@ def choose_classes(by_id: dict[int, str], names: list[str] | None, path: Path) -
 def class_numbers(chosen: Any, names: Sequence[str], key: str) -> list[int]:
     """The numbers of the ``chosen`` classes among ``names``, ascending.
 
-    ``chosen`` is a name, a number from 0, or several of these; ``key`` is its option. Raises
-    ``DataError``, which lists the classes, for any other.
+    ``chosen``, the option ``key``, is a name, a number from 0, or several. Raises ``DataError``.
     """
     entries = [chosen] if isinstance(chosen, str) or not isinstance(chosen, Iterable) else list(chosen)
     valid = [*names, *range(len(names))]
@@ -302,10 +302,15 @@ def first_column(line: str) -> str:
     return columns[0] if is_image(columns[0]) or len(columns) == 2 else line.strip()
 
 
-def read_file(path: str | os.PathLike[str], limit: int = sys.maxsize) -> bytes:
-    """Read at most ``limit`` bytes of a regular file; for any other, raise ``OSError``.
+def mapped(path: Path) -> bytes | mmap.mmap:
+    """The content of a file, without a copy: it may be gigabytes."""
+    with path.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if path.stat().st_size else b""
 
-    The path may be an address, or lead into a tar (data/remote.py).
+
+def read_file(path: str | os.PathLike[str], limit: int = sys.maxsize) -> bytes:
+    """At most ``limit`` bytes of a regular file, an address or a picture in a tar, or OSError.
+
     Python's file objects make twice as many system calls, which takes as long as parsing a header.
     """
     if isinstance(path, str) and ("://" in path or ".tar@" in path):

@@ -233,9 +233,8 @@ class FrameBatch:
 class FrameBatches:
     """All frames of ``media`` in batches of at most ``batch_size``, resized as for evaluation.
 
-    Only frames of one input shape share a batch, so a frame's input does not depend on its
-    neighbours. Pictures come first, in any order. Frames of a video come in order and share no
-    batch with other media.
+    Only frames of one input shape share a batch. Pictures come first, in any order. Frames of a
+    video come in order and share no batch with other media.
     """
 
     def __init__(

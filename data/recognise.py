@@ -1,13 +1,11 @@
 """What ``data=<path>`` may be: a set is images and labels, found by their names."""
 
 import json
-import mmap
 import os
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -51,38 +49,26 @@ class Tree:
         """The names of the files of a kind without their suffixes."""
         return set(map(stem_of, self.files[kind]))
 
-    @cached_property
-    def classes(self) -> list[str]:
-        """The sorted names of the classes in all xml files."""
-        classes = set[str]()
-        for file in self.files[".xml"]:
-            with suppress(OSError, DataError):  # reading that file says more
-                objects = layouts.xml_root(self.top / file).iter("object")
-                classes.update(element.findtext("name", "").strip() for element in objects)
-        return sorted(classes - {""})
-
 
 def recognise(place: Path) -> Options:
     """The name, format, root and splits of the set at ``place``, as options of ``data``.
 
-    The layouts are tried in order, and the first that fits is taken. Without validation images both
-    splits are all images but those of tests. Raises ``DataError`` if ``place`` is not one of
-    layouts.SET_KINDS, or may be read in two ways.
+    The first layout that fits is taken. Without validation images both splits are all images but
+    those of tests. Raises ``DataError`` if none fits, or two ways are as good.
     """
     place = Path(os.path.abspath(place))
     found = _set_file(place) or _coco_file(place)
     if found is None and place.is_dir():
         tree = Tree(place)
-        found = _coco_folder(tree) or _voc_lists(tree) or _voc_folders(tree) or _label_files(tree)
+        found = _coco_folder(tree) or _voc(tree) or _label_files(tree)
     if found is None:
         around = place.parents[:2] if "images" in place.parts[-2:] else ()  # images/train, train/images
         above = next(filter(layouts.find_set_file, around), None)
         fix = f"data={above}" if above is not None else f"name {layouts.SET_KINDS}"
         raise DataError(f"{place} is not a data set that can be read as it is. fix: {fix}")
     root = Path(found["root"])
-    if root.name in layouts.USUAL_NAMES:
-        root = root.parent
-    return {"name": root.name if root.is_dir() else root.stem, **found}
+    folder = root.parent if root.name in layouts.USUAL_NAMES else root
+    return {"name": folder.name if folder.is_dir() else folder.stem, **found}
 
 
 def _set_file(place: Path) -> Options | None:
@@ -128,31 +114,31 @@ def _coco_folder(tree: Tree) -> Options | None:
     return _coco(train[0], val[0], [tree.top / folder for folder in sorted(folders)])
 
 
-def _voc_lists(tree: Tree) -> Options | None:
+def _voc(tree: Tree) -> Options | None:
     # Annotations/1.xml, JPEGImages/1.jpg, ImageSets/Main/train.txt, ImageSets/Main/val.txt
-    lists = _lists(tree, ".xml") if tree.classes else {}
-    if not lists:
-        return None
-    splits = {}
-    for split in ("train", "val"):
-        splits[split] = _split([of_root[split] for of_root in lists.values()], list(lists))
-    return {"format": "voc", "root": str(tree.top), "names": tree.classes, **splits}
-
-
-def _voc_folders(tree: Tree) -> Options | None:
     # train/1.xml, train/1.jpg, valid/2.xml, valid/2.jpg
-    if not tree.classes:
+    classes = set[str]()
+    for file in tree.files[".xml"]:
+        with suppress(OSError, DataError):  # reading that file says more
+            for element in layouts.xml_root(tree.top / file).iter("object"):
+                classes.add(element.findtext("name", "").strip())
+    classes.discard("")
+    if not classes:
         return None
-    xmls, images = tree.folders(".xml"), tree.folders("image")
-    of_xmls, of_images = _splits_of(xmls), _splits_of(images)
-    if of_images and not of_xmls:
-        fix = "fix: move them into such folders"
-        raise DataError(f"{tree.top}: the images lie in folders of splits, and the xml files do not. {fix}")
-    splits = {}
-    for split, folders in (of_xmls or _both(xmls)).items():
-        places = (of_images or of_xmls or _both(images))[split]
-        splits[split] = _split(folders, places if len(places) == len(folders) else [_common(images)])
-    return {"format": "voc", "root": str(tree.top), "names": tree.classes, **splits}
+    splits: Options = {"train": [], "val": []}
+    lists, xmls, images = _lists(tree, ".xml"), tree.folders(".xml"), tree.folders("image")
+    if lists:
+        for split in splits:
+            splits[split] = _split([of_root[split] for of_root in lists.values()], list(lists))
+    else:
+        of_xmls, of_images = _splits_of(xmls), _splits_of(images)
+        if of_images and not of_xmls:
+            fix = "fix: move them into such folders"
+            raise DataError(f"{tree.top}: the images lie in folders of splits, and the xml files do not. {fix}")
+        for split, folders in (of_xmls or _both(xmls)).items():
+            places = (of_images or of_xmls or _both(images))[split]
+            splits[split] = _split(folders, places if len(places) == len(folders) else [_common(images)])
+    return {"format": "voc", "root": str(tree.top), "names": sorted(classes), **splits}
 
 
 def _label_files(tree: Tree) -> Options | None:
@@ -192,8 +178,8 @@ def _both(folders: Sequence[str]) -> dict[str, list[str]]:
 def _splits_of(folders: Sequence[str]) -> dict[str, list[str]] | None:
     """The folders of training and validation images, if some are called so; tests are left out.
 
-    Without any for training, those that are called nothing are, or those for validation; without
-    any for validation, both are those of training. Raises ``DataError`` if others lie below these.
+    Those of no name are for training if none is called so. Raises ``DataError`` for others below
+    it.
     """
     common = Path(_common(folders))  # training_data of training_data/train, training_data/test
     below = {split_in(os.path.relpath(folder, common)) for folder in folders}
@@ -276,8 +262,9 @@ def _class_file(tree: Tree) -> str | None:
     """The file of class names at the top or beside images or labels. Raises ``DataError``."""
     found = []
     for folder in dict.fromkeys([".", *tree.folders("image"), *tree.folders(".txt")]):
-        places = [os.path.normpath(f"{folder}/{name}") for name in layouts.CLASS_FILES]
-        found += [place for place in places if (tree.top / place).is_file()]
+        for name in layouts.CLASS_FILES:
+            if (tree.top / folder / name).is_file():
+                found.append(os.path.normpath(f"{folder}/{name}"))
     for file in found[1:]:  # labelImg writes one into each folder of labels
         if layouts.read_names(tree.top / file) != layouts.read_names(tree.top / found[0]):
             raise DataError(f"{tree.top}: {found[0]} and {file} differ. fix: make them agree, or delete one")
@@ -319,20 +306,14 @@ def _lists(tree: Tree, kind: str) -> dict[str, dict[str, str]]:
 def is_coco(path: Path) -> bool:
     """Whether a json has the keys of COCO."""
     with suppress(OSError):
-        text = _text_of(path) if path.is_file() else b""  # a pipe may never end
+        text = layouts.mapped(path) if path.is_file() else b""  # a pipe may never end
         return all(text.find(key) >= 0 for key in COCO_KEYS)
     return False
 
 
-def _text_of(path: Path) -> bytes | mmap.mmap:
-    """The content of a file that may be gigabytes."""
-    with path.open("rb") as file:
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if path.stat().st_size else b""
-
-
 def file_names_in(path: Path) -> Iterator[str]:
     """The file names of a json but for broken ones, on which reading it says more."""
-    for match in FILE_NAME.finditer(_text_of(path)):
+    for match in FILE_NAME.finditer(layouts.mapped(path)):
         with suppress(ValueError):
             yield json.loads(match[1]).replace("\\", "/")
 

@@ -1,8 +1,7 @@
 """Pictures in buckets, on web servers and in tar files: their addresses, and how they are read.
 
 An address is ``s3://bucket/folder/a.jpg`` (also ``gs://``, ``az://``, ``https://``). A picture in a
-tar, on the disk or at an address, is ``<tar>@<start>+<length>/<name>``: a name in the index is all
-that reading it takes.
+tar, on the disk or at an address, is ``<tar>@<start>+<length>/<name>``.
 """
 
 import errno
@@ -234,8 +233,7 @@ def sizes_of(paths: Sequence[str]) -> list[int]:
 def shards(pattern: str) -> dict[str, tuple[int, str]]:
     """The tar files of a pattern, such as ``s3://bucket/train-*.tar``, with what ``_heads`` says.
 
-    Braces, as in ``train-{0000..0099}.tar``, need no list of the bucket. Raises ``DataError`` if
-    there are none, or one of the braces is missing.
+    Braces, as in ``train-{0000..0099}.tar``, need no list of the bucket. Raises ``DataError``.
     """
     found: dict[str, tuple[int, str] | None]
     folder = pattern.partition("*")[0].rpartition("/")[0]
@@ -257,8 +255,7 @@ def shards(pattern: str) -> dict[str, tuple[int, str]]:
 def in_shards(names: Iterable[str], pattern: str) -> list[str]:
     """The names as ``<tar>@<start>+<length>/<name>``; unchanged those that no tar has.
 
-    Where the folders differ, a name is found by its last part, if no other name or file of the tars
-    has it. Raises ``DataError``.
+    A name may be found by its last part, if that is its alone. Raises ``DataError``.
     """
     plain = [(name, posixpath.normpath(name.replace("\\", "/"))) for name in names]
     wanted = {path for _, path in plain}

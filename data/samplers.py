@@ -1,12 +1,12 @@
 """Choose when each image comes, at which size and on which rank.
 
 An epoch has one order for all ranks, which depends only on (seed, epoch), and each rank takes its
-share. So a micro-batch, one forward pass over all ranks, has the same images at any number of ranks
-if its total size is the same.
+share of each micro-batch.
 """
 
 import logging
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -34,10 +34,9 @@ GOLDEN = 0x9E3779B97F4A7C15  # the step between the numbers that SplitMix64 mixe
 class MultiScale:
     """The image size of each optimiser step: a random multiple of ``stride`` in a range.
 
-    ``low`` and ``high`` are factors on ``image_size``, a side or [height, width]; 1 and 1 fix it.
-    A size is that of the longer side, of which ``shares`` are height and width. It depends only on
-    (seed, step), so all ranks and a resumed run agree. Step 0 has the largest, so that memory runs
-    out at once or never.
+    ``low`` and ``high`` are factors on ``image_size``, a side or [height, width]. A size is that of
+    the longer side, of which ``shares`` are height and width; it depends only on (seed, step). Step
+    0 has the largest, so that memory runs out at once or never.
     """
 
     def __init__(self, image_size: ImageSize, low: float, high: float, stride: int, seed: int) -> None:
@@ -61,7 +60,7 @@ class MultiScale:
         """Return the longer side in pixels for an optimiser step, counted from 0 over the run."""
         if step == 0:
             return self.largest_size
-        generator = np.random.default_rng(_seeds(self.seed, step))
+        generator = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(step,)))
         return int(self.smallest + generator.integers(self.count)) * self.stride
 
     def rectangle(self, image_size: int, height: float, width: float) -> Size:
@@ -74,17 +73,12 @@ def _rounded_up(length: float, unit: int) -> int:
     return math.ceil(length / unit - 1e-6) * unit
 
 
-def _seeds(seed: int, *key: int) -> np.random.SeedSequence:
-    return np.random.SeedSequence(seed, spawn_key=key)
-
-
 def permuted(positions: Numbers, count: int, key: Sequence[int]) -> Numbers:
     """The images at ``positions`` (P,) of a random order of ``count``, which no table holds.
 
-    A Feistel network of ROUNDS keyed rounds permutes the numbers of as many bits as ``count`` needs
-    (Luby & Rackoff 1988); one that leads beyond ``count`` goes through it again until it does not
-    (cycle walking, Black & Rogaway 2002). Each (count, key) is one permutation. Time and memory
-    depend on the positions alone.
+    A Feistel network permutes the numbers of as many bits as ``count`` needs (Luby & Rackoff 1988);
+    one that leads beyond ``count`` goes through it again (cycle walking, Black & Rogaway 2002).
+    Each (count, key) is one permutation.
     """
     bits = (count - 1).bit_length()
     right_bits = max(1, bits // 2)
@@ -112,11 +106,9 @@ def _mixed(values: np.ndarray) -> np.ndarray:
 class TrainSampler(torch.utils.data.DistributedSampler[int]):
     """The share of one rank in the order that an epoch has over all ranks.
 
-    Yields positions of the order, whose images ``images_at`` tells. Sets above TABLE_IMAGES have an
-    order that is computed for each batch, so that epochs start and resume at once. ``batch_size``
-    counts the images in one optimiser step, ``micro_batch_size`` (None: all) those in one forward
-    pass, both over all ranks. An epoch has whole steps only; the next one leaves out other images.
-    Options:
+    Yields positions, whose images ``images_at`` tells. ``batch_size`` counts the images in one
+    optimiser step, ``micro_batch_size`` (None: all) those in one forward pass, both over all ranks.
+    An epoch has whole steps only; the next one leaves out other images.
 
     - ``factors`` (N,): how often each image comes in an epoch, see ``repeat_factors``;
     - ``image_sizes`` (N, 2), heights and widths: a step is a rectangle of images of one aspect;
@@ -191,11 +183,10 @@ class TrainSampler(torch.utils.data.DistributedSampler[int]):
     def _shuffled(self) -> Numbers:
         """The image at each position of the epoch, and how often it came before: (2, P).
 
-        Fractional factors are rounded at random, jointly for all images, so every epoch is as long
-        as the sum of the factors, rounded down.
+        Fractional factors are rounded at random, jointly for all images, so every epoch is as long.
         """
         # Spread the seeds, or seed 1 would begin with the second epoch of seed 0.
-        seed = int(_seeds(self.seed).generate_state(1, np.uint64)[0]) >> 1
+        seed = int(np.random.SeedSequence(self.seed).generate_state(1, np.uint64)[0]) >> 1
         images = torch.randperm(self._num_images, generator=torch.Generator().manual_seed(seed + self.epoch)).numpy()
         if self._factors is None:
             return np.stack([images, np.zeros_like(images)])[:, : self.order_length]
@@ -210,13 +201,12 @@ class TrainSampler(torch.utils.data.DistributedSampler[int]):
         return np.stack([indices, repeats])[:, kept]
 
     def _grouped_by_shape(self, order: Numbers, image_sizes: Sizes) -> tuple[Numbers, Shares]:
-        """Group images of similar aspect into steps, and shuffle the steps.
+        """Group images of similar aspect into steps; return the order and their rectangles (S, 2).
 
-        Returns the order and the rectangles (S, 2) of the steps. Images of equal aspect keep their
-        order. In the first epoch, the step that best fills the largest rectangle of any epoch comes
-        first and is padded to it, so that memory runs out in the first step or never.
+        In the first epoch, the step that best fills the largest rectangle of any epoch comes first
+        and is padded to it, so that memory runs out in the first step or never.
         """
-        generator = np.random.default_rng(_seeds(self.seed, self.epoch, 1))
+        generator = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(self.epoch, 1)))
         sides, aspect = _shares(image_sizes[order[0]])
         by_aspect = np.argsort(aspect, kind="stable").reshape(-1, self.batch_size)
         steps = generator.permutation(by_aspect)
@@ -251,10 +241,8 @@ class TrainSampler(torch.utils.data.DistributedSampler[int]):
 class TrainBatchSampler(torch.utils.data.BatchSampler):
     """The micro-batches of one rank, ``accumulate`` in a step, all of one size.
 
-    The pool of a request, from which mosaic and mixup take other images, has images at random
-    positions of the epoch's order, so they come as often there as their factors say. With
-    ``sampler.tile_pool``, it is the request's block of that many consecutive positions. Both are
-    the same on any number of ranks.
+    The pool of a request, from which mosaic and mixup take other images, is at random positions of
+    the epoch's order or, with ``sampler.tile_pool``, the request's block of that many positions.
     """
 
     sampler: TrainSampler
@@ -270,37 +258,33 @@ class TrainBatchSampler(torch.utils.data.BatchSampler):
 
     def __iter__(self) -> Iterator[list[Request]]:  # type: ignore[override]  # torch's class yields numbers
         order = self.sampler
+        length = min(order.tile_pool, order.order_length)
+        seeds = np.random.SeedSequence(order.seed, spawn_key=(order.epoch, 2))
         for batch in super().__iter__():
             positions = np.array(batch)
+            if order.tile_pool:  # the last block reaches back to be full
+                starts = np.minimum(positions // length * length, order.order_length - length)
+                others = starts[:, None] + np.arange(length)
+            else:
+                numbers = positions[:, None] * MOST_OTHERS + np.arange(MOST_OTHERS)
+                random = _mixed(seeds.generate_state(1, np.uint64) + numbers.astype(np.uint64) * GOLDEN)
+                others = (random % order.order_length).astype(np.int64)
             step = batch[0] // order.batch_size
             size = self.sizes.size(order.epoch * order.steps_per_epoch + step)
             height, width = self.sizes.rectangle(size, *order.rectangles[step])
             images, repeats = order.images_at(positions).tolist()
-            pools = order.images_at(self._positions_of_pools(positions))[0].tolist()
+            pools = order.images_at(others)[0].tolist()
             yield [
                 Request(index, height, width, order.epoch, repeat, tuple(pool))
                 for index, repeat, pool in zip(images, repeats, pools, strict=True)
             ]
 
-    def _positions_of_pools(self, positions: Numbers) -> Numbers:
-        """The positions (P, n) in the order of the pools of ``positions`` (P,)."""
-        order = self.sampler
-        if order.tile_pool:  # the last block reaches back to be full
-            length = min(order.tile_pool, order.order_length)
-            starts = np.minimum(positions // length * length, order.order_length - length)
-            return starts[:, None] + np.arange(length)
-        key = _seeds(order.seed, order.epoch, 2).generate_state(1, np.uint64)
-        numbers = positions[:, None] * MOST_OTHERS + np.arange(MOST_OTHERS)
-        random = _mixed(key + numbers.astype(np.uint64) * GOLDEN)
-        return (random % order.order_length).astype(np.int64)
-
 
 def repeat_factors(annotations: Annotations, threshold: float) -> NDArray[np.float64]:
-    """Return how often each image (N,) comes in an epoch: 1, or more with a rare class.
+    """How often each image (N,) comes in an epoch: 1, or more with a rare class.
 
-    Repeat factor sampling of LVIS (Gupta, Dollar, Girshick 2019, appendix B.2). A class in a share
-    f of the images has the factor max(1, sqrt(threshold / f)), an image the largest factor of its
-    classes. Crowds do not count.
+    Repeat factor sampling of LVIS (Gupta, Dollar, Girshick 2019, appendix B.2): a class in a share
+    f of the images has the factor max(1, sqrt(threshold / f)), an image the largest of its classes.
     """
     num_images, num_classes = len(annotations), len(annotations.names)
     images = np.repeat(np.arange(num_images), np.diff(annotations.offsets))
@@ -341,10 +325,10 @@ def check_batch_sizes(num_images: int, batch_size: int, micro_batch_size: int, w
 
 
 def input_shape(size: Size, image_size: ImageSize, stride: int, rect: bool, resize: Resize) -> Size:
-    """Return height and width of the network input for an image of ``size`` (height, width).
+    """Height and width of the network input for an image of ``size`` (height, width).
 
-    This is ``image_size``, a square or (height, width). With ``rect`` and a letterbox it is the
-    image's own rectangle in it. Both are rounded up to multiples of ``stride``.
+    This is ``image_size`` or, with ``rect`` and a letterbox, the image's own rectangle in it,
+    rounded up to multiples of ``stride``.
     """
     height, width = both_sides(image_size)
     if rect and resize == Resize.letterbox:
@@ -353,25 +337,19 @@ def input_shape(size: Size, image_size: ImageSize, stride: int, rect: bool, resi
 
 
 def eval_batches(
-    sizes: Sizes,
-    image_size: ImageSize,
-    batch_size: int,
-    *,
-    stride: int,
-    rect: bool,
-    resize: Resize,
+    sizes: Sizes, image_size: ImageSize, batch_size: int, *, stride: int, rect: bool, resize: Resize
 ) -> list[list[Request]]:
     """Group all images into batches of one shape, at most ``batch_size`` each, largest first.
 
-    ``sizes`` (N, 2) are heights and widths; see ``input_shape`` for the rest. Only images of equal
-    shape share a batch, so an image's input depends neither on ``batch_size`` nor on its
-    neighbours. Rank r of n takes every n-th batch, from number r on.
+    ``sizes`` (N, 2) are heights and widths; see ``input_shape`` for the rest. An image's input
+    depends neither on ``batch_size`` nor on its neighbours.
     """
-    by_shape: dict[Size, list[int]] = {}
-    for index, (height, width) in enumerate(sizes.tolist()):
-        by_shape.setdefault(input_shape((height, width), image_size, stride, rect, resize), []).append(index)
+    by_shape = defaultdict[tuple[int, int, int], list[Request]](list)
+    for index, size in enumerate(map(tuple, sizes.tolist())):
+        height, width = input_shape(size, image_size, stride, rect, resize)
+        by_shape[-height * width, height, width].append(Request(index, height, width, epoch=0))
     batches = []
-    for height, width in sorted(by_shape, key=lambda shape: (-math.prod(shape), shape)):
-        requests = [Request(index, height, width, epoch=0) for index in by_shape[height, width]]
-        batches += [requests[start : start + batch_size] for start in range(0, len(requests), batch_size)]
+    for _, requests in sorted(by_shape.items()):
+        for start in range(0, len(requests), batch_size):
+            batches.append(requests[start : start + batch_size])
     return batches

@@ -42,8 +42,7 @@ Checks = tuple[tuple[str, Any, Callable[[int], str]], ...]  # kind, Flags of the
 def ids_by_name(names: Sequence[str]) -> list[int]:
     """Image ids: the numbers in the file names (000000000139.jpg: 139), else 1, 2, ... as sorted.
 
-    They are counted if the names are not distinct numbers below 2**53, up to which programs that
-    read numbers of a JSON as float64 keep them exactly.
+    They must be distinct and below 2**53, up to which programs with float64 keep them exactly.
     """
     stems = [os.path.splitext(os.path.basename(name))[0] for name in names]
     if all(map(str.isdecimal, stems)):
@@ -122,8 +121,7 @@ def check_source(source: Source, split: str, on_error: OnError) -> dict[str, NDA
     """Check a data set and return the columns of its index, boxes grouped by image.
 
     ``skip`` leaves bad entries out and collects them in ``source.findings``; otherwise the first
-    one raises ``DataError``. ``source.notes`` lists boxes that reach out of their image; ``split``
-    and ``on_error`` decide what becomes of them. A training set needs a box.
+    one raises ``DataError``. A training set needs a box.
     """
     if not source.file_names:
         source.findings.stop()  # these say why

@@ -1,10 +1,11 @@
 """Read Pascal VOC annotations (one xml file per image, in a list or folder) into flat columns.
 
 As in the usual COCO versions of VOC, left = xmin and width = xmax - xmin. Objects marked difficult
-or truncated count like any other: evaluation follows COCO, which ignores crowds instead.
+or truncated count like any other.
 """
 
 import os
+from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import cache
@@ -45,8 +46,7 @@ class _Annotation(NamedTuple):
 def locate_voc(split: str, pairs: Sequence[tuple[Path, Place]], image_root: Path, names: Sequence[str]) -> LocatedSplit:
     """Find the files of image lists or folders of xml files, each with its folder of images.
 
-    The names in a list stand for files in ``Annotations`` and ``JPEGImages`` of that folder, or
-    anywhere else below it. Raises ``DataError`` if there are no xml files.
+    A list names files in ``Annotations`` and ``JPEGImages``, or anywhere else below that folder.
     """
     listed, digests = list[_Listed](), list[str]()
     for place, voc_root in pairs:
@@ -114,18 +114,16 @@ def _folder_or(parent: Path, name: str) -> Path:
 
 
 def _by_stem(folder: Path, suffixes: Collection[str]) -> dict[str, list[str]]:
-    """All files with these suffixes below a folder, by their stems."""
-    files: dict[str, list[str]] = {}
+    files = defaultdict[str, list[str]](list)
     for file in io.files_below(folder, suffixes):
-        files.setdefault(Path(file).stem, []).append(file)
+        files[Path(file).stem].append(file)
     return files
 
 
 def read_voc(listed: list[_Listed], path: Path, image_root: Path, names: Sequence[str]) -> Source:
     """Read the listed images; ``names`` are the classes in order, ``path`` is for messages.
 
-    Image ids count from 1 in the order of the lists, category ids from 1 in that of ``names``. The
-    area of an object is that of its box. Unreadable entries become findings.
+    Image ids count from 1 in the order of the lists, category ids from 1 in that of ``names``.
     """
     category_ids = {name: number for number, name in enumerate(names, start=1)}
     findings, notes = Findings(), Findings()
@@ -178,9 +176,8 @@ def read_voc(listed: list[_Listed], path: Path, image_root: Path, names: Sequenc
 def _image_of(item: _Listed, file_name: str, names_in: Lookup, images_below: Lookup) -> tuple[str, bool]:
     """The image of an xml file: named like it, as in ``<filename>``, or with another suffix.
 
-    Files edited by hand often lack the suffix in ``<filename>``, or name another image. Of images
-    elsewhere below the set's folder, that whose folders are most like the xml file's is taken.
-    Returned with it is whether there are others as like.
+    Else one below the set's folder, in folders most like the xml file's. Returned with it is
+    whether there are others as like.
     """
     base = os.path.basename(file_name)
     first = item.stem + (os.path.splitext(base)[1] or ".jpg")

@@ -1,8 +1,8 @@
 """Read YOLO label files (one txt file per image) into flat columns.
 
 A row is ``class cx cy w h``, in fractions of the image's width and height, or a polygon ``class x1
-y1 x2 y2 ...``, which stands for its bounding box. Image sizes come from file headers. Rows of a
-tracker or of key points look like polygons, but all have as many columns.
+y1 x2 y2 ...``, which stands for its bounding box. Rows of a tracker or of key points look like
+polygons, but all have as many columns.
 """
 
 import math
@@ -49,10 +49,8 @@ def locate_yolo(
 ) -> LocatedSplit:
     """Find the images and label files of each list, folder, data.yaml or obj.data, with its base.
 
-    A data.yaml has a folder, a list, or several of these for each split; ``download`` is neither
-    fetched nor run. Images at an address come from a list; their label files lie where they would
-    if the images were below ``root``. ``data.names`` are those of classes 0, 1, ..., or select and
-    order the names of a data.yaml. Raises ``DataError`` if there are no images, labels or names.
+    Images at an address come from a list; their label files lie where they would if the images were
+    below ``root``. Raises ``DataError`` if there are no images, labels or names.
     """
     images, read, named = list[str](), list[Path](), list[list[str]]()
     for place, base in pairs:
@@ -107,14 +105,12 @@ def locate_yolo(
 def read_yolo(listed: _Listed, path: Path, image_root: remote.Place, categories: dict[int, str], exif: Exif) -> Source:
     """Read sizes and boxes of the listed images, turned upright with ``exif=apply``.
 
-    ``path`` is for messages. Image ids count from 1, category ids are the numbers in the label
-    files. The area of an object is that of its box. Unreadable entries become findings.
+    Image ids count from 1, category ids are the numbers in the label files.
     """
     findings, notes = Findings(), Findings()
     columns = [bytearray() for _ in COLUMNS]  # they grow in place: to join parts takes twice the memory
     read = partial(_read_chunk, listed=listed, exif=exif)
-    size = io.chunk_size(image_root)
-    for part, problems in io.in_chunks(read, range(len(listed.images)), "reading labels", size):
+    for part, problems in io.in_chunks(read, range(len(listed.images)), "reading labels", image_root):
         for column, values in zip(columns, part, strict=True):
             column.extend(values.tobytes())
         for kind, sentence in problems:
@@ -168,10 +164,10 @@ def read_yolo(listed: _Listed, path: Path, image_root: remote.Place, categories:
 def _read_chunk(
     numbers: Sequence[int], listed: _Listed, exif: Exif
 ) -> tuple[tuple[NDArray[Any], ...], list[tuple[str, str]]]:
-    """Of some listed images: columns, and kind and sentence of each unusable entry.
+    """Of some listed images: COLUMNS, and kind and sentence of each unusable entry.
 
-    The columns are height and width, 0: not an image; the numbers of turned images; of the rows
-    image, line, class and number of columns; their boxes_xywh in pixels.
+    Height and width, 0: not an image; the numbers of turned images; of the rows image, line, class
+    and number of columns; their boxes_xywh in pixels.
     """
     sizes, turned, rows, problems = [], [], [], []
     for number in numbers:
@@ -246,9 +242,8 @@ def _entries(content: dict[str, Any], split: str, path: Path) -> list[str]:
 def find_images(place: Path, starts: Sequence[Path]) -> list[str]:
     """The absolute paths of all images below a folder, sorted, or of a list with one path per line.
 
-    In a folder the suffix decides, and hidden files do not count. Relative paths of a list start at
-    one of ``starts``, or at the list's folder: wherever most exist. They may begin with the place
-    where that folder was, as CVAT's "data/". Raises ``DataError``.
+    Relative paths of a list start at one of ``starts``, or at the list's folder: wherever most
+    exist. They may begin with the place where that folder was, as CVAT's "data/".
     """
     if place.is_dir():
         images = io.files_below(Path(os.path.normpath(place)), layouts.IMAGE_SUFFIXES)
@@ -264,10 +259,7 @@ def find_images(place: Path, starts: Sequence[Path]) -> list[str]:
 def find_labels(images: list[str]) -> tuple[list[str], dict[str, list[str]]]:
     """The path of each image's label file, whether or not it exists, and other files by kind.
 
-    It is in a folder ``labels`` in place of one of IMAGE_FOLDERS in the image's path, or beside the
-    image, or in ``labels`` below, beside or in place of the last folders of the path: in the first
-    of these with a file of the image's name. Other files are label files of no image, and files
-    beside images that are of no known type.
+    It is in the first place of ``_label_folders`` with a file of the image's name.
     """
     names_in = cache(_label_names)
     places: dict[str, list[str]] = {}  # of a folder of images: where their label files may be
@@ -311,7 +303,11 @@ def _has_boxes(path: str) -> bool:
 
 
 def _label_folders(parent: str) -> list[str]:
-    """Where the label files of the images in a folder may be, the usual places first."""
+    """Where the label files of the images in a folder may be, the usual places first.
+
+    In ``labels`` in place of one of IMAGE_FOLDERS, beside the images, or in ``labels`` below,
+    beside or in place of the last folders.
+    """
     parts = parent.split("/")
     deepest_first = range(len(parts) - 1, 0, -1)
     replaced = {at: "/".join([*parts[:at], "labels", *parts[at + 1 :]]) for at in deepest_first}
