@@ -16,9 +16,14 @@ from data.errors import DataError
 Options = dict[str, Any]  # of data
 
 SPLIT_WORDS = {
-    "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test",
+    "train": "train",
+    "training": "train",
+    "val": "val",
+    "valid": "val",
+    "validation": "val",
+    "test": "test",
     "testing": "test",
-}  # fmt: skip
+}
 RARE_WORDS = {"dev": "val", "devel": "val", "eval": "val", "holdout": "test"}  # unless another is there: "test-dev"
 TWINS = [pair for word in ("val", "valid", "validation", "dev") for pair in (("train", word), (word, "train"))]
 TRAINING_LISTS = ("trainval", "default")  # the latter is CVAT's
@@ -126,7 +131,8 @@ def _voc(tree: Tree) -> Options | None:
     if not classes:
         return None
     splits: Options = {"train": [], "val": []}
-    lists, xmls, images = _lists(tree, ".xml"), tree.folders(".xml"), tree.folders("image")
+    lists = _lists(tree, ".xml")
+    xmls, images = tree.folders(".xml"), tree.folders("image")
     if lists:
         for split in splits:
             splits[split] = _split([of_root[split] for of_root in lists.values()], list(lists))
