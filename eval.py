@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 
 import data
-import models
 from conf import compose
 from conf.cli import program
 from conf.schema import EvalConfig
@@ -31,8 +30,8 @@ from data import Annotations
 from data.progress import counted, log
 from train_utils import build, coco_eval, distributed, results, run_folder
 from train_utils.distributed import World
-from train_utils.evaluator import Evaluator, class_numbers
-from train_utils.inference.open_checkpoint import TrainedNetwork, open_checkpoint
+from train_utils.evaluator import score_network
+from train_utils.inference import open_checkpoint
 from train_utils.report import plots, report_page
 
 
@@ -41,8 +40,7 @@ def evaluate(config: EvalConfig) -> program.Outcome:
     """Score ``ckpt``, or Darknet weights of ``model``, or ``model_file``, or ``detections``.
 
     Returns the metrics, and the folder if there is one. Takes a list of overrides, too:
-    ``evaluate(["ckpt=best.pt"])``. Raises an error for a checkpoint or weights that do not fit, for
-    data or a results file that cannot be read.
+    ``evaluate(["ckpt=best.pt"])``.
     """
     world = distributed.init_distributed_mode(config.device.value, config.timeout_seconds)
     out = run_folder.open_out(world, config.out, "eval") if config.plots or config.out is not None else None
@@ -57,7 +55,9 @@ def evaluate(config: EvalConfig) -> program.Outcome:
         evaluation = score_detections(config, val_set, world)
     else:
         about["evaluate"] = compose.to_dictionary(config.evaluate)
-        evaluation = score_network(config, val_set, world)
+        network = open_network(config, val_set, world)
+        log.info(network.note)
+        evaluation = score_network(config, network, val_set, world)
     if evaluation is None:
         return program.Outcome({}, out)
     evaluation = evaluation._replace(about=about)
@@ -89,35 +89,13 @@ def score_detections(config: EvalConfig, val_set: Annotations, world: World) -> 
     return coco_eval.score(truth, found, coco_eval.choose_scorer(config.evaluate.scorer))
 
 
-def score_network(config: EvalConfig, val_set: Annotations, world: World) -> coco_eval.Evaluation | None:
-    """Score the network that ``config`` names; None on all ranks but 0."""
-    network = load_network(config, val_set, world)
-    log.info(network.note)
-    classes = class_numbers(network, val_set)
-    model = network.model.to(world.device).eval()
-    evaluator = Evaluator(
-        val_set,
-        config.evaluate,
-        image_size=config.evaluate.image_size or network.image_size,
-        model=model,
-        data_options=config.data,
-        world=world,
-        timeout_seconds=config.timeout_seconds,
-        classes=classes,
-    )
-    return evaluator(model, log.info)
-
-
-def load_network(config: EvalConfig, val_set: Annotations, world: World) -> TrainedNetwork:
+def open_network(config: EvalConfig, val_set: Annotations, world: World) -> open_checkpoint.TrainedNetwork:
     """The network of ``ckpt`` or ``model_file``, else of Darknet weights for the data."""
     file = config.model_file or config.ckpt
     if file is not None:
-        return open_checkpoint(file)
+        return open_checkpoint.open_checkpoint(file)
     assert config.model is not None  # only detections= needs no model
-    names = val_set.names
-    model, report = build.build_model(config.model, len(names), whole=True, world=world, names=names)
-    ids = val_set.category_ids.tolist()
-    return TrainedNetwork(model, names, ids, models.image_size_of(model.cfg), str(report), "")
+    return open_checkpoint.open_weights(config.model, list(val_set.names), val_set.category_ids.tolist(), world)
 
 
 def write_results(out: Path, config: EvalConfig, val_set: Annotations, evaluation: coco_eval.Evaluation) -> None:

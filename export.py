@@ -41,7 +41,7 @@ from models import ModelError
 from models import export as exporting
 from models.quantise import quantise
 from train_utils import bootstrap, build, coco_eval, distributed
-from train_utils.evaluator import Evaluator, class_numbers
+from train_utils.evaluator import score_network
 from train_utils.inference import open_checkpoint
 
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
@@ -145,32 +145,18 @@ def calibration_batches(config: schema.ExportConfig, size: tuple[int, int]) -> I
 
 
 def score(config: schema.ExportConfig, detector: open_checkpoint.TrainedNetwork, path: Path) -> dict[str, Any]:
-    """Score a file and its network on the same validation images, and say so.
-
-    Returns what the file's metadata say about it. Raises ModelError if the file loses more AP than
-    ``max_drop``.
-    """
-    data_options = config.data
-    assert data_options is not None
+    """Score file and network on the same images for the metadata; ModelError over ``max_drop``."""
+    assert config.data is not None
     world = distributed.init_distributed_mode("cpu", timeout_seconds=60)
-    val_set = build.open_split(data_options, "val", world)
-    classes = class_numbers(detector, val_set)
-    options = replace(config.evaluate, rect=config.evaluate.rect and config.dynamic_size)
+    val_set = build.open_split(config.data, "val", world)
+    rect = config.evaluate.rect and config.dynamic_size
+    options = replace(config.evaluate, rect=rect, image_size=detector.image_size)
     if config.nms:
-        options = replace(options, **{key: getattr(config, key) for key in LIMITS})
-        options.multi_label = False
+        options = replace(options, **{key: getattr(config, key) for key in LIMITS}, multi_label=False)
+    as_file = replace(config, evaluate=options)
     scored: list[coco_eval.Evaluation] = []
-    for name, model in (("network", detector.model), ("file", open_checkpoint.open_checkpoint(str(path)).model)):
-        evaluator = Evaluator(
-            val_set,
-            options,
-            image_size=detector.image_size,
-            model=model,
-            data_options=data_options,
-            world=world,
-            classes=classes,
-        )
-        evaluation = evaluator(model, log.info)
+    for name, network in (("network", detector), ("file", open_checkpoint.open_checkpoint(str(path)))):
+        evaluation = score_network(as_file, network, val_set, world)
         assert evaluation is not None  # on rank 0
         scored.append(evaluation)
         best, threshold = (coco_eval.format_metric(evaluation.at_best_f1[key]) for key in ("f1", "threshold"))
@@ -187,7 +173,7 @@ def score(config: schema.ExportConfig, detector: open_checkpoint.TrainedNetwork,
             f"precision=float16, more calibration images, or max_drop={math.ceil((before - after) * 100) / 100:g}"
         )
     return {
-        "data": data_options.name,
+        "data": config.data.name,
         "images": len(val_set),
         "AP": after,
         "AP50": scored[1].metrics["AP50"],
@@ -211,10 +197,7 @@ def trial_batches(shapes: Sequence[tuple[int, int, int]]) -> Iterator[Tensor]:
 
 
 def output_path(config: schema.ExportConfig, suffix: str) -> Path:
-    """The file to write: ``out``, or the name of the weights with the format's ``suffix``.
-
-    Raises ConfigError without weights, and if ``out`` has another suffix or is a folder.
-    """
+    """The file to write: ``out``, or the name of the weights with the format's ``suffix``."""
     weights = config.ckpt or (config.model and config.model.weights)
     if config.out is not None:
         out = Path(config.out)

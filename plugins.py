@@ -40,10 +40,7 @@ _in_use: list[tuple[dict[str, Any], str]] = []  # dictionaries and the names tha
 
 
 def import_plugins(files: Sequence[str]) -> None:
-    """Put what these files add into use, and nothing that other files added in this process.
-
-    Raises ConfigError for a missing file, and for one that is called like another module.
-    """
+    """Use what these files add, and nothing that others added here; ConfigError for a bad path."""
     for dictionary, name in _in_use:
         dictionary.pop(name, None)
     _in_use.clear()

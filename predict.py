@@ -26,8 +26,8 @@ from conf.cli import program
 from data import count_frames, find_media
 from data.progress import Progress, counted, log
 from train_utils import distributed, run_folder
+from train_utils.distributed import StopRequest
 from train_utils.inference.detector import Detector, Predictor, ResultWriter, format_counts
-from train_utils.stop import StopRequest
 
 __all__ = ["Detector", "predict"]
 
@@ -36,9 +36,7 @@ __all__ = ["Detector", "predict"]
 def predict(config: schema.PredictConfig) -> Path:
     """Detect as configured and return the folder with the results.
 
-    Raises ConfigError in one of several processes, and an error for an empty source, weights that
-    do not fit or an unreadable file. A signal stops it: it writes the results, then exits with 128
-    + signal.
+    A signal stops it: it writes the results, then exits with 128 + signal.
     """
     world = distributed.init_distributed_mode(config.device.value, timeout_seconds=60)
     if world.world_size > 1:

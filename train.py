@@ -17,10 +17,10 @@ from contextlib import ExitStack
 import data
 from conf import schema
 from conf.cli import program
-from train_utils import auto, build, checkpoint, compile, distributed, engine, numerics, run_folder, sync_batchnorm
+from train_utils import auto, build, checkpoint, distributed, engine, numerics, run_folder, sync_batchnorm
+from train_utils.distributed import StopRequest, ask_for_requeue
 from train_utils.evaluator import Evaluator
 from train_utils.report.run_report import RunReport
-from train_utils.stop import StopRequest, ask_for_requeue
 from train_utils.train_state import TrainState
 
 
@@ -33,7 +33,7 @@ def train(requested: schema.TrainConfig) -> program.Outcome:  # noqa: PLR0915 - 
     with StopRequest(term_ends=True) as stop, ExitStack() as stack:
         world = distributed.init_distributed_mode(requested.device.value, requested.train.timeout_seconds)
         numerics.prepare_numerics(requested.train)
-        compile_mode = compile.choose_mode(requested.train, world)
+        compile_mode = auto.choose_mode(requested.train, world)
 
         # Whatever is wrong with data and network shows before a new run folder is made.
         make_folder = stack.enter_context(run_folder.reserve_run_folder(world, requested))
@@ -49,7 +49,7 @@ def train(requested: schema.TrainConfig) -> program.Outcome:  # noqa: PLR0915 - 
         batches = data.TrainBatchSampler(train_sampler)
         dataset = build.build_dataset(config, train_set, build.open_images(train_set, config.data, world))
         loader = build.build_loader(dataset, batches, config, world)
-        evaluator = Evaluator.of_training(config, val_set, model, world)
+        evaluator = Evaluator(config, val_set, model, world, config.train.image_size)
 
         report = stack.enter_context(RunReport(make_folder(), config, world))
         report.announce(train_set, val_set, batches, model)

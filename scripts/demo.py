@@ -26,7 +26,6 @@ from data import Medium, OnBadFile
 from data.errors import printable
 from train_utils import distributed
 from train_utils.inference.detector import Prediction, Predictor, ResultWriter, format_counts
-from train_utils.inference.open_checkpoint import limits_of
 
 SECONDS_BETWEEN_FRAMES = 0.2  # of the camera
 BUTTONS: Any = ["download", "fullscreen"]  # of drawn pictures
@@ -52,7 +51,7 @@ def build(config: schema.DemoConfig, folder: Path) -> Any:
     with gr.Blocks(title="Detector", analytics_enabled=False, delete_cache=(3600, 3600)) as page:
         gr.Markdown(f"## Detector\n{plain(network.note)}; {network.image_size} pixels on {predictor.device.type}")
         with gr.Row():
-            limits = limits_of(network.model)  # of an exported file
+            limits = getattr(network.model, "limits", {})  # of an exported file
             lowest, highest = limits.get("confidence", 0), limits.get("nms_iou", 1)
             confidence = gr.Slider(lowest, 1, config.confidence, step=0.01, label="Lowest confidence")
             overlap = gr.Slider(0, highest, config.nms_iou, step=0.01, label="Largest overlap (IoU)")

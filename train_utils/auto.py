@@ -1,23 +1,91 @@
 """What a training starts from: its options without ``auto``, and its network."""
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 
 import models
 from conf import CheckpointError, ConfigError, TrainError, compose
+from conf.cli import launch
 from conf.cli.resume import resumed_options
-from conf.schema import Precision, TrainConfig
-from data import Annotations, Colour
+from conf.schema import Precision, TrainConfig, TrainSection, is_installed
+from data import Annotations, Colour, both_sides
 from data.anchors import Sizes, choose_anchors
 from data.samplers import TABLE_IMAGES
 from models import Darknet
 from models.config import AUTO
 from train_utils import build, numerics
-from train_utils.distributed import World, broadcast_text
+from train_utils.compile import CUDA_GRAPHS, INPUT_ONLY
+from train_utils.distributed import World, any_rank, broadcast_text
+
+# yolov3-spp at 640 pixels on an H100, torch 2.11: compiling its 76 convolutions takes 98 s, and an
+# image, of 156.7 GFLOPs in the forward pass, then takes .75 ms less (343 and 461 images/s).
+COMPILE_SECONDS = 98 / 76  # for each convolution
+SAVED_SECONDS = 0.75e-3 / 156.7e9  # for each image and FLOP
+# The same network, eager, with train.fused_norm: with 64, 32, 16 images in a micro-batch, 8e7, 4e7
+# and 2e7 values in the mean map, a step is 1.34, 1.04 and .75 times as fast.
+FUSED_VALUES = 6e7
+
+
+def choose_mode(options: TrainSection, world: World) -> str:
+    """A mode of torch.compile, "off", or INPUT_ONLY, for ``train.compile``.
+
+    For ``auto`` it is the one to take if that ``pays_back``. All ranks call this together. Raises
+    TrainError for options that cannot go together, or not on this machine.
+    """
+    mode: str = options.compile.value
+    on_cpu, fused = world.device.type == "cpu", options.fused_norm is True
+    if fused and (on_cpu or not can_generate_code()):
+        raise TrainError("train.fused_norm=true needs a GPU, Triton and a C++ compiler. fix: train.fused_norm=false")
+    if mode == AUTO:
+        if on_cpu or any_rank(not can_generate_code()):
+            return "off"
+        many_sizes = options.rect or options.multi_scale[0] < options.multi_scale[1]
+        return INPUT_ONLY if fused or many_sizes else "default"
+    if mode == "off":
+        return mode
+    if fused:
+        raise TrainError(f"train.fused_norm=true replaces kernels that train.compile={mode} makes. fix: leave one out")
+    if options.rect:
+        raise TrainError(
+            "train.rect=true gives hundreds of image sizes, and train.compile needs minutes for each. "
+            "fix: train.compile=off or train.rect=false"
+        )
+    if mode == CUDA_GRAPHS and (on_cpu or world.world_size > 1):
+        raise TrainError(f"train.compile={mode} is for one GPU, without a launcher. fix: train.compile=default")
+    return mode
+
+
+def pays_back(network: Darknet, image_size: int | Sequence[int], images: int) -> bool:
+    """Whether compiling saves twice its time, on all ``images`` of one process, resumed or not."""
+    convolutions = sum(isinstance(module, torch.nn.Conv2d) for module in network.modules())
+    saved = images * SAVED_SECONDS * models.count_flops(network, both_sides(image_size))
+    return saved >= 2 * COMPILE_SECONDS * convolutions
+
+
+def fuses_norm(options: TrainSection, world: World, network: Darknet, images: int) -> bool:
+    """Whether to use train.fused_norm; ``auto``: where a GPU was faster with ``images`` at once."""
+    if options.fused_norm != AUTO:
+        return bool(options.fused_norm)
+    is_alone = world.device.type != "cpu" and world.world_size == 1 and options.compile.value in (AUTO, "off")
+    if not is_alone or not can_generate_code() or options.precision.value not in numerics.DTYPES:
+        return False
+    size = both_sides(options.image_size)
+    values = []  # of each map that is normalised
+    for layer, shape in zip(network.layers, network.shapes, strict=True):
+        if getattr(layer, "norm", None) is not None:
+            values.append(shape.channels * math.prod(shape.size(size)))
+    return len(values) > 0 and images * sum(values) >= FUSED_VALUES * len(values)
+
+
+def can_generate_code() -> bool:
+    """Whether Triton and a C++ compiler are there, of which torch.compile needs both for a GPU."""
+    return is_installed("triton") and launch.compiler() is not None
 
 
 def resolve_auto(
@@ -26,15 +94,19 @@ def resolve_auto(
     """The options without ``auto``, the network with its initial weights, and lines for the log.
 
     A resumed run has options and network from its checkpoint ``saved``; the caller loads the
-    weights. In a new one they follow from the training set and the initial weights. All ranks call
-    this together and get the same. What only becomes known later stays: ``optim.flat_fraction`` is
-    for the schedule, which knows the number of steps.
+    weights. All ranks call this together and get the same. ``optim.flat_fraction`` stays: the
+    schedule knows the number of steps.
     """
     notes: list[str] = []
     if saved is not None:
         config, of_run = resumed_options(config, saved), saved["network"]  # neither .cfg nor weights are read
         model = models.network_of_checkpoint(of_run, f"resume={config.resume}", saved["model"])
-        check_precision_of_run(config, world)
+        try:
+            numerics.autocast_dtype(config.train.precision.value, world.device)
+        except TrainError as error:  # the run began on another machine
+            lacking = str(error).partition(". fix: ")[0]
+            fix = f"resume it on such a machine, or start a new run with model.weights={config.resume}"
+            raise CheckpointError(f"resume={config.resume}: {lacking}. fix: {fix}") from error
         model.freeze(config.model.frozen_layers())
     else:
         if config.augment.colour == Colour.auto:
@@ -69,38 +141,23 @@ def resolve_auto(
     return replace(config, data=replace(config.data, workers=workers)), model, notes
 
 
-def check_precision_of_run(config: TrainConfig, world: World) -> None:
-    """Raise CheckpointError unless the device has the precision in which a resumed run began."""
-    try:
-        numerics.autocast_dtype(config.train.precision.value, world.device)
-    except TrainError as error:
-        lacking = str(error).partition(". fix: ")[0]
-        raise CheckpointError(
-            f"resume={config.resume}: {lacking}. fix: resume it on such a machine, or start a new run with "
-            f"model.weights={config.resume}"
-        ) from error
-
-
 def fit_anchors(config: TrainConfig, world: World, train_set: Annotations) -> tuple[TrainConfig, str]:
-    """Replace ``auto`` of ``model.anchors`` by what rank 0 finds, and say why in one sentence.
-
-    All ranks call this together. Raises ConfigError if the [yolo] sections list different anchors.
-    """
+    """Replace ``auto`` of ``model.anchors`` by what rank 0 finds, and say why in one sentence."""
     without = replace(config.model, anchors=None)
     current, slots = anchors_of(build.build_meta_model(without, len(train_set.names)).heads)
     answer = None
     if world.is_main:
-        fitted, sentence = choose_anchors(train_set, config.train.image_size, current, slots, min_iou_of(config))
-        answer = json.dumps([fitted.tolist() if fitted is not None else None, f"model.anchors=auto: {sentence}"])
+        overlap = getattr(config.loss, "anchor_iou", None)
+        fitted, sentence = choose_anchors(train_set, config.train.image_size, current, slots, overlap)
+        answer = json.dumps([fitted if fitted is None else fitted.tolist(), f"model.anchors=auto: {sentence}"])
     anchors, note = json.loads(broadcast_text(answer))
     return replace(config, model=replace(without, anchors=anchors)), note
 
 
 def anchors_of(heads: Sequence[models.Head]) -> tuple[Sizes, list[int]]:
-    """The anchors (k, 2) of a .cfg, and the rows that masks select; some .cfg have more.
+    """The anchors (k, 2) of a .cfg, and the rows that masks select, by mean stride, then area.
 
-    The rows are in order of the mean stride of the heads that use them, then of area. Raises
-    ConfigError if the [yolo] sections list different anchors.
+    Raises ConfigError if the [yolo] sections list different anchors.
     """
     if len({head.all_anchors for head in heads}) > 1:
         message = "a fit of anchors needs a .cfg whose [yolo] sections all list the same"
@@ -113,22 +170,15 @@ def anchors_of(heads: Sequence[models.Head]) -> tuple[Sizes, list[int]]:
     return anchors, sorted(strides, key=lambda index: (np.mean(strides[index]), anchors[index].prod()))
 
 
-def min_iou_of(config: TrainConfig) -> float | None:
-    """The overlap that a box needs with an anchor; None where each gets its best."""
-    return getattr(config.loss, "anchor_iou", None)
-
-
 def describe_run(
     config: TrainConfig, requested: TrainConfig, model: Darknet, train_set: Annotations, val_set: Annotations
 ) -> dict[str, Any]:
-    """Everything besides its tensors that makes a checkpoint self-contained.
-
-    Its options of the data are those ``requested``: each machine resolves ``data.workers=auto``.
-    """
+    """Everything besides its tensors that makes a checkpoint self-contained."""
     return {
         "network": build.describe_network(model, config.model),
         "names": list(train_set.names),
         "category_ids": train_set.category_ids.tolist(),
+        # Each machine resolves data.workers=auto.
         "config": compose.to_dictionary(replace(config, data=requested.data)),
         "weights_version": list(models.WEIGHTS_VERSION),
         # The order of images; an older run had a table.

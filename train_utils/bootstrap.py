@@ -30,19 +30,13 @@ class Gain(NamedTuple):
 
 
 def gain(first: Sequence[Evaluation], second: Sequence[Evaluation], resamples: int, seed: int) -> Gain:
-    """The gain from the runs of one setting to those of another, all scored on the same images.
-
-    Each sample holds the same images for all runs.
-    """
+    """The gain from the runs of one setting to those of another, all scored on the same images."""
     draws = draw_images(len(first[0].truth.image_ids), resamples, seed)
     return with_interval(resampled_aps(first, draws), resampled_aps(second, draws), seed)
 
 
 def draw_images(images: int, resamples: int, seed: int) -> np.ndarray:
-    """How often each of N images is in samples of N with replacement, int (1 + resamples, N).
-
-    The first one holds each image once.
-    """
+    """How often N images are in samples of N, int (1 + resamples, N); in the first once each."""
     chances = np.full(images, 1 / images)
     draws = np.random.default_rng(seed).multinomial(images, chances, resamples)
     return np.concatenate([np.ones((1, images), int), draws])
@@ -51,8 +45,7 @@ def draw_images(images: int, resamples: int, seed: int) -> np.ndarray:
 def with_interval(first: np.ndarray, second: np.ndarray, seed: int) -> Gain:
     """The gain from one setting to another, by the ``resampled_aps`` of their runs.
 
-    The samples give the error over images. Where a setting has several runs, Student's t with the
-    pooled variance of AP adds the error over seeds.
+    Several runs of a setting add the error over seeds: Student's t with the pooled variance of AP.
     """
     value, *samples = second.mean(axis=0) - first.mean(axis=0)
     values = value + samples - np.mean(samples)
@@ -71,9 +64,8 @@ def with_interval(first: np.ndarray, second: np.ndarray, seed: int) -> Gain:
 
 
 def resampled_aps(runs: Sequence[Evaluation], draws: np.ndarray) -> np.ndarray:
-    """The AP of each run (rows) in each sample (columns).
+    """The AP of each run (rows) in each sample (columns) of ``draws``, int (samples, images).
 
-    ``draws``, int (samples, images), says how often a sample holds an image, in the order of ids.
     AP is pycocotools' mean over the classes with boxes, the IoUs and 101 recalls of the best
     precision at that recall or a higher one.
     """

@@ -1,16 +1,11 @@
-"""From options to what a program works with.
-
-These are the network with its weights, its loss and its suppression, and the images of each split
-and the training samples of each rank.
-"""
+"""From options to the network, loss and suppression, the images of a split, a rank's samples."""
 
 import math
 import uuid
 from collections.abc import Sequence
-from contextlib import nullcontext
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import torch
@@ -58,14 +53,18 @@ def build_model(
 ) -> tuple[Darknet, models.WeightsReport | None]:  # fmt: skip
     """Build a network with its initial weights, and report on those; None if they are random.
 
-    ``num_classes`` None keeps the count of the .cfg. The heads get fresh biases before the weights
-    are loaded. All ranks of ``world`` call this.
-    With ``whole``, for everything but training, a layer that would stay random is an error. With
-    ``fitted`` anchors (auto.fit_anchors), so are weights with heads: they learnt other anchors. The
-    heads of a checkpoint bring their anchors, unless ``config`` names some, and its rows of classes
-    follow the ``names``.
+    ``num_classes`` None keeps the count of the .cfg. All ranks of ``world`` call this, and one of a
+    node fetches published weights. With ``whole``, for everything but training, a layer that would
+    stay random is an error. With ``fitted`` anchors (auto.fit_anchors), so are weights with heads:
+    they learnt other anchors. The heads of a checkpoint bring their anchors, unless ``config``
+    names some, and its rows of classes follow the ``names``.
     """
-    path, cfg = weights_path(config, world), load_network(config)
+    cfg, published = load_network(config), config.published()
+    # Ranks may have different weights: all wait if one fetches.
+    waits = world is not None and distributed.any_rank(published is not None)
+    path = Path(config.weights) if config.weights is not None else None
+    with torch_distributed_zero_first(world if waits else None):
+        path = fetch_weights(published) if published is not None else path
     state = own_checkpoint(path) if path is not None else None
     if state is not None and config.anchors is None:
         ours = build_meta_model(config, num_classes)
@@ -101,20 +100,6 @@ def build_model(
     return model, report
 
 
-def weights_path(config: models.ModelConfig, world: World | None = None) -> Path | None:
-    """The file of ``model.weights``; None if the network starts from random values.
-
-    All ranks of ``world`` call this together; one of a node fetches published weights.
-    """
-    compose = config.published()
-    # Ranks may have different weights: all wait if one fetches.
-    together = world is not None and distributed.any_rank(compose is not None)
-    with torch_distributed_zero_first(world) if world is not None and together else nullcontext():
-        if compose is not None:
-            return fetch_weights(compose)
-    return Path(config.weights) if config.weights is not None else None
-
-
 def own_checkpoint(path: Path) -> dict[str, Any] | None:
     """The state of a checkpoint of this project, or of a run's best.pt; None for another file."""
     if path.is_dir():
@@ -129,48 +114,42 @@ def own_checkpoint(path: Path) -> dict[str, Any] | None:
 
 def describe_network(model: Darknet, config: models.ModelConfig) -> dict[str, Any]:
     """The network as a checkpoint stores it, for open_checkpoint."""
-    cfg = {"cfg": model.cfg.text, "source": model.cfg.source}
-    return cfg | {"num_classes": model.num_classes, "width": config.width}
+    cfg = model.cfg
+    return {"cfg": cfg.text, "source": cfg.source, "num_classes": model.num_classes, "width": config.width}
 
 
 def suitable_loss(heads: Sequence[models.Head], config: models.LossConfig) -> models.LossConfig:
-    """The options of the loss that suits the heads in place of ``loss=auto``; others stay.
-
-    Raises ConfigError for an option that this loss does not have.
-    """
+    """Instead of ``loss=auto`` the options of the loss that suits the heads, or a ConfigError."""
     if not isinstance(config, AutoLossConfig):
         return config
     name = "yolox" if min(head.scale_x_y for head in heads) >= MIN_DECOUPLED_SCALE else "yolov3"
-    given = {key: value for key, value in compose.to_dictionary(config).items() if value is not None} | {"name": name}
-    schema = CHOICES["loss"][name]
-    if others := given.keys() - {field.name for field in fields(schema)}:
-        raise ConfigError(
-            f"loss.{min(others)} is not an option of loss={name}, which suits these heads. fix: leave it out"
-        )
-    chosen: models.LossConfig = compose.from_dictionary(compose.values_of_choice("loss", name) | given, schema)
+    schema, options = CHOICES["loss"][name], compose.values_of_choice("loss", name)
+    for key, value in compose.to_dictionary(config).items():
+        if value is not None and key not in get_type_hints(schema):
+            raise ConfigError(f"loss.{key} is not an option of loss={name}, which suits these heads. fix: leave it out")
+        if value is not None:
+            options[key] = value
+    chosen: models.LossConfig = compose.from_dictionary(options | {"name": name}, schema)
     return chosen
 
 
 def check_batch_norm(model: Darknet, options: TrainSection, world: World) -> None:
-    """Raise ConfigError if a training has maps of one value a channel, whose variance is 0.
-
-    That depends on the smallest image size and on the images that a batch norm sees at once.
-    """
+    """Raise ConfigError if a training has maps of one value a channel, whose variance is 0."""
     key = "micro_batch_size" if options.micro_batch_size is not None else "batch_size"
     ranks = 1 if options.sync_bn else world.world_size
-    images = getattr(options, key) // ranks
+    if getattr(options, key) > ranks:
+        return
     low, high = options.multi_scale
     scale = data.MultiScale(options.image_size, low, high, model.max_stride, options.seed)
-    longest = scale.smallest * scale.stride
-    height, width = scale.rectangle(longest, *scale.shares)
+    height, width = scale.rectangle(scale.smallest * scale.stride, *scale.shares)
     smallest = scale.stride if options.rect else height, width
     for index, (layer, shape) in enumerate(zip(model.layers, model.shapes, strict=True)):
         convolution = layer.source if isinstance(layer, SharedConvolution) else layer
         has_norm = isinstance(convolution, Convolution) and convolution.norm is not None
-        if has_norm and index >= model.num_frozen and images * math.prod(shape.size(smallest)) == 1:
+        if has_norm and index >= model.num_frozen and math.prod(shape.size(smallest)) == 1:
             raise ConfigError(
-                f"batch norm of layer {index} gets one value a channel from {images} image of {height}x{width} pixels."
-                f" fix: train.{key}={2 * ranks}, a larger train.image_size or a smaller range of train.multi_scale"
+                f"batch norm of layer {index} gets one value a channel from an image of {height}x{width} pixels. "
+                f"fix: train.{key}={2 * ranks}, a larger train.image_size or a smaller range of train.multi_scale"
             )
 
 
@@ -181,36 +160,48 @@ def build_loss(heads: Sequence[models.Head], config: models.LossConfig) -> model
     return make(heads) if type(config) is models.LossConfig else make(heads, config)
 
 
+def check_size(model: Darknet, image_size: int | list[int], key: str) -> None:
+    """Raise ConfigError unless the network takes images of this size, the option ``key``."""
+    height, width = data.both_sides(image_size)
+    fits = model.nearest_size(height, width)
+    if fits == (height, width):
+        return
+    nearest = fits[0] if height == width else list(fits)
+    problem = "is not the size of the exported file"
+    if model.takes_any_size:
+        problem = f"is not a multiple of the network's largest stride {model.max_stride}"
+    raise ConfigError(f"{key}={image_size} {problem}. fix: {key}={nearest}".replace(", ", ","))
+
+
 def build_postprocess(
-    config: DetectConfig | EvaluateConfig, heads: Sequence[models.Head], classes: Sequence[int] | None = None,
+    config: DetectConfig | EvaluateConfig,
+    model: Darknet,
+    classes: Sequence[int] | None = None,
     in_training: bool = False,
-) -> models.Postprocess:  # fmt: skip
-    """What turns the raw maps of ``heads`` into detections, with the limits of ``config``.
+) -> models.Postprocess:
+    """What turns raw maps of ``model`` into detections, with the limits of ``config``.
 
     ``classes`` are the numbers of those that are reported; None: all. Only a training goes on with
-    raw maps that are not finite, which its loss shows.
+    raw maps that are not finite, which its loss shows. Raises ConfigError for limits looser than
+    those of an exported file that has dropped detections by them.
     """
+    prefix = "evaluate." if isinstance(config, EvaluateConfig) else ""
+    for key, limit in getattr(model, "limits", {}).items():
+        wanted = getattr(config, key)
+        if wanted != (max if key == "confidence" else min)(wanted, limit):
+            says = f"{prefix}{key}={wanted} is looser than {limit}, by which the file drops detections"
+            raise ConfigError(f"{says}. fix: {prefix}{key}={limit}, or export it anew")
+    limits = config.confidence, config.nms_iou, config.max_detections, config.multi_label
     return models.Postprocess(
-        heads,
-        confidence=config.confidence,
-        nms_iou=config.nms_iou,
-        max_detections=config.max_detections,
-        multi_label=config.multi_label,
-        merge=config.merge_nms,
-        classes=classes,
-        refuse_nonfinite=not in_training,
+        model.heads, *limits, merge=config.merge_nms, classes=classes, refuse_nonfinite=not in_training
     )
 
 
 def loader_workers(wanted: int | str, world: World) -> int:
-    """Loader processes of this rank for ``data.workers``.
-
-    ``auto`` shares the cores among the ranks of the node, which srun has done, and leaves one of a
-    GPU's rank to the training process. Training on a CPU is slow enough for two to feed it.
-    """
+    """Loader processes of this rank; ``auto`` leaves a core of a GPU's rank to the training."""
     if isinstance(wanted, int):
         return wanted
-    cores = max(1, len(usable_cores()) // (1 if world.launcher == "srun" else world.local_world_size))
+    cores = len(usable_cores()) // (1 if world.launcher == "srun" else world.local_world_size)
     return max(1, min(cores - 1, MOST_WORKERS) if world.device.type == "cuda" else min(cores, CPU_WORKERS))
 
 
@@ -221,18 +212,23 @@ def open_split(config: data.DataConfig, split: str, world: World) -> Annotations
 
 
 def open_splits(config: data.DataConfig, world: World) -> tuple[Annotations, Annotations]:
-    """Open the training and the validation set. Raises DataError if their classes differ."""
+    """Open both sets. Raises DataError if their classes differ, or the sets of another node do."""
     train_set, val_set = open_split(config, "train", world), open_split(config, "val", world)
     data.check_same_classes(train_set, val_set)
+    if world.num_nodes > 1:
+        own = f"{train_set.names} {train_set.digest()} {val_set.digest()}"
+        if distributed.any_rank(own != distributed.broadcast_text(own)):
+            raise data.DataError(
+                f"the annotations of {config.name} differ between the nodes. fix: the same files on all"
+            )
     return train_set, val_set
 
 
 def open_images(annotations: Annotations, config: data.DataConfig, world: World) -> ImageSource:
     """Open the images of a split: files or, with ``data.cache``, images decoded once for all ranks.
 
-    A cache in memory is a file that only this run knows. It is unlinked once all ranks of the node
-    have it open, so nothing is left however the run ends. A cache on a disk stays for the next run;
-    of images at an address it has the files, up to ``data.cache_gb``.
+    A cache in memory is unlinked once all ranks of the node have it open: nothing is left. A cache
+    on a disk stays; of images at an address it has the files.
     """
     images = ImageSource(annotations, config.on_error)
     on_disk = config.cache == data.ImageCache.disk
@@ -259,7 +255,7 @@ def open_images(annotations: Annotations, config: data.DataConfig, world: World)
         with torch_distributed_zero_first(world):
             data.build_image_cache(images, path, config.cache)
             images = ImageSource(annotations, config.on_error, path)
-        distributed.barrier()
+        distributed.any_rank(False)  # wait for all
     finally:
         if world.is_local_main and not on_disk:
             path.unlink(missing_ok=True)
@@ -267,12 +263,10 @@ def open_images(annotations: Annotations, config: data.DataConfig, world: World)
 
 
 def describe_left_out(images: ImageSource, what: str) -> str | None:
-    """On rank 0 a line on the images that ranks left out since the last call; all ranks call this.
-
-    Raises DataError if they are too many.
-    """
+    """On rank 0 a line on images that ranks left out since the last call; DataError if too many."""
     gathered = distributed.gather_arrays(images.take_left_out())
-    if gathered is None or not len(positions := np.unique(np.concatenate(gathered))):
+    positions = np.unique(np.concatenate(gathered or [[]]))
+    if len(positions) == 0:
         return None
     last = f"{images.annotations.path(positions[-1])}. fix: restore such files, or take them out of the annotations"
     return f"{what}: {images.check_left_out(len(positions), last)}"
@@ -288,27 +282,20 @@ def to_device(model: Darknet, options: TrainSection, world: World) -> Darknet:
 
 def build_dataset(config: TrainConfig, train_set: Annotations, images: ImageSource) -> data.TrainDataset:
     """The augmented training samples, changed by plugins if there are any."""
-    options, changes = config.train, AUGMENTATIONS
-    return data.TrainDataset(
-        train_set, images, config.augment, seed=options.seed, epochs=options.epochs, changes=changes
-    )
+    seed, epochs = config.train.seed, config.train.epochs
+    return data.TrainDataset(train_set, images, config.augment, seed=seed, epochs=epochs, changes=AUGMENTATIONS)
 
 
 def build_loader(
     dataset: data.TrainDataset, batches: data.TrainBatchSampler, config: TrainConfig, world: World
 ) -> BatchLoader:
     """Load this rank's share of each batch, ahead of the step that needs it."""
-    timeout = config.train.timeout_seconds
-    return data.make_loader(
-        dataset, batches, config.data.workers, world.device, timeout, batch_bytes=batches.batch_bytes
-    )
+    workers, timeout = config.data.workers, config.train.timeout_seconds
+    return data.make_loader(dataset, batches, workers, world.device, timeout, batch_bytes=batches.batch_bytes)
 
 
 def build_sampler(config: TrainConfig, train_set: Annotations, stride: int, world: World) -> data.TrainSampler:
-    """The order of the images and this rank's share of it: the global batch is formed, then dealt.
-
-    Image sizes are multiples of the network's largest ``stride``.
-    """
+    """The order of the images for this rank, at sizes that are multiples of ``stride``."""
     options = config.train
     low, high = options.multi_scale
     return data.TrainSampler(

@@ -1,8 +1,7 @@
 """Checkpoints: one file of plain data, written atomically and checked bit by bit when read.
 
-A file holds {"format", "version", "digest", "state"}. The digest is a sha256 over every key,
-number, text and tensor of the state, because torch silently reads a tensor with a flipped bit.
-Files are only read with ``weights_only=True``, so none can run code.
+The digest is over all of the state, because torch silently reads a tensor with a flipped bit. Files
+are only read with ``weights_only=True``, so none can run code.
 """
 
 import errno
@@ -37,7 +36,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 class ConfigState(msgspec.Struct):
-    """What a state needs to tell its options; conf knows what is in them."""
+    """What a state needs to tell its options, which conf checks."""
 
     config: dict[str, Any]
 
@@ -85,11 +84,9 @@ class TrainingState(NetworkState):
 
 
 def save_checkpoint(path: Path, state: dict[str, Any], keep_previous: bool = False) -> None:
-    """Write ``state`` to ``path``; after an error the old file is unchanged.
+    """Write ``state``, as to_plain takes it, to ``path``; after an error the old file is unchanged.
 
-    ``state`` consists of dicts (keys: str or int), lists, tuples, tensors of any device, numbers,
-    strings, bools and None. With ``keep_previous`` the old file stays as ``last.previous.pt``.
-    Raises CheckpointError that names the entry that is not plain data, or the path and the reason.
+    With ``keep_previous`` the old file stays as ``last.previous.pt``. Raises CheckpointError.
     """
     plain = to_plain(state)
     content = {"format": FORMAT, "version": VERSION, "digest": digest_of(plain), "state": plain}
@@ -104,10 +101,7 @@ def save_checkpoint(path: Path, state: dict[str, Any], keep_previous: bool = Fal
 
 
 def load_checkpoint(path: Path, which: str = "best") -> dict[str, Any]:
-    """Read the file ``path``, or ``checkpoints/<which>.pt`` of the run folder ``path``, to the CPU.
-
-    Raises CheckpointError if it is missing, damaged, or not of this project.
-    """
+    """The state in the file, or run folder, ``path``, on the CPU. Raises CheckpointError."""
     file = run_files.find_checkpoint(path, which)
     content = _content(file)
     state: dict[str, Any] = content["state"]
@@ -134,33 +128,23 @@ def peek_config(path: Path) -> dict[str, Any]:
 
 
 def load_last(run_dir: Path) -> tuple[dict[str, Any], str | None]:
-    """The state in a run folder's ``last.pt``, and a message if another file had to be read.
-
-    If last.pt is damaged, the last.pt before it is read, else best.pt. Raises CheckpointError if
-    none can be read.
-    """
+    """The state in ``last.pt``, else the one before or best.pt, and why. Raises CheckpointError."""
     last = run_dir / run_files.CHECKPOINTS / "last.pt"
     present = [file for file in (last, last.with_stem(PREVIOUS), last.with_stem("best")) if file.exists()]
     if not present:
         raise CheckpointError(f"there is no checkpoint in {last.parent.absolute()}. fix: give a run's folder")
     damaged: list[str] = []
     for file in present:
+        why = "; ".join(damaged) or f"there is no {last}"
         try:
-            state = load_checkpoint(file)
+            return load_checkpoint(file), None if file == last else f"resuming from {file}, because {why}"
         except CheckpointError as error:
             damaged.append(str(error).partition(". fix:")[0])
-            continue
-        why = "; ".join(damaged) or f"there is no {last}"
-        return state, None if file == last else f"resuming from {file}, because {why}"
     raise CheckpointError(f"no checkpoint of {run_dir} can be read: {'; '.join(damaged)}. fix: start a new run")
 
 
 def continue_from(folder: Path | None) -> tuple[dict[str, Any] | None, str | None]:
-    """``load_last`` of the resumed run ``folder``; no state without a folder.
-
-    A run that ended before its first checkpoint starts over, and a message says so. Raises
-    CheckpointError if the checkpoint is not one of a training.
-    """
+    """``load_last`` of the resumed run ``folder``; no state before its first checkpoint."""
     if folder is None:
         return None, None
     if (folder / "config.yaml").is_file() and not run_files.has_checkpoint(folder):
@@ -186,25 +170,23 @@ def _content(file: Path, mapped: bool = False) -> dict[str, Any]:
             raise TrainError(f"{file} cannot be read ({first_line(error)}). fix: {UNREADABLE_FIX}") from error
         # Damaged bytes can raise any error. Its text is left out: for a pickle of more than plain
         # data, torch advises to load it anyway.
-        damaged = (
-            f"{file} is damaged, or not a checkpoint of this project ({type(error).__name__}). fix: use another one"
-        )
+        kind = type(error).__name__
+        damaged = f"{file} is damaged, or not a checkpoint of this project ({kind}). fix: use another one"
         raise CheckpointError(of_pickle(file, error) or damaged) from error
-    about = [content.get(key) for key in ("format", "version", "state")] if isinstance(content, dict) else []
-    if about[:2] != [FORMAT, VERSION] or not isinstance(about[2], dict):
+    about: dict[str, Any] = content if isinstance(content, dict) else {}
+    is_own = about.get("format") == FORMAT and about.get("version") == VERSION
+    if not is_own or not isinstance(about.get("state"), dict):
         raise CheckpointError(
             f"{file} is not a checkpoint of this project and version. fix: give one that train.py wrote; Darknet "
             ".weights go to model.weights"
         )
-    whole: dict[str, Any] = content
-    return whole
+    return about
 
 
 def to_plain(value: Any, key: str = "state", copied: bool = False) -> Any:
     """Plain data with tensors detached, contiguous, on the CPU and without unused storage.
 
-    With ``copied`` the result shares no memory with ``value``, which training keeps changing.
-    Raises CheckpointError that names the entry, below ``key``, that is not plain data.
+    With ``copied`` it shares no memory with ``value``. Raises CheckpointError that names an entry.
     """
     if isinstance(value, Tensor):
         tensor = value.detach().cpu().contiguous()
@@ -212,13 +194,17 @@ def to_plain(value: Any, key: str = "state", copied: bool = False) -> Any:
         whole = tensor.untyped_storage().nbytes() == tensor.nbytes
         shared = tensor.data_ptr() == value.data_ptr()
         return tensor.clone() if not whole or (copied and shared) else tensor
-    if isinstance(value, dict):
-        return {name: to_plain(entry, f"{key}.{name}", copied) for name, entry in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(to_plain(entry, f"{key}[{index}]", copied) for index, entry in enumerate(value))
     # Exact types: reading a subclass, such as a string enum, would need its class.
     if value is None or type(value) in (bool, int, float, str):
         return value
+    if isinstance(value, dict):
+        plain = dict(value)
+        for name in plain:
+            plain[name] = to_plain(value[name], f"{key}.{name}", copied)
+        return plain
+    if type(value) in (list, tuple):
+        entries = to_plain(dict(enumerate(value)), key, copied)
+        return type(value)(entries.values())
     raise CheckpointError(
         f"{key} of a checkpoint is a {type(value).__name__}. fix: save tensors, numbers, strings, lists and dicts only"
     )
@@ -244,9 +230,9 @@ def digest_of(state: Any) -> str:
 
 
 class CheckpointWriter:
-    """Write the checkpoints of the run in ``folder`` in the background, one at a time.
+    """Write the checkpoints of the run in ``folder``, and its ``run_mirror``, in the background.
 
-    Training continues after a failure, which ``log_line`` gets.
+    Training continues after a failure. Without ``options`` none is due within an epoch.
     """
 
     def __init__(
@@ -256,7 +242,6 @@ class CheckpointWriter:
         options: TrainSection | None = None,
         run_mirror: str | None = None,
     ) -> None:
-        """Write to ``folder``, then ``run_mirror``; without ``options`` none is due in an epoch."""
         self._folder = folder / run_files.CHECKPOINTS
         self._log_line = log_line
         self._options = options
@@ -276,9 +261,8 @@ class CheckpointWriter:
     def save(self, state: dict[str, Any] | None, is_best: bool = False) -> None:
         """Copy ``state`` and write it to last.pt, and before that to best.pt if ``is_best``.
 
-        The previous last.pt is kept: a damaged file costs one checkpoint, not the run. A write
-        under way is waited for. Off rank 0, without a state, this only restarts the clock. Raises
-        CheckpointError at once if the state is not plain data.
+        A write under way is waited for. Off rank 0, without a state, this only restarts the clock.
+        Raises CheckpointError at once if the state is not plain data.
         """
         self._last_save = time.monotonic()
         if state is None:
@@ -310,4 +294,5 @@ class CheckpointWriter:
     def _write(self, state: dict[str, Any], is_best: bool) -> None:
         if is_best:
             save_checkpoint(self._folder / "best.pt", state)
+        # A damaged file costs one checkpoint, not the run.
         save_checkpoint(self._folder / "last.pt", state, keep_previous=True)

@@ -1,15 +1,14 @@
 """COCO metrics from plain arrays: the same to the last bit however the work was distributed.
 
-pycocotools is the reference; hotcoco computes the same bits a hundred times as fast. Both get what
-they would read from files, in the same order: images by id, detections in canonical order (equal
-scores rank by it), classes and images counted from 1. Ground truth keeps the float64 numbers of its
-file, because a rounded box or area changes matches.
+pycocotools is the reference; hotcoco computes the same bits a hundred times as fast. Both get
+images by id and detections in canonical order, since equal scores rank by it.
 """
 
 import contextlib
 import io
 from collections.abc import Mapping
 from importlib.metadata import version
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -45,11 +44,7 @@ class Evaluation(NamedTuple):
 
 
 def choose_scorer(wanted: Scorer = Scorer.auto) -> str:
-    """Name and version of the package that scores, such as ``pycocotools 2.0.11``.
-
-    ``auto`` takes hotcoco where a tested version is installed, else pycocotools. Raises ConfigError
-    if hotcoco is wanted and no tested version is installed.
-    """
+    """Name and version of the package that scores; ConfigError if hotcoco must, and is missing."""
     try:
         from hotcoco import __version__ as installed
     except ImportError:
@@ -65,13 +60,17 @@ def choose_scorer(wanted: Scorer = Scorer.auto) -> str:
 def match(truth: GroundTruth, detections: Detections, scorer: str | None = None, *, every_size: bool = True) -> Any:
     """Return COCOeval of pycocotools or hotcoco after ``evaluate`` and ``accumulate``.
 
-    It numbers images, classes, boxes and detections from 1. ``scorer`` comes from choose_scorer;
-    None: that of ``auto``. ``every_size`` matches small, medium and large boxes once more.
+    It numbers images, classes, boxes and detections from 1. ``scorer`` comes from choose_scorer.
+    ``every_size`` matches small, medium and large boxes once more.
     """
     assert np.isin(detections["image_id"], truth.image_ids).all(), "a detection on an unknown image"
-    by_id, crowd = np.argsort(truth.image_ids), truth.crowd.astype(bool)
-    images = [{"id": number, "height": 1, "width": 1} for number in range(1, len(by_id) + 1)]  # sizes are for masks
-    categories = [{"id": number, "name": str(number)} for number in range(1, len(truth.names) + 1)]
+    by_id = np.argsort(truth.image_ids)
+    crowd = truth.crowd.astype(bool)
+    images, categories = list[Any](), list[Any]()
+    for number in range(1, len(by_id) + 1):
+        images.append({"id": number, "height": 1, "width": 1})  # sizes are for masks
+    for number in range(1, len(truth.names) + 1):
+        categories.append({"id": number, "name": str(number)})
     image_of_label = np.argsort(by_id)[truth.image_of_box] + 1
     labels = image_of_label, truth.classes.astype(np.int64) + 1, truth.boxes_xywh
     ordered = canonical_order(detections)
@@ -101,24 +100,19 @@ def match(truth: GroundTruth, detections: Detections, scorer: str | None = None,
 
 
 def _as_coco(images: list[Any], categories: list[Any], *columns: np.ndarray) -> COCO:
-    """Annotations as pycocotools reads them from a file.
-
-    Their ids start at 1: it takes a match with annotation 0 for none.
-    """
-    coco, keys = COCO(), ("image_id", "category_id", "bbox", "area", "iscrowd", "score")
-    rows = zip(*(column.tolist() for column in columns), strict=True)
-    annotations = [dict(zip(keys, row, strict=False), id=number) for number, row in enumerate(rows, start=1)]
+    """Annotations as pycocotools reads them from a file; it takes a match with id 0 for none."""
+    keys = ("image_id", "category_id", "bbox", "area", "iscrowd", "score")
+    annotations = []
+    for number, row in enumerate(zip(*map(np.ndarray.tolist, columns), strict=True), start=1):
+        annotations.append(dict(zip(keys, row, strict=False), id=number))
+    coco = COCO()
     coco.dataset = {"images": images, "categories": categories, "annotations": annotations}
     coco.createIndex()
     return coco
 
 
 def score(truth: GroundTruth, detections: Detections, scorer: str | None = None) -> Evaluation:
-    """Compute the 12 COCO metrics and those of each class, as COCOeval.summarize does.
-
-    Precision and recall are those at the best F1. ``detections`` come in any order, ``scorer`` is
-    that of ``match``.
-    """
+    """The 12 COCO metrics and those of each class, as by COCOeval.summarize."""
     scorer = scorer or choose_scorer()
     evaluation = match(truth, detections, scorer)
     summary = COCOeval(iouType="bbox")
@@ -133,9 +127,10 @@ def score(truth: GroundTruth, detections: Detections, scorer: str | None = None)
     for index, name in enumerate(truth.names):
         # Precision has the axes IoU, recall, class, area and limit, of which the last is 100.
         every, small, medium, large = np.moveaxis(evaluation.eval["precision"][:, :, index, :, 2], -1, 0)
-        row = dict(zip(PER_CLASS, map(_mean_of_present, (every, every[0], small, medium, large)), strict=True))
-        images = truth.image_of_box[counted & (truth.classes == index)]
+        means = map(_mean_of_present, (every, every[0], small, medium, large))
+        row = dict(zip(PER_CLASS, means, strict=True))
         row |= best_f1(matches, index) or absent
+        images = truth.image_of_box[counted & (truth.classes == index)]
         per_class[name] = row | {"images": len(np.unique(images)), "boxes": len(images)}
     at_best = best_f1(matches) or absent
     return Evaluation(metrics, per_class, at_best, truth, detections, losses={}, scorer=scorer, matches=matches)
@@ -147,16 +142,13 @@ def _mean_of_present(values: np.ndarray) -> float:
 
 
 class Matches(NamedTuple):
-    """n detections and the boxes of K classes on N images, matched at COCO's T = 10 IoUs.
-
-    Of each class at most 100 detections on an image; by class, then by image.
-    """
+    """n detections, by class and image, and boxes of K classes on N images, at COCO's 10 IoUs."""
 
     classes: np.ndarray  # int64 (n,)
     images: np.ndarray  # int64 (n,) positions in the order of image ids
     scores: np.ndarray  # float64 (n,)
-    right: np.ndarray  # bool (T, n) matched with a box that counts
-    wrong: np.ndarray  # bool (T, n) matched with none; those matched with crowds are neither
+    right: np.ndarray  # bool (10, n) matched with a box that counts
+    wrong: np.ndarray  # bool (10, n) matched with none; those matched with crowds are neither
     boxes: np.ndarray  # int64 (K, N) number of boxes that count, all but crowds
     found: np.ndarray  # int64 (n,) positions in canonical order
     labels: np.ndarray  # int64 (n,) the box that each is matched with at IoU .5; -1: none
@@ -164,12 +156,11 @@ class Matches(NamedTuple):
 
 def find_matches(truth: GroundTruth, detections: Detections, scorer: str | None = None) -> Matches:
     """The matches that AP is computed from; ``scorer`` is that of ``match``."""
-    pairs = [pair for pair in match(truth, detections, scorer, every_size=False).evalImgs if pair is not None]
-    pairs.sort(key=lambda pair: (pair["category_id"], pair["image_id"]))
+    pairs = filter(None, match(truth, detections, scorer, every_size=False).evalImgs)
     boxes = np.zeros((len(truth.names), len(truth.image_ids)), np.int64)
     places, scores, numbers = list[tuple[int, int]](), list[float](), list[int]()
     matches, ignores = [np.zeros((10, 0))], [np.zeros((10, 0))]
-    for pair in pairs:
+    for pair in sorted(pairs, key=itemgetter("category_id", "image_id")):
         place = pair["category_id"] - 1, pair["image_id"] - 1
         boxes[place] = np.logical_not(pair["gtIgnore"]).sum()
         places += [place] * len(pair["dtScores"])
@@ -178,40 +169,35 @@ def find_matches(truth: GroundTruth, detections: Detections, scorer: str | None 
         matches.append(np.reshape(pair["dtMatches"], (10, -1)))
         ignores.append(np.reshape(pair["dtIgnore"], (10, -1)))
     classes, images = np.array(places, np.int64).reshape(-1, 2).T
-    partners, counted = np.concatenate(matches, axis=1), np.concatenate(ignores, axis=1) == 0
+    partners = np.hstack(matches)
+    counted = np.hstack(ignores) == 0
     right, wrong = (partners > 0) & counted, (partners == 0) & counted
     found, labels = np.array(numbers, np.int64) - 1, partners[0].astype(np.int64) - 1
     return Matches(classes, images, np.array(scores, np.float64), right, wrong, boxes, found, labels)
 
 
 def best_f1(matches: Matches, index: int | None = None) -> dict[str, float] | None:
-    """The highest threshold of the best F1 at IoU .5 of a class, or of all, as OPERATING_POINT.
-
-    A threshold reports all detections with at least that score. None if no detection is right:
-    then no threshold is better than another.
-    """
+    """The highest threshold of the best F1 at IoU .5, as OPERATING_POINT; None without a hit."""
     scores, f1, precision, recall = over_scores(matches, index)
     if not f1.any():
         return None
-    best = int(f1.argmax())
-    values = (precision[best], recall[best], f1[best], scores[best])
-    return dict(zip(OPERATING_POINT, map(float, values), strict=True))
+    values = np.stack((precision, recall, f1, scores))[:, f1.argmax()]
+    return dict(zip(OPERATING_POINT, values.tolist(), strict=True))
 
 
 def over_scores(matches: Matches, index: int | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Falling scores (n,), and F1, precision and recall at IoU .5 of the detections from each on.
-
-    ``index`` is that of a class; None: all classes. Recall is 0 without boxes.
-    """
-    chosen, boxes = matches.right[0] | matches.wrong[0], matches.boxes.sum()
+    """Falling scores (n,); F1, precision, recall at IoU .5 from each on, of a class or all."""
+    chosen = matches.right[0] | matches.wrong[0]
+    boxes = matches.boxes.sum()
     if index is not None:
-        chosen, boxes = chosen & (matches.classes == index), matches.boxes[index].sum()
-    order = np.argsort(-matches.scores[chosen], kind="stable")
-    scores = matches.scores[chosen][order]
-    hits = matches.right[0, chosen][order].cumsum()
-    last = np.flatnonzero(np.append(scores[1:] != scores[:-1], True)[: len(scores)])  # equal scores count together
-    scores, found, hits = scores[last], last + 1, hits[last]
-    return scores, 2 * hits / (found + boxes), hits / found, hits / max(boxes, 1)
+        chosen &= matches.classes == index
+        boxes = matches.boxes[index].sum()
+    falling, found = np.unique(-matches.scores[chosen], return_counts=True)  # equal scores count together
+    found = found.cumsum()
+    hits = np.bincount(
+        np.searchsorted(falling, -matches.scores[matches.right[0] & chosen]), minlength=len(found)
+    ).cumsum()
+    return -falling, 2 * hits / (found + boxes), hits / found, hits / max(boxes, 1)
 
 
 def rows_of_classes(result: Evaluation) -> tuple[list[str], list[list[str]]]:
@@ -220,22 +206,20 @@ def rows_of_classes(result: Evaluation) -> tuple[list[str], list[list[str]]]:
     of_all = {**result.metrics, **result.at_best_f1, "images": len(np.unique(with_box)), "boxes": len(with_box)}
     rows = []
     for name, row in (("all", of_all), *result.per_class.items()):
-        cells = [format_metric(row[column]) for column in (*PER_CLASS, *OPERATING_POINT)]
+        cells = map(format_metric, itemgetter(*PER_CLASS, *OPERATING_POINT)(row))
         rows.append([name, f"{row['images']:.0f}", f"{row['boxes']:.0f}", *cells])
     return ["class", "images", "boxes", *PER_CLASS, *SHORT_NAMES], rows
 
 
 def format_table(result: Evaluation) -> str:
     """Format the 12 metrics and a row per class; "-" means no ground truth."""
-    values = [format_metric(result.metrics[name]) for name in METRICS]
-    lines = [f"scored by {result.scorer}"]
-    lines += [" ".join(f"{cell:>5}" for cell in cells) for cells in (METRICS, values)]  # fits into 80 columns
+    aligned = "{:>5}".format
+    values = map(format_metric, itemgetter(*METRICS)(result.metrics))
+    lines = [f"scored by {result.scorer}", " ".join(map(aligned, METRICS)), " ".join(map(aligned, values)), ""]
     titles, rows = rows_of_classes(result)
-    rows.insert(0, titles)
-    width = max(len(row[0]) for row in rows)
-    lines.append("")
-    for name, images, boxes, *cells in rows:
-        lines.append(f"{name:<{width}} {images:>6} {boxes:>6} " + " ".join(f"{cell:>5}" for cell in cells))
+    width = max(map(len, ("class", "all", *result.per_class)))
+    for name, images, boxes, *cells in (titles, *rows):
+        lines.append(f"{name:<{width}} {images:>6} {boxes:>6} {' '.join(map(aligned, cells))}")
     return "\n".join(lines)
 
 

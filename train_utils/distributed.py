@@ -1,18 +1,21 @@
-"""The ranks of a run: how they meet, who builds first, and what they exchange.
+"""The ranks of a run: how they meet, who builds first, what they exchange, and how they stop.
 
 In a single process each function does nothing or returns its input. What must answer before torch
 is imported is in launch.py.
 """
 
 import itertools
+import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -25,6 +28,7 @@ from data.progress import counted, log
 
 NVIDIA_DEVICE = Path("/dev/nvidiactl")  # there if the kernel knows a GPU, whatever torch can do
 PAUSE_SECONDS = 0.1  # between looks at the store
+STOP_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 _groups = itertools.count()  # that this process opened
 
 
@@ -54,9 +58,8 @@ class World:
 def init_distributed_mode(device: str, timeout_seconds: float) -> World:
     """Find out how this process was launched, choose its device and join its peers.
 
-    ``device`` is "auto" (CUDA if there is a GPU), "cpu" or "cuda". ``timeout_seconds`` bounds the
-    wait for peers, here and in each later exchange. Raises DistributedError if they are not found,
-    or if a rank has no device of its own.
+    ``timeout_seconds`` bounds the wait for peers, here and in each later exchange. Raises
+    DistributedError if they are not found, or if a rank has no device of its own.
     """
     place = launch.read_launch()
     log.disabled = place.rank > 0
@@ -83,11 +86,9 @@ def init_distributed_mode(device: str, timeout_seconds: float) -> World:
 
 
 def choose_device(requested: str, local_rank: int | None = None) -> torch.device:
-    """The device of this rank; without ``local_rank`` the current one.
-
-    ``requested``: "auto", "cpu" or "cuda". Raises DistributedError if there is none.
-    """
-    if requested == "auto" and not torch.cuda.is_available() and NVIDIA_DEVICE.exists():
+    """The device for the option ``device``; without ``local_rank`` the current one."""
+    has_cuda = torch.cuda.is_available()
+    if requested == "auto" and not has_cuda and NVIDIA_DEVICE.exists():
         try:
             torch.cuda.init()
         except RuntimeError as error:
@@ -96,9 +97,9 @@ def choose_device(requested: str, local_rank: int | None = None) -> torch.device
                     f"torch cannot use the GPU of this machine ({first_line(error)}). fix: a newer driver, or a "
                     "build of torch for this one; device=cpu does without"
                 ) from error
-    if requested == "cpu" or (requested == "auto" and not torch.cuda.is_available()):
+    if requested == "cpu" or (requested == "auto" and not has_cuda):
         return torch.device("cpu")
-    if not torch.cuda.is_available():
+    if not has_cuda:
         raise DistributedError(
             f"a CUDA device was asked for, but torch {torch.__version__} finds none. "
             "fix: device=auto, or look at nvidia-smi and CUDA_VISIBLE_DEVICES"
@@ -110,11 +111,7 @@ def choose_device(requested: str, local_rank: int | None = None) -> torch.device
 
 
 def _grow_memory_segments(device: torch.device) -> None:
-    """Let CUDA's memory segments grow, since many image sizes leave holes in fixed ones.
-
-    They stay fixed where the driver refuses growing ones or torch cannot be asked, and if the user
-    chose.
-    """
+    """Let CUDA's memory segments grow, since many image sizes leave holes in fixed ones."""
     if sys.platform != "linux" or launch.chose_allocator():
         return
     try:
@@ -161,14 +158,14 @@ def _wait_for_store(address: tuple[str, int], until: float) -> None:
 
 
 @contextmanager
-def torch_distributed_zero_first(world: World) -> Iterator[None]:
+def torch_distributed_zero_first(world: World | None) -> Iterator[None]:
     """Run the body on rank 0, then on the first rank of each other node, then on all others.
 
     One builds, the others open what it built. They wait on the store, not in a collective with its
-    time-out, so that building may take hours. No rank leaves before all builders are done. If one
-    raises, those that wait for it raise DistributedError with its sentence.
+    time-out, and none leaves before all builders are done. If one raises, those that wait for it
+    raise DistributedError with its sentence.
     """
-    if world.world_size == 1:
+    if world is None or world.world_size == 1:
         yield
         return
     assert dist.group.WORLD is not None
@@ -230,7 +227,7 @@ def broadcast_text(text: str | None) -> str:
 
 
 def broadcast_module(module: torch.nn.Module) -> None:
-    """Overwrite parameters and buffers with rank 0's, so all ranks score the same model."""
+    """Overwrite parameters and buffers with rank 0's."""
     if dist.is_initialized():
         for tensor in (*module.parameters(), *module.buffers()):
             dist.broadcast(tensor.detach(), src=0)
@@ -256,3 +253,71 @@ def gather_arrays(array: ndarray) -> list[ndarray] | None:
     gathered = [array] * dist.get_world_size() if dist.get_rank() == 0 else None
     dist.gather_object(array, gathered)
     return gathered
+
+
+class StopRequest:
+    """``signal`` asked this process to stop; ``agreed`` is what stops all ranks, after ``agree``.
+
+    SLURM sends USR1 and TERM, submitit USR2, a closing terminal HUP (ignored under nohup), Ctrl-C
+    INT. The context handles these signals in the main thread; with ``term_ends`` TERM only after
+    ``handle_term``. A second Ctrl-C ends the program at once. If the signal had a handler before,
+    that one is called after the body: submitit's requeues its job, and Python's for Ctrl-C raises
+    KeyboardInterrupt.
+    """
+
+    def __init__(self, term_ends: bool = False) -> None:
+        self._term_ends = term_ends
+        self.signal: signal.Signals | None = None
+        self.agreed: signal.Signals | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is not threading.main_thread():
+            return self
+        for number in STOP_SIGNALS:
+            before = signal.getsignal(number)
+            if number == signal.SIGHUP and before == signal.SIG_IGN:
+                continue
+            self._before[number] = before
+            if number != signal.SIGTERM or not self._term_ends:
+                signal.signal(number, self._handle)
+        return self
+
+    def handle_term(self) -> None:
+        """Stop after the step on TERM, too; before, it ends the process wherever it waits."""
+        if signal.SIGTERM in self._before:
+            signal.signal(signal.SIGTERM, self._handle)
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        # The launcher ends all ranks with TERM after one of them failed and said why.
+        is_ended = self.signal == signal.SIGTERM and launch.is_lost_peer(error)
+        if self.signal is not None and (is_ended or (error is None and callable(self._before.get(self.signal)))):
+            signal.raise_signal(self.signal)
+
+    def _handle(self, number: int, _: object) -> None:
+        if number == signal.SIGINT and self.signal is not None:
+            raise KeyboardInterrupt
+        self.signal = self.signal or signal.Signals(number)
+
+    def votes(self, skip: Tensor, save: bool) -> Tensor:
+        """Skip, save, signal number or 0, if any rank wants it: float64 (3,), by all together."""
+        votes = skip.new_empty(3, dtype=torch.float64)  # torch.tensor would copy to the device, and wait
+        votes[0] = skip
+        votes[1] = save
+        votes[2] = self.signal or 0
+        return max_over_ranks(votes)
+
+    def agree(self, number: float | None = None) -> None:
+        """Set ``agreed`` from the ``number`` in the ``votes`` of all ranks, or by asking them."""
+        if number is None:
+            number = self.votes(torch.tensor(False), save=False)[2].item()
+        self.agreed = signal.Signals(int(number)) if number else None
+
+
+def ask_for_requeue(world: World, stopped_by: signal.Signals) -> None:
+    """Ask the SLURM job script to requeue, which ends the job; not after Ctrl-C."""
+    path = launch.requeue_file()
+    if world.is_main and path is not None and stopped_by != signal.SIGINT:
+        path.write_text(f"{stopped_by.name}\n", encoding="utf-8")

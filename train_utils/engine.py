@@ -3,9 +3,10 @@
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple, Self
 
 import torch
@@ -18,12 +19,10 @@ from data.progress import Progress, counted
 from models import Darknet
 from models.layers import Dropout
 from models.loss import HeadLoss, LossParts
-from train_utils import checkpoint, compile, distributed, numerics, optim, train_state
-from train_utils.distributed import World
-from train_utils.stop import StopRequest
+from train_utils import auto, checkpoint, compile, distributed, numerics, optim, train_state
+from train_utils.distributed import StopRequest, World
 
-# By these the CPU's allocator, CUDA, cuDNN (no room for any algorithm's workspace) and cuBLAS (none
-# for its handle) say that memory is full; torch.OutOfMemoryError is but one of their errors.
+# By these the CPU's allocator, CUDA, cuDNN and cuBLAS say that memory is full.
 MEMORY_IS_FULL = (
     "can't allocate memory",
     "out of memory",
@@ -63,35 +62,30 @@ class ForwardPass:
             if isinstance(layer, Dropout):
                 layer.place = world.rank, world.world_size, batches.sampler.unit
         images = options.epochs * batches.steps_per_epoch * options.batch_size // world.world_size
-        is_fused = compile.fuses_norm(options, world, model, batches.images_per_rank)
+        is_fused = auto.fuses_norm(options, world, model, batches.images_per_rank)
         if is_fused:
             log_line("train.fused_norm=true: batch norm and activation in one pass")
         if options.compile is Compile.auto and compile_mode == "default":
             longer = compile.INPUT_ONLY if is_fused else "default"
-            compile_mode = longer if compile.pays_back(model, options.image_size, images) else "off"
-        sizes, given = batches.sizes.count, Batch.network_input
-        step_loss, to_input = compile.compile_step(model, loss, given, compile_mode, sizes, log_line=log_line)
+            compile_mode = longer if auto.pays_back(model, options.image_size, images) else "off"
+        step = loss, Batch.network_input
+        if compile_mode != "off":
+            step = compile.compile_step(model, *step, compile_mode, batches.sizes.count, log_line=log_line)
         dtype = numerics.autocast_dtype(options.precision.value, world.device)
-        return cls(distributed.wrap_ddp(model, world), step_loss, to_input, dtype, world)
+        return cls(distributed.wrap_ddp(model, world), *step, dtype, world)
 
-    def positives_per_image(self, targets: Sequence[Tensor], images: int) -> Tensor:
+    def positives_per_image(self, targets: Iterable[Tensor], images: int) -> Tensor:
         """What the loss asks of all ``targets`` of a step, of ``images`` over all ranks."""
-        positives = sum(self.loss.count_positives(each.to(self.world.device)) for each in targets)
-        assert isinstance(positives, Tensor)
+        counts = []
+        for each in targets:
+            counts.append(self.loss.count_positives(each.to(self.world.device)))
+        positives = torch.stack(counts).sum(0)
         return (distributed.sum_over_ranks(positives) if len(positives) else positives) / images
 
     def __call__(
-        self,
-        images: Tensor,
-        targets: Tensor,
-        positives_per_image: Tensor,
-        warmup: float,
-        refines: bool = False,
+        self, images: Tensor, targets: Tensor, positives_per_image: Tensor, warmup: float, refines: bool = False
     ) -> tuple[LossParts, Tensor]:
-        """The loss's sums and divisor of ``images`` (B, 3, H, W), float.
-
-        ``warmup`` is the finished share of the warm-up, 0..1; ``refines`` is that of the loss.
-        """
+        """Sums and divisor of the loss on ``images`` (B, 3, H, W), float; ``warmup`` is 0..1."""
         with torch.autocast(images.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None):
             raw_maps = self.model(images)
         return self.loss.sums(raw_maps, targets, positives_per_image, warmup, refines)
@@ -121,9 +115,9 @@ def train_one_epoch(
 ) -> EpochResult:
     """Train on the batches that ``loader`` has left of an epoch, or until all ranks stop.
 
-    A step takes ``accumulate`` batches. One whose loss or gradient is not finite is skipped: it
-    changes nothing. After every other step ``log_step`` gets its number, the rate and this rank's
-    losses. Raises what ``guard.skip`` and, before checkpoints and at the end, ``check_weights`` do.
+    A step takes ``accumulate`` batches. One whose loss or gradient is not finite changes nothing;
+    after every other one ``log_step`` gets its number, the rate and this rank's losses. Raises what
+    ``guard.skip`` and, before checkpoints and at the end, ``check_weights`` do.
     """
     world = forward.world
     forward.model.train()
@@ -143,7 +137,7 @@ def train_one_epoch(
             break
         guard.begin_step()
         state.schedule.apply(state.optimizer, state.step)
-        images = world.world_size * sum(len(batch.images) for batch in micro_batches)
+        images = world.world_size * sum(map(len, map(attrgetter("images"), micro_batches)))
         seen += images
         state.seen += images
         means, norm = add_gradients(forward, state, micro_batches, images, refines)
@@ -178,13 +172,12 @@ def add_gradients(
 ) -> tuple[Tensor, Tensor]:
     """Put the gradients of a step, of ``images`` over all ranks, into the parameters.
 
-    Empties the list of this rank's ``micro_batches``: their memory is for the next ones. Returns
-    this rank's losses, float64, whose mean over the ranks is that of the step, and the norm of the
-    gradients.
+    Empties the list of ``micro_batches``: their memory is for the next ones. Returns this rank's
+    losses, float64, whose mean over the ranks is that of the step, and the norm of the gradients.
     """
     model, world = forward.model, forward.world
     warmup = state.schedule.warmup(state.step)
-    per_image = forward.positives_per_image([batch.targets for batch in micro_batches], images)
+    per_image = forward.positives_per_image(map(attrgetter("targets"), micro_batches), images)
     sums = torch.zeros_like(state.loss_sums)
     divisor = state.loss_sums.new_zeros(1)
     while micro_batches:
@@ -201,7 +194,10 @@ def add_gradients(
     # The positives of all passes and ranks are known only now.
     divisor = distributed.sum_over_ranks(divisor).clamp(min=images)
     state.scaler.unscale_(state.optimizer)
-    gradients = [p.grad for p in state.parameters if p.grad is not None]
+    gradients = []
+    for parameter in state.parameters:
+        if parameter.grad is not None:
+            gradients.append(parameter.grad)
     torch._foreach_mul_(gradients, (images / divisor[0]).to(gradients[0].dtype))
     return sums * (world.world_size / divisor), torch.nn.utils.get_total_norm(gradients)
 
@@ -210,14 +206,12 @@ def rehearse(forward: ForwardPass, state: train_state.TrainState, side: int) -> 
     """Run one DDP pass on empty images of ``side`` pixels, before a resumed state is loaded.
 
     After its first backward pass DDP puts gradients into other buckets. With three or more ranks it
-    then adds in another order. A resumed run needs that pass too, or it would differ from the
-    uninterrupted run in the last bits.
+    then adds in another order, and a resumed run would differ in the last bits without that pass.
     """
     if not isinstance(forward.model, torch.nn.parallel.DistributedDataParallel):
         return
     forward.model.train()
-    dtype = next(parameter for parameter in forward.model.parameters() if parameter.requires_grad).dtype
-    images = torch.zeros(2, 3, side, side, device=forward.world.device, dtype=dtype)
+    images = torch.zeros(2, 3, side, side, device=forward.world.device, dtype=state.parameters[0].dtype)
     targets = torch.tensor([[0, 0, side / 2, side / 2, side / 2, side / 2]], device=forward.world.device)
     parts, _ = forward(images, targets, forward.positives_per_image([targets], len(images)), 1.0)
     parts.total.backward()
@@ -227,7 +221,7 @@ def rehearse(forward: ForwardPass, state: train_state.TrainState, side: int) -> 
 def check_weights(state: train_state.TrainState) -> None:
     """Raise TrainError on all ranks if a weight, a statistic or its average is not finite."""
     values = [*state.model.state_dict().values(), *state.average.module.state_dict().values()]
-    largest = torch.nn.utils.get_total_norm([value for value in values if value.is_floating_point()], math.inf)
+    largest = torch.nn.utils.get_total_norm(list(filter(torch.is_floating_point, values)), math.inf)
     if distributed.any_rank(not math.isfinite(largest)):
         raise TrainError(
             f"a weight or batch-norm statistic is not finite after {counted(state.step, 'step')}, and training cannot "
@@ -236,11 +230,7 @@ def check_weights(state: train_state.TrainState) -> None:
 
 
 class NonFiniteGuard:
-    """Undoes what a bad step did to batch-norm statistics, and limits bad steps in a row.
-
-    ``model`` is the plain one. ``limit`` steps in a row may be skipped (0: none). ``log_line`` gets
-    lines for the log.
-    """
+    """Undoes what a bad step did to batch norm of ``model``; ``limit`` in a row may be skipped."""
 
     def __init__(self, model: torch.nn.Module, limit: int, log_line: Callable[[str], None]) -> None:
         self.in_a_row = 0  # steps skipped; the caller sets it to 0 after a good step
@@ -256,9 +246,8 @@ class NonFiniteGuard:
         """Undo the step in the model's buffers; ``losses`` are those of this rank.
 
         All ranks call this together. If float16's loss scale was above 1 and fell because of this
-        step, the scale may be the cause, and the step does not count. A scale of 1 enlarges no
-        gradient. If only the norm overflowed, the scale stays. Raises TrainError after more than
-        ``limit`` steps in a row that count, and at once if a weight broke the step.
+        step, the scale may be the cause, and the step does not count. Raises TrainError after more
+        than ``limit`` steps in a row that count, and at once if a weight broke the step.
         """
         for before, now in self._buffers:
             torch._foreach_copy_(now, before)
@@ -288,7 +277,7 @@ def explain_out_of_memory(batches: TrainBatchSampler, world: World) -> Iterator[
     try:
         yield
     except RuntimeError as error:
-        if not isinstance(error, torch.OutOfMemoryError) and not any(words in str(error) for words in MEMORY_IS_FULL):
+        if not any(words in str(error) for words in MEMORY_IS_FULL):
             raise
         images = batches.images_per_rank
         lower = [size for size in range(1, images) if images * batches.accumulate % size == 0]

@@ -27,9 +27,7 @@ BY_SPEED = (Precision.bfloat16, Precision.float16, Precision.float32)
 def common_precision(device: torch.device) -> Precision:
     """The fastest of BY_SPEED that the hardware of all ranks has; they call this together.
 
-    A device has bfloat16 if it multiplies it natively (emulated it is slower), float16 if it is a
-    GPU with tensor cores (compute capability 7.0). Ranks of different formats would scale their
-    gradients differently, and average them.
+    bfloat16 counts where it is not emulated, float16 from compute capability 7.0 on.
     """
     own = Precision.float32
     if device.type == "cuda":
@@ -42,11 +40,7 @@ def common_precision(device: torch.device) -> Precision:
 
 
 def autocast_dtype(precision: str, device: torch.device, key: str = "train.precision") -> torch.dtype | None:
-    """The autocast dtype of the forward pass; None means the dtype of the weights.
-
-    ``precision`` is the value of the option ``key``; of an evaluation, ``auto`` means float32.
-    Raises TrainError for float16 on a CPU, and for tf32 on hardware without it.
-    """
+    """The autocast dtype, or None, for the option ``key``; TrainError if the hardware lacks it."""
     if precision == "float16" and device.type == "cpu":
         raise TrainError(f"{key}=float16 needs a GPU. fix: {key}=bfloat16 or float32")
     if precision == "tf32" and not (device.type == "cuda" and torch.cuda.is_tf32_supported()):
@@ -62,11 +56,7 @@ def has_native_bfloat16() -> bool:
 
 
 def prepare_numerics(options: TrainSection) -> None:
-    """Set seeds, determinism, TF32 and cuDNN's benchmark of a training, before CUDA computes.
-
-    The seed is the same on every rank. Samples do not depend on it: each has its own generator,
-    seeded by (seed, epoch, index).
-    """
+    """Set seeds, determinism, TF32 and cuDNN's benchmark of a training, before CUDA computes."""
     random.seed(options.seed)
     np.random.seed(options.seed % 2**32)
     torch.manual_seed(options.seed)
@@ -84,11 +74,7 @@ def prepare_numerics(options: TrainSection) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Make glibc keep freed memory in this process and in loader workers forked from it.
-
-    By default glibc returns it to the system; the page faults cost a third of a step on a CPU and a
-    tenth of a sample with a tile pool (docs/results/).
-    """
+    """Make glibc keep freed memory: page faults would cost a CPU a third of a step."""
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
         libc.mallopt(M_MMAP_MAX, 0)
@@ -97,10 +83,7 @@ def keep_freed_memory() -> None:
 
 @contextmanager
 def one_thread_per_operator() -> Iterator[int]:
-    """Run torch operators of this thread on one thread inside; yield the number outside.
-
-    Several threads may be inside, and each gets the number from before the first of them.
-    """
+    """Run torch operators of this thread on one thread inside; yield the number outside of all."""
     with _CHANGING:
         threads = _outside[0] if _outside else torch.get_num_threads()
         _outside.append(threads)

@@ -22,11 +22,7 @@ FAST_BIASES = 10  # times lr, of biases at the start of warm-up with name=sgd: h
 
 @dataclass(frozen=True)
 class Schedule:
-    """Every quantity that changes with the optimiser step, as a pure function of the step.
-
-    A checkpoint needs no schedule state. Steps count from 0; ``total_steps`` is the number of
-    optimiser steps of the whole training.
-    """
+    """Every quantity that changes with the optimiser step, as a pure function of it, from 0."""
 
     config: OptimConfig
     steps_per_epoch: int
@@ -50,18 +46,14 @@ class Schedule:
         done = step / max(1, self.total_steps - 1)
         progress = min(1.0, max(0.0, done - flat) / (1 - flat))
         low = self.config.final_lr_ratio
-        if self.config.decay is Decay.cosine:
-            return low + (1 - low) * (1 + math.cos(math.pi * progress)) / 2
-        if self.config.decay is Decay.linear:
-            return low + (1 - low) * (1 - progress)
-        return 1.0
+        left = {Decay.cosine: (1 + math.cos(math.pi * progress)) / 2, Decay.linear: 1 - progress}
+        return low + (1 - low) * left[self.config.decay] if self.config.decay in left else 1.0
 
     def ema_decay(self, updates: int) -> float:
         """Decay of the weight average at update number ``updates``, counted from 1.
 
-        A decay d averages over about 1 / (1 - d) steps. That is EMA_WINDOW times the steps made,
-        plus 1, until ``ema_decay`` limits it: a width relative to the length of the training
-        (Karras et al. 2024, arXiv 2312.02696, section 3.1).
+        A decay d averages over about 1 / (1 - d) steps: EMA_WINDOW times the steps made, plus 1,
+        until ``ema_decay`` limits it (Karras et al. 2024, arXiv 2312.02696, section 3.1).
         """
         steps = EMA_WINDOW * updates
         return min(self.config.ema_decay, steps / (1 + steps))
@@ -70,8 +62,8 @@ class Schedule:
         """Overwrite rate, momentum and decay of ``make_optimizer``'s groups for this step.
 
         During warm-up rates and decay rise from 0, momentum or beta1 moves from 0.9, and the rate
-        of biases falls from ``FAST_BIASES`` with plain SGD. A checkpoint restores the groups of its
-        run. Anything not written here would survive a changed option.
+        of biases falls from ``FAST_BIASES`` with plain SGD. What a checkpoint holds of other
+        options is overwritten.
         """
         lr = self.config.lr
         done = self.warmup(step)
@@ -96,35 +88,28 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimiz
     """The optimiser of ``config.name`` over the trainable parameters in three groups.
 
     In order: ``convolution`` (weights of two dimensions and more, the only ones that decay),
-    ``norm`` (those of one, as of batch norm) and ``bias``. Scales and offsets have no reason to be
-    small, so they are not decayed. ``Schedule.apply`` sets the rest before each step.
+    ``norm`` (those of one, as of batch norm) and ``bias``. ``Schedule.apply`` sets the rest before
+    each step.
     """
-    groups: dict[str, list[nn.Parameter]] = {"convolution": [], "norm": [], "bias": []}
+    groups: list[dict[str, Any]] = []
+    for name in ("convolution", "norm", "bias"):
+        groups.append({"params": [], "name": name, "weight_decay": 0.0})
+    convolution, norm, bias = groups
     for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
+        group = convolution if parameter.ndim > 1 else norm
         if name.rpartition(".")[2] == "bias":
-            groups["bias"].append(parameter)
-        elif parameter.ndim > 1:
-            groups["convolution"].append(parameter)
-        else:
-            groups["norm"].append(parameter)
-    rows: list[dict[str, Any]] = [
-        {"params": parameters, "name": name, "weight_decay": 0.0} for name, parameters in groups.items()
-    ]
+            group = bias
+        if parameter.requires_grad:
+            group["params"].append(parameter)
     if config.name == Optimizer.adamw:
-        return torch.optim.AdamW(rows, lr=config.lr, fused=True)  # the plain one reads its count of steps
-    if config.name in OPTIMISERS:
-        plugged: torch.optim.Optimizer = OPTIMISERS[config.name](rows, config.lr)
-        return plugged
-    return torch.optim.SGD(rows, lr=config.lr)
+        return torch.optim.AdamW(groups, lr=config.lr, fused=True)  # the plain one reads its count of steps
+    make: Any = OPTIMISERS.get(config.name, torch.optim.SGD)
+    optimizer: torch.optim.Optimizer = make(groups, config.lr)
+    return optimizer
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-    """Load a saved state of ``make_optimizer``; each value gets its parameter's memory layout.
-
-    Raises ValueError, or torch's or Python's errors, if it is that of another optimiser.
-    """
+    """Load a saved state in the memory layout of the parameters, or raise many kinds of errors."""
     keys = STATE_KEYS.get(type(optimizer))
     if keys is not None:  # the schedule sets their groups; a plugin may keep state there
         saved = {**optimizer.state_dict(), "state": saved["state"]}
@@ -142,14 +127,11 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -
 class WeightAverage:
     """Exponential moving average of the weights; batch-norm statistics are those of the last step.
 
-    The statistics are averages over steps already. Averaged again they lag behind the weights,
-    which ruins a short training of a deep network (docs/develop/decisions.md). ``module`` is
-    the averaged model: a copy in eval mode that is never trained. It follows the tensors that
-    ``model`` has now: whatever changes them later does so in place.
+    They are averages already; averaged again they would lag behind (docs/develop/decisions.md).
+    ``module`` is a copy in eval mode; tensors of ``model`` must from then on change in place.
     """
 
     def __init__(self, model: nn.Module, decay: Callable[[int], float]) -> None:
-        """Average ``model`` with ``decay``, a function of the number of updates from 1."""
         self._decay = decay
         self.updates = 0
         self.module = copy.deepcopy(model).requires_grad_(False).eval()

@@ -1,10 +1,10 @@
 """Ground truth and detections as plain arrays, and the files of detections."""
 
 import json
-import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path, PurePosixPath
 from typing import Any, Self
 
@@ -44,7 +44,7 @@ class GroundTruth:
     @classmethod
     def of(cls, annotations: Annotations) -> Self:
         """What the detections of a data set are scored against."""
-        return cls(**{column.name: getattr(annotations, column.name) for column in fields(cls)})
+        return cls(*attrgetter(*cls.__dataclass_fields__)(annotations))
 
     @property
     def image_of_box(self) -> ndarray:
@@ -70,10 +70,7 @@ def to_xyxy(boxes_xywh: ndarray) -> ndarray:
 
 
 def canonical_order(detections: Detections) -> Detections:
-    """A copy sorted by image, falling score, class, then box, so that only identical rows tie.
-
-    A results file keeps its order, which decides between equal scores.
-    """
+    """A copy sorted by image, falling score, class, then box; a results file keeps its order."""
     if detections.dtype == DETECTION_AS_READ:
         return detections
     left, top, width, height = detections["box_xywh"].T
@@ -82,7 +79,7 @@ def canonical_order(detections: Detections) -> Detections:
 
 
 def to_coco_json(detections: Detections, category_ids: Sequence[int] | ndarray) -> list[dict[str, Any]]:
-    """COCO's results format in canonical order; ``category_ids`` has the id of each class."""
+    """COCO's results in canonical order; ``category_ids`` has the id of each class."""
     ordered = canonical_order(detections)
     images, boxes, scores = (ordered[name].tolist() for name in ("image_id", "box_xywh", "score"))
     categories = np.asarray(category_ids)[ordered["class"]].tolist()
@@ -95,10 +92,14 @@ def to_coco_json(detections: Detections, category_ids: Sequence[int] | ndarray) 
 def images_json(annotations: Annotations) -> dict[str, Any]:
     """The images and categories of a data set as COCO writes them."""
     images = []
-    for index, number in enumerate(annotations.image_ids.tolist()):
-        height, width = annotations.sizes[index].tolist()
-        images.append({"id": number, "file_name": annotations.file_name(index), "height": height, "width": width})
+    for number, name, size in zip(annotations.image_ids, annotations.file_names, annotations.sizes, strict=True):
+        images.append(image_json(int(number), name, size.tolist()))
     return {"images": images, "categories": categories_json(annotations.names, annotations.category_ids.tolist())}
+
+
+def image_json(number: int, name: str, size: Sequence[int]) -> dict[str, Any]:
+    """An image of ``size`` (height, width) as COCO writes it."""
+    return {"id": number, "file_name": name, "height": size[0], "width": size[1]}
 
 
 def categories_json(names: Sequence[str], category_ids: Sequence[int]) -> list[dict[str, Any]]:
@@ -119,22 +120,15 @@ class ImageResult:
 def coco_files(
     results: Sequence[ImageResult], names: Sequence[str], category_ids: Sequence[int]
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The contents of COCO json files: images with categories, and detections as results.
-
-    ``names`` and ``category_ids`` are those of the classes. Images are sorted by name and frame.
-    Pictures have the ids of ``ids_by_name``; where there are video frames, all count 1, 2, ...
-    """
+    """Images with categories, and detections, for COCO json; with video frames ids count from 1."""
     ordered = sorted(results, key=lambda result: (result.name, result.frame or 0))
     ids = list(range(1, len(ordered) + 1))
-    if all(result.frame is None for result in ordered):
+    if {result.frame for result in ordered} <= {None}:
         ids = ids_by_name([result.name for result in ordered])
     images, detections = [], []
     for number, result in zip(ids, ordered, strict=True):
-        height, width = result.size
-        image = {"id": number, "file_name": result.name, "height": height, "width": width}
-        if result.frame is not None:
-            image["frame"] = result.frame
-        images.append(image)
+        of_video = {} if result.frame is None else {"frame": result.frame}
+        images.append(image_json(number, result.name, result.size) | of_video)
         rows = result.detections.copy()
         rows["image_id"] = number
         detections += to_coco_json(rows, category_ids)
@@ -155,53 +149,48 @@ def read_results(
 ) -> Detections:
     """Read a COCO results file, whose numbers may be texts: rows of dtype DETECTION_AS_READ.
 
-    ``image_ids`` and ``category_ids`` (in the order of the classes) are those of the data; with
-    ``single_class`` all of these are class 0. Like pycocotools, this leaves out rows of other
-    categories and keeps rows that repeat another one; the log says how many. Raises TrainError if
-    the file is not such a file, or an image or all categories are not in the data.
+    With ``single_class`` all ``category_ids`` are class 0. Like pycocotools, this leaves out rows
+    of other categories and keeps rows that repeat another one; the log says how many. Raises
+    TrainError.
     """
-    rows = _read_rows(path, set(image_ids.tolist()))
-    classes = {category: index for index, category in enumerate(np.asarray(category_ids).tolist())}
-    kept = [row for row in rows if row.category_id in classes]
-    seen = {row.category_id for row in rows}
-    foreign = sorted(seen - classes.keys())
-    if foreign:
-        listed = ", ".join(map(str, foreign[:5]))
-        if len(foreign) > 5:
-            listed += ", ..."
-        sentence = f"{len(rows) - len(kept)} of its {len(rows)} rows are of categories {listed}"
-        # Counted from 0 or 1, and not as the data does, all rows are of other classes.
-        if not kept or 0 in foreign or max(seen) <= len(classes):
-            raise TrainError(f"detections={path}: {sentence}, not of the data. fix: the ids of the annotation file")
-        log.warning(f"{path}: {sentence}, which the data does not have, and are left out")
-    repeated = len(kept) - len({msgspec.structs.astuple(row) for row in kept})
-    if repeated > 0:
-        log.warning(f"{path}: {repeated} of its {len(kept)} rows repeat another one and count as wrong")
-    table = np.array([(row.image_id, 0, row.score, row.bbox) for row in kept], DETECTION_AS_READ)
-    if not single_class:
-        table["class"] = [classes[row.category_id] for row in kept]
-    return table
-
-
-def _read_rows(path: Path, image_ids: set[int]) -> list[ResultRow]:
     try:
         rows = msgspec.convert(json.loads(path.read_bytes()), list[ResultRow], strict=False)
-        for index, row in enumerate(rows):
-            if not all(map(math.isfinite, (row.score, *row.bbox))):
-                raise ValueError(f"score or bbox is not finite - at `$[{index}]`")
-            if row.image_id not in image_ids:
-                raise ValueError(f"image {row.image_id} is not in the data - at `$[{index}]`")
-    except (OSError, ValueError, RecursionError, msgspec.ValidationError) as error:
+        table = np.array([(row.image_id, 0, row.score, row.bbox) for row in rows], DETECTION_AS_READ)
+        categories = np.array([row.category_id for row in rows], np.int64)
+        in_data = np.isin(table["image_id"], image_ids)
+        finite = np.isfinite(np.column_stack((table["score"], table["box_xywh"]))).all(axis=1)
+        if not finite.all():
+            raise ValueError(f"score or bbox is not finite - at `$[{finite.argmin()}]`")
+        if not in_data.all():
+            raise ValueError(
+                f"image {table['image_id'][in_data.argmin()]} is not in the data - at `$[{in_data.argmin()}]`"
+            )
+    except (OSError, ValueError, OverflowError, RecursionError, msgspec.ValidationError) as error:
         fix = "fix: a COCO results file, and the annotations that it was made for"
         raise TrainError(f"detections={path} cannot be read ({shown(str(error))}). {fix}") from error
-    return rows
+    ids = np.asarray(category_ids)
+    is_known = np.isin(categories, ids)
+    kept = table[is_known]
+    foreign = np.unique(categories[~is_known]).tolist()
+    if foreign:
+        listed = ", ".join(map(str, foreign[:5])) + ", ..." * (len(foreign) > 5)
+        sentence = f"{len(table) - len(kept)} of its {len(table)} rows are of categories {listed}"
+        # Counted from 0 or 1, and not as the data does, all rows are of other classes.
+        if len(kept) == 0 or 0 in foreign or categories.max() <= len(ids):
+            raise TrainError(f"detections={path}: {sentence}, not of the data. fix: the ids of the annotation file")
+        log.warning(f"{path}: {sentence}, which the data does not have, and are left out")
+    order = np.argsort(ids)
+    kept["class"] = order[np.searchsorted(ids, categories[is_known], sorter=order)]
+    repeated = len(kept) - len(np.unique(kept.view(f"V{kept.itemsize}")))
+    if repeated > 0:
+        log.warning(f"{path}: {repeated} of its {len(kept)} rows repeat another one and count as wrong")
+    if single_class:
+        kept["class"] = 0
+    return kept
 
 
 def warn_of_units(path: Path, detections: Detections, image_ids: ndarray, sizes: ndarray) -> None:
-    """Warn if boxes cannot be [left, top, width, height] in pixels.
-
-    ``sizes`` (N, 2) are heights and widths of the images of ``image_ids`` (N,).
-    """
+    """Warn of boxes that cannot be [left, top, width, height] in pixels; ``sizes`` (N, 2)."""
     if len(detections) == 0:
         return
     order = np.argsort(image_ids)
@@ -222,33 +211,26 @@ def warn_of_units(path: Path, detections: Detections, image_ids: ndarray, sizes:
 
 
 def check_images(path: Path, of_data: dict[str, Any]) -> None:
-    """Compare an ``images.json`` beside the results ``path`` with ``images_json`` of the data.
-
-    Raises TrainError if they differ: then the ids of the results stand for other images or classes.
-    """
+    """Raise TrainError if an ``images.json`` beside the results differs from the data's."""
     beside = path.with_name("images.json")
     if not beside.is_file():
         return
     try:
         theirs = json.loads(beside.read_bytes())
         images = {int(row["id"]): _describe(row) for row in theirs["images"]}
-        categories = [{"id": int(row["id"]), "name": row["name"]} for row in theirs.get("categories", ())]
+        categories = {row["name"]: int(row["id"]) for row in theirs.get("categories", ())}
     except (OSError, AttributeError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise TrainError(f"{beside} cannot be read ({error!r}). fix: move detections={path} elsewhere") from error
-    known = {row["id"]: _describe(row) for row in of_data["images"]}
-    for number, there in images.items():
-        here = known.get(number, there)
-        if here != there:
-            raise TrainError(
-                f"image {number} of {beside} is {there}, and {here} in the data. "
-                f"fix: the data that detections={path} was made for"
-            )
-    ids = {row["name"]: row["id"] for row in of_data["categories"]}
-    for category in categories:
-        name = category["name"]
+    for row in of_data["images"]:
+        here, there = _describe(row), images.get(row["id"])
+        if there not in (None, here):
+            said = f"image {row['id']} of {beside} is {there}, and {here} in the data"
+            raise TrainError(f"{said}. fix: the data that detections={path} was made for")
+    for row in of_data["categories"]:
         # A class that the data calls otherwise may be the same.
-        if category not in of_data["categories"] and name in ids:
-            said = f"{shown(name)} is category {category['id']} in {beside} and {ids[name]} in the data"
+        number = categories.get(row["name"], row["id"])
+        if number != row["id"]:
+            said = f"{shown(row['name'])} is category {number} in {beside} and {row['id']} in the data"
             raise TrainError(f"{said}. fix: the data that it was made for, or weights with names=<its .json>")
 
 
@@ -262,11 +244,7 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def write_yolo(path: Path, result: ImageResult) -> None:
-    """Write a line ``class cx cy w h score`` per detection, best first.
-
-    Boxes are fractions of the picture's sides, classes count from 0. Without detections the file is
-    empty.
-    """
+    """Write a line ``class cx cy w h score`` per detection; boxes are fractions of the sides."""
     height, width = result.size
     boxes = result.detections["box_xywh"].astype(np.float64)
     boxes[:, :2] += boxes[:, 2:] / 2
@@ -277,10 +255,7 @@ def write_yolo(path: Path, result: ImageResult) -> None:
 
 
 def file_names(names: Sequence[str], suffix: str) -> dict[str, str]:
-    """Map distinct relative ``names`` to distinct ones with another suffix.
-
-    ``a/b.jpg`` becomes ``a/b.txt``, but ``a/b.jpg.txt`` if there is another ``a/b``, as a .png.
-    """
+    """Names with another suffix: a/b.jpg gives a/b.txt, or a/b.jpg.txt if there is a/b.png."""
     stems = {name: str(PurePosixPath(name).with_suffix("")) for name in names}
     counts = Counter([*stems.values(), *names])
     return {name: (stem if counts[stem] == 1 else name) + suffix for name, stem in stems.items()}

@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 from conf import CheckpointError, TrainError, options
@@ -25,12 +26,10 @@ LOCK = ".lock"
 def reserve_run_folder(world: World, config: TrainConfig) -> Iterator[Callable[[], Path]]:
     """Yield a function that returns the run's folder, created and locked, the same on every rank.
 
-    The folder stays locked while the body runs. That of ``resume`` is locked at once: another run
-    could still write a later checkpoint. Else the function makes ``run_dir``, or a new folder (for
-    a ``resume`` in a bucket at once, with its files):
-    ``runs/<name>/slurm-<job id>`` under SLURM, ``runs/<name>/torchrun-<run id>`` if torchrun may
-    restart the run, and ``runs/<name>/<date_time>`` elsewhere, with a number if it exists. Raises
-    TrainError on every rank if the folder is not writable, holds another run or is in use.
+    It stays locked while the body runs. That of ``resume`` is locked at once: another run could
+    still write a later checkpoint. Else the function makes ``run_dir``, or a new folder below
+    runs/<name>/: of a SLURM job, of a torchrun that may restart, or of the time. Raises TrainError
+    on every rank if it is not writable, holds another run or is in use.
     """
     resume = config.resume
     is_fetched = is_remote(resume or "")
@@ -59,13 +58,15 @@ def reserve_run_folder(world: World, config: TrainConfig) -> Iterator[Callable[[
         if resume is not None:
             mirror.fetch(resume, folder)
 
+    @cache
     def reserve() -> Path:
         on_main(world, choose)
         return Path(distributed.broadcast_text(str(folder)))
 
     try:
-        existing = reserve() if resume is not None else None
-        yield lambda: existing or reserve()
+        if resume is not None:
+            reserve()
+        yield reserve
     finally:
         if folder is not None:
             with suppress(OSError):
@@ -73,11 +74,7 @@ def reserve_run_folder(world: World, config: TrainConfig) -> Iterator[Callable[[
 
 
 def open_out(world: World, out: str | None, name: str) -> Path:
-    """Create the folder ``out``, null: ``runs/<name>/<date_time>``, on rank 0.
-
-    It is numbered if that exists. Raises TrainError on all ranks if it is not writable, or holds
-    files: only eval.py writes into a folder that has some, its own files into that of a run.
-    """
+    """Create the folder ``out``, null: runs/<name>/<time>. TrainError if it has other files."""
     if out is not None:
         folder = Path(out)
     else:
@@ -108,11 +105,10 @@ def on_main(world: World, function: Callable[[], object]) -> None:
 
 
 def _locked(folder: Path, key: str) -> Path:
-    """Create a folder if needed and lock it for this process.
+    """Create a folder if needed and lock it for this process, while that lives.
 
-    A lock is held while its process lives. On another host only a restart of the same job may take
-    it over, since SLURM and torchrun end a job before they restart it. Raises TrainError, naming
-    ``key``, if another run holds it or it is not writable.
+    On another host only a restart of the same job may take a lock over, since SLURM and torchrun
+    end a job before. Raises TrainError, naming ``key``, if another run holds it.
     """
     _refuse_links(folder, key)
     make_writable(folder / run_files.CHECKPOINTS, key)

@@ -1,7 +1,7 @@
 """Batch norm with statistics over all ranks; its own on CPUs, where torch has no SyncBatchNorm.
 
-Each rank computes its own mean and variance; they are merged as sums of values and squares, in
-float64, since such sums lose digits where a mean is large. Formulas: Ioffe & Szegedy 2015.
+Means and variances of ranks are merged in float64, since sums of squares lose digits where a mean
+is large. Formulas: Ioffe & Szegedy 2015.
 """
 
 from functools import partial
@@ -13,18 +13,16 @@ from torch import Tensor, nn
 from conf.schema import TrainSection
 from models import Darknet
 from models.layers import Convolution
-from train_utils.compile import fuses_norm
+from train_utils.auto import fuses_norm
 from train_utils.distributed import World, sum_over_ranks
 
 
 class ReducedBatchNorm2d(nn.BatchNorm2d):
     """nn.BatchNorm2d with training statistics over all ranks; in evaluation it is plain.
 
-    Takes over the parameters, statistics, mode and state dict of ``norm``. Ranks may have different
-    numbers of images and sizes. Forward and backward each exchange one tensor, so all ranks must
-    run both in the same order. Input is of any float dtype, with parameters of float32 or more; its
-    dtype and memory format are kept. Raises ValueError if all ranks together have a single value in
-    each channel.
+    Takes over what ``norm`` holds. Ranks may have different numbers of images and sizes. Forward
+    and backward each exchange one tensor, so all ranks must run both in the same order. Raises
+    ValueError if all ranks together have a single value in each channel.
     """
 
     def __init__(self, norm: nn.BatchNorm2d, world_size: int) -> None:
@@ -56,10 +54,7 @@ class ReducedBatchNorm2d(nn.BatchNorm2d):
 
 
 def _statistics(x: Tensor, dtype: torch.dtype, world_size: int) -> tuple[Tensor, Tensor, Tensor | int]:
-    """Mean and biased variance of each channel over all ranks, float64, and the values in each.
-
-    ``dtype`` is that of the parameters. With several ranks the number of values is a tensor.
-    """
+    """Mean, biased variance (float64) and number of values of each channel over all ranks."""
     images, channels, rows, width = x.shape
     values = images * rows * width
     # Over channels_last maps torch's kernel adds up each channel in one float32: over 2 million
@@ -124,11 +119,7 @@ class _Normalise(torch.autograd.Function):
 
 
 def convert_batch_norm(model: Darknet, options: TrainSection, world: World, images: int) -> None:
-    """Prepare batch norm for ``train.fused_norm`` and ``train.sync_bn``; names and state are kept.
-
-    Call it before ``wrap_ddp``. Fused, it is synchronised by the same kernels. ``images`` are those
-    of a micro-batch on this rank.
-    """
+    """Prepare batch norm for ``train.fused_norm`` or ``train.sync_bn``, before ``wrap_ddp``."""
     if fuses_norm(options, world, model, images):
         from models.fused_norm import normalise_and_activate  # needs Triton
 
@@ -143,9 +134,8 @@ def convert_batch_norm(model: Darknet, options: TrainSection, world: World, imag
 def convert_sync_batchnorm(model: nn.Module, world: World) -> nn.Module:
     """Change batch norm to statistics over all ranks; names and state dict are kept.
 
-    Call it before ``wrap_ddp``. On CUDA this is torch's SyncBatchNorm. On a CPU it is
-    ReducedBatchNorm2d, for a single rank as well: it costs what torch's kernel costs, whose sums
-    in float32 would train another model on one rank than on two (docs/results/).
+    On CUDA this is torch's. On a CPU it is ReducedBatchNorm2d, for a single rank as well: the sums
+    of torch's kernel are in float32 there, and would train another model (docs/results/).
     """
     if world.device.type == "cuda":
         if world.world_size > 1:

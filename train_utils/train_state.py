@@ -2,6 +2,7 @@
 
 import platform
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,11 +25,7 @@ COUNTERS = ("epoch", "step", "seen", "best", "best_epoch", "evaluated_epoch", "l
 
 @dataclass
 class TrainState:
-    """The objects and counters that training changes.
-
-    ``description`` never changes: the network's cfg and shape, class names, resolved configuration,
-    and the sizes and digests of training and validation set. It makes a checkpoint self-contained.
-    """
+    """The objects and counters that training changes, and a ``description`` of the rest."""
 
     model: torch.nn.Module  # the plain model, never a DDP wrapper
     average: optim.WeightAverage
@@ -53,16 +50,12 @@ class TrainState:
         schedule = optim.Schedule(config.optim, steps_per_epoch, steps_per_epoch * config.train.epochs)
         device = next(model.parameters()).device
         precision = numerics.autocast_dtype(config.train.precision.value, device)
-        return cls(
-            model=model,
-            average=optim.WeightAverage(model, schedule.ema_decay),
-            schedule=schedule,
-            optimizer=optim.make_optimizer(model, config.optim),
-            # Low at first: only after its passes is a step divided by its positives.
-            scaler=torch.amp.GradScaler(device.type, init_scale=2.0**11, enabled=precision is torch.float16),
-            description=description,
-            seen=int(getattr(model, "seen", 0)),
-        )
+        average = optim.WeightAverage(model, schedule.ema_decay)
+        optimizer = optim.make_optimizer(model, config.optim)
+        # Low at first: only after its passes is a step divided by its positives.
+        scaler = torch.amp.GradScaler(device.type, init_scale=2.0**11, enabled=precision is torch.float16)
+        seen = int(getattr(model, "seen", 0))
+        return cls(model, average, schedule, optimizer, scaler, description, seen=seen)
 
     def __post_init__(self) -> None:
         device = next(self.model.parameters()).device
@@ -79,15 +72,16 @@ class TrainState:
         return None
 
     def record(self, metrics: dict[str, float]) -> bool:
-        """Record the metrics of an evaluation, if any; return whether its AP is the best so far.
-
-        Without boxes in the validation set there is no AP; then the latest weights are the best.
-        """
-        if metrics:
-            self.evaluated_epoch = self.epoch
-        if not metrics or (metrics["AP"] <= self.best and not metrics["AP"] == self.best == coco_eval.ABSENT):
+        """Record metrics, if any; return whether AP is the best. Without boxes the latest are."""
+        if not metrics:
             return False
-        self.best, self.best_epoch, self.best_metrics = metrics["AP"], self.epoch, dict(metrics)
+        self.evaluated_epoch = self.epoch
+        has_ap = max(self.best, metrics["AP"]) != coco_eval.ABSENT
+        if has_ap and metrics["AP"] <= self.best:
+            return False
+        self.best = metrics["AP"]
+        self.best_epoch = self.epoch
+        self.best_metrics = dict(metrics)
         return True
 
     def best_sentence(self) -> str:
@@ -106,12 +100,16 @@ class TrainState:
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
         """The trained parameters, in the order of the optimiser."""
-        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        parameters: list[torch.nn.Parameter] = []
+        for group in self.optimizer.param_groups:
+            parameters += group["params"]
+        return parameters
 
     def update(self, gradient_norm: Tensor, losses: Tensor) -> None:
         """Make an optimiser step, which the caller counts, and add ``losses`` to the epoch's."""
-        if self.schedule.config.clip_norm is not None:
-            torch.nn.utils.clip_grads_with_norm_(self.parameters, self.schedule.config.clip_norm, gradient_norm)
+        limit = self.schedule.config.clip_norm
+        if limit is not None:
+            torch.nn.utils.clip_grads_with_norm_(self.parameters, limit, gradient_norm)
         self.optimizer.step()  # scaler.step() would ask the device again whether all is finite
         self.scaler.update()
         self.average.update()
@@ -136,15 +134,15 @@ class TrainState:
 
     def to_plain(self) -> dict[str, Any] | None:
         """Gather the state as plain data on rank 0; None on the others. All ranks call this."""
-        generators = distributed.gather_arrays(torch.get_rng_state().numpy())
         of_cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else torch.empty(0, dtype=torch.uint8)
+        generators = distributed.gather_arrays(torch.get_rng_state().numpy())
         on_cuda = distributed.gather_arrays(of_cuda.numpy())
         sums = distributed.gather_arrays(self.loss_sums.cpu().numpy())
         if generators is None or on_cuda is None or sums is None:
             return None
         return {
             **self.description,
-            **{name: getattr(self, name) for name in COUNTERS},
+            **dict(zip(COUNTERS, attrgetter(*COUNTERS)(self), strict=True)),
             "metrics": dict(self.best_metrics),
             "model": self.model.state_dict(),
             "ema": self.average.module.state_dict(),
@@ -159,12 +157,7 @@ class TrainState:
         }
 
     def resume(self, state: dict[str, Any], folder: Path, world: World) -> str:
-        """Resume from the content of a checkpoint; return a text with the place and what changed.
-
-        On another validation set the best epoch is chosen anew, since its AP does not compare.
-        The same number of ranks continues the run exactly, another number up to rounding. Raises
-        CheckpointError if the training set is another one, or an entry does not fit this training.
-        """
+        """Take a checkpoint's content; return what changed. CheckpointError if it does not fit."""
         for key in ("names", "data"):
             if repr(state[key]) != repr(self.description[key]):  # a forged value may not compare
                 raise CheckpointError(
@@ -183,7 +176,9 @@ class TrainState:
         before, now = state.get("val"), self.description.get("val")
         if before is not None and repr(before) != repr(now):  # an older version kept none
             lines.append(f"the validation set is another one ({before} -> {now}): the best epoch is chosen anew")
-            self.best, self.best_epoch, self.evaluated_epoch, self.best_metrics = coco_eval.ABSENT, 0, 0, {}
+            self.best = coco_eval.ABSENT
+            self.best_epoch = self.evaluated_epoch = 0
+            self.best_metrics = {}
         changed = changed_values(checked_config(state["config"], "the checkpoint"), self.description["config"])
         lines += [f"changed: {key}: {change}" for key, change in changed.items()]
         if "train.epochs" in changed:
@@ -195,8 +190,9 @@ class TrainState:
         self.model.load_state_dict(state["model"])
         self.average.load(state["ema"], state["ema_updates"])
         optim.restore_optimizer(self.optimizer, state["optimizer"])
-        if scaler := state["scaler"]:  # empty if the precision was another one
-            self.scaler.load_state_dict({key: type(now)(scaler[key]) for key, now in self.scaler.state_dict().items()})
+        if state["scaler"]:  # empty if the precision was another one
+            now = self.scaler.state_dict()
+            self.scaler.load_state_dict({key: type(value)(state["scaler"][key]) for key, value in now.items()})
         for name in COUNTERS:
             setattr(self, name, state[name])
         steps = self.schedule.steps_per_epoch
@@ -207,7 +203,7 @@ class TrainState:
         self.best_metrics = dict(state["metrics"])
         same_ranks, sums = state["world_size"] == world.world_size, state["loss_sums"]
         self.loss_sums.copy_(sums[world.rank] if same_ranks else sums.mean(0))
-        of_rank = world.rank if same_ranks else 0  # generators of ranks differ only by what plugins drew
-        torch.set_rng_state(state["rng"][of_rank])
-        if torch.cuda.is_initialized() and len(state["cuda_rng"][of_rank]):
-            torch.cuda.set_rng_state(state["cuda_rng"][of_rank])
+        rank = world.rank if same_ranks else 0  # generators of ranks differ only by what plugins drew
+        torch.set_rng_state(state["rng"][rank])
+        if torch.cuda.is_initialized() and len(state["cuda_rng"][rank]):
+            torch.cuda.set_rng_state(state["cuda_rng"][rank])

@@ -21,7 +21,7 @@ from conf import compose, schema
 from data import Batch, progress
 from models import Darknet, count_flops, count_parameters, for_detection
 from models.cfg import ZOO
-from train_utils import checkpoint, distributed, engine, numerics, stop, sync_batchnorm, train_state
+from train_utils import checkpoint, distributed, engine, numerics, sync_batchnorm, train_state
 from train_utils.build import build_loss, load_network
 from train_utils.compile import compile_step
 
@@ -55,14 +55,16 @@ def new_step(
     state = train_state.TrainState.create(network, config, STEPS // config.train.epochs, {})
     state.scaler = torch.amp.GradScaler(world.device.type, enabled=dtype is torch.float16)
     plain = build_loss(network.heads, config.loss)
-    loss, to_input = compile_step(network, plain, Batch.network_input, compiled, 1)
-    forward = engine.ForwardPass(distributed.wrap_ddp(network, world), loss, to_input, dtype, world)
+    step = plain, Batch.network_input
+    if compiled != "off":
+        step = compile_step(network, *step, compiled, 1)
+    forward = engine.ForwardPass(distributed.wrap_ddp(network, world), *step, dtype, world)
     return partial(
         engine.train_one_epoch,
         forward,
         state,
         guard=engine.NonFiniteGuard(network, 50, print),
-        stop=stop.StopRequest(),
+        stop=distributed.StopRequest(),
         writer=checkpoint.CheckpointWriter(Path(), print),
         log_step=lambda step, metrics: None,
         progress=progress.Progress(0, "", enabled=False),

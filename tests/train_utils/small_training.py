@@ -15,10 +15,9 @@ from data import Batch
 from data.progress import Progress
 from models.loss import LossParts
 from train_utils.checkpoint import CheckpointWriter
-from train_utils.distributed import World
+from train_utils.distributed import StopRequest, World
 from train_utils.engine import EpochResult, ForwardPass, NonFiniteGuard, train_one_epoch
 from train_utils.optim import Schedule, WeightAverage, make_optimizer
-from train_utils.stop import StopRequest
 from train_utils.train_state import TrainState
 
 WORLD = World(0, 0, 1, 1, 1, torch.device("cpu"), "none")

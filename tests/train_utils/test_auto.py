@@ -204,7 +204,7 @@ def test_the_options_of_suppression_arrive() -> None:
     options = replace(composed(*(f"evaluate.{option}" for option in given)).evaluate)
     options.multi_label = False
     for in_training in (False, True):
-        made = build.build_postprocess(options, HEADS, [1], in_training)
+        made = build.build_postprocess(options, SimpleNamespace(heads=HEADS), [1], in_training)
         assert made == Postprocess(HEADS, 0.1, 0.2, 3, False, merge=True, classes=[1], refuse_nonfinite=not in_training)
 
 

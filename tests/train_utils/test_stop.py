@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from train_utils.stop import StopRequest
+from train_utils.distributed import StopRequest
 
 
 @pytest.fixture(autouse=True)

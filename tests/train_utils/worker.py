@@ -19,7 +19,7 @@ from conf import DistributedError
 from conf.cli import launch
 from conf.cli.launch import claim_error, explain_lost_peer, read_launch, shutdown
 from conf.cli.program import options_of
-from train_utils import compile, numerics
+from train_utils import auto, numerics
 from train_utils.distributed import (
     World,
     barrier,
@@ -50,10 +50,10 @@ def exchange(world: World, folder: Path) -> dict[str, Any]:
 
 def agreed(world: World) -> list[str]:
     """What ``auto`` becomes where only rank 0 has bfloat16 and a compiler."""
-    numerics.has_native_bfloat16 = compile.can_generate_code = lambda: world.is_main
+    numerics.has_native_bfloat16 = auto.can_generate_code = lambda: world.is_main
     options = options_of("train", ["data=shapes"]).train
     on_gpus = replace(world, device=torch.device("cuda", 0))
-    return [numerics.common_precision(world.device).value, compile.choose_mode(options, on_gpus)]
+    return [numerics.common_precision(world.device).value, auto.choose_mode(options, on_gpus)]
 
 
 def zero_first(world: World, folder: Path) -> list[float]:

@@ -23,14 +23,11 @@ _QUEUEING = Lock()
 
 
 def collect_detections(
-    found: Iterable[Found],
-    to_original: Callable[[AnyBatch, int, ndarray], ndarray],
-    progress: Progress,
+    found: Iterable[Found], to_original: Callable[[AnyBatch, int, ndarray], ndarray], progress: Progress
 ) -> Detections:
-    """The detections of a whole data set, in original pixels, from what detect_batches yields.
+    """The detections of a whole data set from what detect_batches yields.
 
-    ``to_original(batch, i, boxes_xyxy)`` maps float64 boxes of the batch's i-th image to its
-    original pixels. Image ids are positions in the data set.
+    ``to_original(batch, i, boxes_xyxy)`` maps float64 boxes of the i-th image to its pixels.
     """
     tables = [np.zeros(0, DETECTION)]
     with progress:
@@ -62,9 +59,8 @@ def detect_batches(
     that of autocast, if any; otherwise ``tf32`` lets convolutions on a GPU round their factors.
 
     On a CPU the last bits of a convolution depend on how many threads share it. So each batch is
-    computed by one thread, several at a time, and any number of cores gives the same result. With
-    ``in_turn`` all threads share a batch, which is faster for a single one. On a GPU a batch is
-    finished while the next one is computed.
+    computed by one thread, several at a time. With ``in_turn`` all threads share a batch, which is
+    faster for a single one. On a GPU a batch is finished while the next one is computed.
     """
 
     # The mode is thread-local, so it is entered in each function.
@@ -107,10 +103,7 @@ def detect_batches(
 
 @cache
 def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """One stream of a GPU for all evaluations.
-
-    torch caches freed memory per stream: new streams would each keep the memory of an evaluation.
-    """
+    """One stream of a GPU for all evaluations: torch caches freed memory for each stream."""
     return torch.cuda.Stream(device)
 
 
@@ -120,10 +113,7 @@ def _overlapped(
     loader: Iterable[AnyBatch],
     device: torch.device,
 ) -> Iterator[Found]:
-    """Queue the forward pass of the next batch, then finish the previous one on a second stream.
-
-    ``finish`` ends with a copy to the host, so that stream no longer needs the raw maps then.
-    """
+    """Queue the forward pass of the next batch, then finish the previous one on a second stream."""
     beside = side_stream(device)
 
     def finish_beside(batch: AnyBatch, raw_maps: RawMaps, computed: torch.cuda.Event) -> Found:

@@ -168,10 +168,7 @@ class Predictor:
         list(detect.detect_batches(self.model, [blank], every_box, device, dtype=self.dtype))
 
     def at(self, **limits: Any) -> Self:
-        """The same network with other options of NMS, such as ``confidence``.
-
-        Raises ConfigError for a number out of range, DataError for an unknown class.
-        """
+        """The same with other options of NMS. Raises ConfigError, DataError for unknown classes."""
         other = copy(self)
         other.config = replace(self.config, **limits)
         compose.check_limits(other.config)
@@ -179,11 +176,10 @@ class Predictor:
         return other
 
     def _suppression(self) -> Postprocess:
-        open_checkpoint.check_limits(self.network.model, self.config)
         classes = None
         if self.config.classes is not None:
             classes = class_numbers(self.config.classes, self.network.names, "classes")
-        return build.build_postprocess(self.config, self.model.heads, classes)
+        return build.build_postprocess(self.config, self.model, classes)
 
     def frames(self, media: Sequence[Medium], on_error: OnBadFile, batch_size: int | None = None) -> FrameBatches:
         """The frames of ``media`` in batches; ``batch_size`` None: 1 on a CPU, else 8."""
@@ -207,14 +203,9 @@ class Predictor:
                 table = rows.double().numpy()
                 boxes = cut_at_edges(letterbox.to_original(table[:, :4]), frame.size)
                 inside = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)  # others lie in the padding
-                yield Prediction(
-                    boxes[inside],
-                    scores=table[inside, 4],
-                    classes=table[inside, 5].astype(int),
-                    all_class_names=self.network.names,
-                    all_category_ids=self.network.category_ids,
-                    frame=frame,
-                )
+                scores, classes = table[inside, 4], table[inside, 5].astype(int)
+                names, ids = self.network.names, self.network.category_ids
+                yield Prediction(boxes[inside], scores, classes, names, ids, frame)
 
 
 @dataclass

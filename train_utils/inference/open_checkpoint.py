@@ -16,13 +16,13 @@ import models
 from conf import ConfigError, first_line, install_command
 from conf.cli.from_checkpoint import trained_size
 from conf.cli.run_files import EXPORTED
-from conf.schema import DetectionSection
 from data.errors import printable
 from data.progress import counted
 from models import Darknet, ModelError
 from models.config import COCO_NAMES
 from models.export import RUNS, read_metadata
 from train_utils import build, checkpoint
+from train_utils.distributed import World
 
 
 @dataclass(frozen=True)
@@ -43,62 +43,40 @@ def open_detector(
     """The network of ``ckpt`` (open_checkpoint), or of ``config`` with its weights.
 
     ``names`` is for Darknet weights, which hold none: a text file with one class name a line, or a
-    COCO json, whose categories count in the order of their ids; None means those of default_names.
-    ``image_size`` None means the size that the checkpoint was evaluated with, or that of the .cfg.
-    Raises ConfigError if no weights are given, names and network differ in number, or the image
-    size does not suit the network.
+    COCO json, whose categories count in the order of their ids. ``image_size`` None means the size
+    of the checkpoint's evaluation, or of the .cfg. Raises ConfigError if no weights are given, or
+    names or image size do not suit the network.
     """
     if ckpt is not None:
         network = open_checkpoint(ckpt)
     elif config is not None:
-        network = open_weights(config, names)
+        class_names, ids = data.read_names(Path(names)) if names is not None else ([], None)
+        network = open_weights(config, list(map(printable, class_names)), ids)
     else:
         raise ConfigError(build.NO_WEIGHTS)
     if image_size is not None:
         network = replace(network, image_size=image_size)
-    check_size(network.model, network.image_size, "image_size")
+    build.check_size(network.model, network.image_size, "image_size")
     return network
 
 
-def open_weights(config: models.ModelConfig, names: str | None) -> TrainedNetwork:
-    """The network of ``config`` with Darknet weights; ``names`` as in open_detector."""
-    class_names, ids = data.read_names(Path(names)) if names is not None else ([], None)
-    class_names = list(map(printable, class_names))
-    model, report = build.build_model(config, len(class_names) or None, whole=True, names=class_names)
+def open_weights(
+    config: models.ModelConfig, names: list[str], category_ids: list[int] | None, world: World | None = None
+) -> TrainedNetwork:
+    """The network of ``config`` with Darknet weights; without ``names`` COCO's 80, or numbers."""
+    model, report = build.build_model(config, len(names) or None, whole=True, world=world, names=names)
     note = str(report)
-    if names is None:
-        class_names = default_names(model.num_classes)
-        note += f"; without names=, the classes are {class_names[0]} to {class_names[-1]}"
-    ids = ids or list(range(1, len(class_names) + 1))
+    if not names:
+        of_coco, _ = data.read_names(COCO_NAMES)
+        names = of_coco if model.num_classes == len(of_coco) else list(map(str, range(model.num_classes)))
+        note += f"; without names=, the classes are {names[0]} to {names[-1]}"
+    ids = category_ids or list(range(1, len(names) + 1))
     origin = f"the weights {Path(str(config.weights)).name}"
-    return TrainedNetwork(model.eval(), class_names, ids, models.image_size_of(model.cfg), note, origin)
-
-
-def check_size(model: Darknet, image_size: int | list[int], key: str) -> None:
-    """Raise ConfigError unless the network takes images of this size, the option ``key``."""
-    height, width = data.both_sides(image_size)
-    fits = model.nearest_size(height, width)
-    if fits == (height, width):
-        return
-    nearest = fits[0] if height == width else list(fits)
-    problem = "is not the size of the exported file"
-    if model.takes_any_size:
-        problem = f"is not a multiple of the network's largest stride {model.max_stride}"
-    raise ConfigError(f"{key}={image_size} {problem}. fix: {key}={nearest}".replace(", ", ","))
-
-
-def default_names(count: int) -> list[str]:
-    """Class names for weights that come without: COCO's own for 80 classes, else numbers."""
-    of_coco, _ = data.read_names(COCO_NAMES)
-    return of_coco if count == len(of_coco) else [str(index) for index in range(count)]
+    return TrainedNetwork(model.eval(), names, ids, models.image_size_of(model.cfg), note, origin)
 
 
 def open_checkpoint(ckpt: str) -> TrainedNetwork:
-    """The averaged network of a checkpoint, or a file of export.py, with its image size.
-
-    That of a checkpoint, the size of its evaluation, can be saved as .weights. Raises
-    CheckpointError or ModelError if the content is not what training or export.py wrote.
-    """
+    """The averaged network of a checkpoint, or a file of export.py, or an error."""
     if Path(ckpt).suffix in EXPORTED:
         return ExportedNetwork(Path(ckpt)).opened()
     state = checkpoint.check_entries(checkpoint.load_checkpoint(Path(ckpt)), ckpt)
@@ -126,10 +104,7 @@ class Facts(msgspec.Struct):
 
 
 def read_facts(path: Path) -> dict[str, Any]:
-    """The metadata of a file of export.py, with the keys of Facts.
-
-    Raises ModelError for a missing package, and for a file without the metadata of export.py.
-    """
+    """The metadata of a file of export.py, with the keys of Facts. Raises ModelError."""
     with _reading(path):
         texts = read_metadata(path)
         known = {key: json.loads(text) for key, text in texts.items() if text[:1] in '[{"0123456789'}
@@ -147,30 +122,8 @@ def _reading(path: Path) -> Iterator[None]:
         raise ModelError(f"{path} cannot be read ({first_line(error)}). fix: a file of export.py") from error
 
 
-def check_limits(model: Darknet, config: DetectionSection, prefix: str = "") -> None:
-    """Raise ConfigError for limits looser than those of a file that has dropped detections by them.
-
-    ``prefix`` stands before the keys of ``config``, as ``evaluate.``.
-    """
-    for key, limit in limits_of(model).items():
-        wanted = getattr(config, key, limit)
-        is_looser = wanted < limit if key == "confidence" else wanted > limit
-        if is_looser:
-            says = f"{prefix}{key}={wanted} is looser than {limit}, by which the file drops detections"
-            raise ConfigError(f"{says}. fix: {prefix}{key}={limit}, or export it anew")
-
-
-def limits_of(model: Darknet) -> dict[str, float]:
-    """The limits of the suppression in an exported file, by option; empty without."""
-    return model.limits if isinstance(model, ExportedNetwork) else {}
-
-
 class ExportedNetwork(Darknet):
-    """A file that takes a network's place in evaluation and prediction; it runs on the CPU.
-
-    It has no heads, because the file decodes: it returns boxes and scores for raw maps. Raises
-    ModelError for a missing package, and for a file without the metadata of export.py.
-    """
+    """A file in a network's place; it runs on the CPU and decodes, so it has no heads."""
 
     def __init__(self, path: Path) -> None:
         nn.Module.__init__(self)

@@ -25,7 +25,7 @@ from conf.schema import TrainConfig
 from data import Annotations
 from data.errors import as_started, from_here, printable
 from data.progress import Progress, counted, duration, log, warn
-from train_utils import auto, coco_eval, distributed, engine, run_folder
+from train_utils import coco_eval, distributed, engine, run_folder
 from train_utils.report import draw, plots, report_page
 from train_utils.report.loggers import LoggerThread, start_services
 from train_utils.train_state import LOSS_NAMES, TrainState
@@ -86,7 +86,9 @@ class RunReport(contextlib.AbstractContextManager["RunReport"]):
         anchors = np.concatenate(list(map(attrgetter("anchors"), model.heads)))
         self.line(config.data.line())
         for split, annotations in (("train", train_set), ("val", val_set)):
-            about, warning = data.describe_set(annotations, (height, width), anchors, auto.min_iou_of(config))
+            about, warning = data.describe_set(
+                annotations, (height, width), anchors, getattr(config.loss, "anchor_iou", None)
+            )
             self.line(f"{split}: {about}", warning if split == "train" else None)
             for note in (*annotations.skipped, *annotations.notes):
                 self.line(f"{split}: {note}")
