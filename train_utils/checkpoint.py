@@ -277,19 +277,20 @@ class CheckpointWriter:
 
     def wait(self) -> CheckpointError | None:
         """Wait for the write under way; return its error if it failed."""
-        error = self._pending.exception() if self._pending is not None else None
-        if error is not None and not isinstance(error, CheckpointError):
-            raise error
-        return error
+        try:
+            if self._pending is not None:
+                self._pending.result()
+        except CheckpointError as error:
+            return error
+        return None
 
     def close(self) -> None:
         """End the threads. Raises CheckpointError if the last write failed."""
         self._pool.shutdown()
         if self._mirror is not None:
             self._mirror.close()
-        error = self.wait()
-        if error is not None:
-            raise error
+        if self._pending is not None:
+            self._pending.result()
 
     def _write(self, state: dict[str, Any], is_best: bool) -> None:
         if is_best:

@@ -68,9 +68,10 @@ class ForwardPass:
         if options.compile is Compile.auto and compile_mode == "default":
             longer = compile.INPUT_ONLY if is_fused else "default"
             compile_mode = longer if auto.pays_back(model, options.image_size, images) else "off"
-        step = loss, Batch.network_input
+        step: tuple[HeadLoss | compile.CompiledLoss, compile.ToInput] = loss, Batch.network_input
         if compile_mode != "off":
-            step = compile.compile_step(model, *step, compile_mode, batches.sizes.count, log_line=log_line)
+            sizes = batches.sizes.count
+            step = compile.compile_step(model, loss, Batch.network_input, compile_mode, sizes, log_line=log_line)
         dtype = numerics.autocast_dtype(options.precision.value, world.device)
         return cls(distributed.wrap_ddp(model, world), *step, dtype, world)
 

@@ -26,12 +26,9 @@ class ReducedBatchNorm2d(nn.BatchNorm2d):
     """
 
     def __init__(self, norm: nn.BatchNorm2d, world_size: int) -> None:
-        super().__init__(norm.num_features, norm.eps, norm.momentum)
+        super().__init__(norm.num_features)
+        vars(self).update(vars(norm))
         self.world_size = world_size
-        self.weight, self.bias = norm.weight, norm.bias
-        self.running_mean, self.running_var = norm.running_mean, norm.running_var
-        self.num_batches_tracked = norm.num_batches_tracked
-        self.training = norm.training
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalise (batch, channels, rows, columns); update running statistics as torch does."""

@@ -14,6 +14,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 
@@ -55,7 +56,7 @@ def new_step(
     state = train_state.TrainState.create(network, config, STEPS // config.train.epochs, {})
     state.scaler = torch.amp.GradScaler(world.device.type, enabled=dtype is torch.float16)
     plain = build_loss(network.heads, config.loss)
-    step = plain, Batch.network_input
+    step: Any = (plain, Batch.network_input)
     if compiled != "off":
         step = compile_step(network, *step, compiled, 1)
     forward = engine.ForwardPass(distributed.wrap_ddp(network, world), *step, dtype, world)

@@ -16,11 +16,11 @@ from conf import CheckpointError, ConfigError
 from conf.cli.resume import resumed_options
 from conf.compose import compose, to_dictionary
 from conf.schema import CHOICES, Precision, TrainConfig
-from data import Colour
+from data import Colour, DataError
 from models import Darknet, DarknetLoss, ModelError, Postprocess, YoloLoss, YoloxLoss, parse_cfg, save_darknet_weights
 from models.cfg import ZOO
 from tests.models.cfg_writer import cfg, conv, head
-from train_utils import auto, build, checkpoint, numerics
+from train_utils import auto, build, checkpoint, distributed, numerics
 from train_utils.distributed import World
 
 CPU = World(0, 0, 1, 1, 1, torch.device("cpu"), "none")
@@ -206,6 +206,16 @@ def test_the_options_of_suppression_arrive() -> None:
     for in_training in (False, True):
         made = build.build_postprocess(options, SimpleNamespace(heads=HEADS), [1], in_training)
         assert made == Postprocess(HEADS, 0.1, 0.2, 3, False, merge=True, classes=[1], refuse_nonfinite=not in_training)
+
+
+def test_nodes_with_other_annotations_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    one_set = SimpleNamespace(names=["a", "b"], digest=lambda: "1f")
+    monkeypatch.setattr(build, "open_split", lambda *_: one_set)
+    config: Any = SimpleNamespace(name="coco")
+    assert build.open_splits(config, replace(CPU, num_nodes=2)) == (one_set, one_set)
+    monkeypatch.setattr(distributed, "broadcast_text", lambda _: "of rank 0")
+    with pytest.raises(DataError, match=r"annotations of coco differ between the nodes\. fix: "):
+        build.open_splits(config, replace(CPU, num_nodes=2))
 
 
 DECOUPLED = ("yolov3-spp-decoupled", "yolov3-tiny-decoupled")

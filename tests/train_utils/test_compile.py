@@ -68,9 +68,10 @@ def new_compiled_training(
     schedule = Schedule(CONFIG, 1, 40)
     state = new_state(model, schedule, 8.0 if precision is torch.float16 else None)
     state.loss_sums = state.loss_sums.to(world.device)
-    loss, to_input = mean_loss, Batch.network_input
+    step: Any = (mean_loss, Batch.network_input)
     if mode != "off":
-        loss, to_input = compile_step(model, loss, to_input, mode, 2)
+        step = compile_step(model, *step, mode, 2)
+    loss, to_input = step
     epoch = partial(
         train_epoch, state, world=world, accumulate=accumulate, to_input=to_input, autocast_dtype=precision, limit=3
     )
