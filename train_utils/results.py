@@ -229,7 +229,7 @@ def check_images(path: Path, of_data: dict[str, Any]) -> None:
     for row in of_data["categories"]:
         # A class that the data calls otherwise may be the same.
         number = categories.get(row["name"], row["id"])
-        if number != row["id"]:
+        if {"id": number, "name": row["name"]} not in of_data["categories"]:
             said = f"{shown(row['name'])} is category {number} in {beside} and {row['id']} in the data"
             raise TrainError(f"{said}. fix: the data that it was made for, or weights with names=<its .json>")
 
