@@ -152,7 +152,8 @@ def score(config: schema.ExportConfig, detector: open_checkpoint.TrainedNetwork,
     rect = config.evaluate.rect and config.dynamic_size
     options = replace(config.evaluate, rect=rect, image_size=detector.image_size)
     if config.nms:
-        options = replace(options, **{key: getattr(config, key) for key in LIMITS}, multi_label=False)
+        options = replace(options, **{key: getattr(config, key) for key in LIMITS})
+        options.multi_label = False
     as_file = replace(config, evaluate=options)
     scored: list[coco_eval.Evaluation] = []
     for name, network in (("network", detector), ("file", open_checkpoint.open_checkpoint(str(path)))):

@@ -265,7 +265,9 @@ def open_images(annotations: Annotations, config: data.DataConfig, world: World)
 def describe_left_out(images: ImageSource, what: str) -> str | None:
     """On rank 0 a line on images that ranks left out since the last call; DataError if too many."""
     gathered = distributed.gather_arrays(images.take_left_out())
-    positions = np.unique(np.concatenate(gathered or [[]]))
+    if gathered is None:
+        return None
+    positions = np.unique(np.concatenate(gathered))
     if len(positions) == 0:
         return None
     last = f"{images.annotations.path(positions[-1])}. fix: restore such files, or take them out of the annotations"

@@ -55,11 +55,11 @@ def new_step(
     config = configured()
     state = train_state.TrainState.create(network, config, STEPS // config.train.epochs, {})
     state.scaler = torch.amp.GradScaler(world.device.type, enabled=dtype is torch.float16)
-    plain = build_loss(network.heads, config.loss)
-    step: Any = (plain, Batch.network_input)
+    loss: Any = build_loss(network.heads, config.loss)
+    to_input: Any = Batch.network_input
     if compiled != "off":
-        step = compile_step(network, *step, compiled, 1)
-    forward = engine.ForwardPass(distributed.wrap_ddp(network, world), *step, dtype, world)
+        loss, to_input = compile_step(network, loss, to_input, compiled, 1)
+    forward = engine.ForwardPass(distributed.wrap_ddp(network, world), loss, to_input, dtype, world)
     return partial(
         engine.train_one_epoch,
         forward,

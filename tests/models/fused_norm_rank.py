@@ -22,7 +22,8 @@ from models import Darknet, for_detection, fused_norm, parse_cfg
 from models.layers import ACTIVATIONS
 from tests.models.cfg_writer import cfg, conv, head
 from tests.models.small_network import randomise
-from train_utils.auto import INPUT_ONLY, choose_mode
+from train_utils.auto import choose_mode
+from train_utils.compile import INPUT_ONLY
 from train_utils.distributed import World, max_over_ranks, sum_over_ranks
 from train_utils.sync_batchnorm import convert_batch_norm
 

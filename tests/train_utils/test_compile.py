@@ -68,10 +68,10 @@ def new_compiled_training(
     schedule = Schedule(CONFIG, 1, 40)
     state = new_state(model, schedule, 8.0 if precision is torch.float16 else None)
     state.loss_sums = state.loss_sums.to(world.device)
-    step: Any = (mean_loss, Batch.network_input)
+    loss: Any = mean_loss
+    to_input: Any = Batch.network_input
     if mode != "off":
-        step = compile_step(model, *step, mode, 2)
-    loss, to_input = step
+        loss, to_input = compile_step(model, loss, to_input, mode, 2)
     epoch = partial(
         train_epoch, state, world=world, accumulate=accumulate, to_input=to_input, autocast_dtype=precision, limit=3
     )
