@@ -189,7 +189,9 @@ def _check_images(source: Source, split: str) -> Flags:
         ("images that are too large", readable, lambda row: f"{size(row)}, at most {headers.MAX_PIXELS:,} are read"),
     )
     every_image = np.ones(count, dtype=bool)
-    return _usable(source, every_image, checks, lambda row, text: f"{source.path}: {source.file_names[row]} {text}")
+    return _usable(
+        source, every_image, checks, lambda row, text: f"{source.path}: {source.file_names[row][:300]} {text}"
+    )
 
 
 def _check_boxes(source: Source, split: str, on_error: OnError, image_used: Flags) -> tuple[Integers, Flags]:

@@ -16,14 +16,14 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
-from conf import REPOSITORY, DistributedError, first_line
+from conf import REPOSITORY, ConfigError, DistributedError, first_line
 
 PR_SET_PDEATHSIG = 1  # of prctl(2)
 SHELL_STEPS = 0xFFFFFFF0  # step ids from here are of shells: salloc's interactive step, sbatch's script
@@ -74,6 +74,19 @@ def read_launch(environment: Mapping[str, str] = os.environ) -> Launch:
             "and would run alone. fix: srun python ... (scripts/slurm), or srun --ntasks=1 python ... for one process"
         )
     return Launch("none")
+
+
+def check_credentials(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Strip line ends from a bucket's variables. Raises ConfigError for what no request can hold.
+
+    obstore would panic, or show the value.
+    """
+    for name in [name for name in environment if name.startswith(("AWS_", "AZURE_STORAGE_"))]:
+        value = environment[name] = environment[name].strip()
+        is_place = "ENDPOINT" not in name or re.fullmatch(r"(https?://\S+)?", value)
+        if not (is_place and value.isascii() and value.isprintable()):
+            fix = "fix: set it anew, an end point as http://host or https://host"
+            raise ConfigError(f"the variable {name} holds what no request to a bucket can. {fix}")
 
 
 def job_folder_name(environment: Mapping[str, str] = os.environ) -> str | None:

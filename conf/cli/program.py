@@ -113,6 +113,8 @@ def start(name: str, arguments: Sequence[str] | None = None) -> int:
         elif {"--help", "-h"} & set(arguments):
             show(help.help_page(name, program.command, program.schema, arguments))
         else:
+            if any("://" in argument for argument in arguments):
+                launch.check_credentials()
             run_by_hydra(name, program, arguments)
     except (Exception, KeyboardInterrupt) as error:
         sys.exit(command_line.print_error(error, program.schema))

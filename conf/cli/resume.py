@@ -21,13 +21,13 @@ def continue_run(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any
 
     ``resume=auto`` means the folder ``run_dir``, else that of this SLURM job or torchrun run with
     these options, else the newest run of this name; a run in ``run_mirror`` wins over one that is
-    not mirrored there. Without any, a new run starts. Raises ConfigError if the folder is not a
-    run, or if a run with a checkpoint would change options outside MAY_CHANGE, and FetchError.
+    older, or not mirrored there. Without any, a new run starts. Raises ConfigError if the folder is
+    not a run, or a run with a checkpoint would change options outside MAY_CHANGE, and FetchError.
     """
     if options["resume"] == "auto":
         run, mirror = _find_run(options), options.get("run_mirror")
         is_here = run is not None and run_files.read_config(run).get("run_mirror") == mirror
-        if mirror is not None and not is_here and run_files.is_mirrored(mirror):
+        if mirror is not None and run_files.is_mirrored(mirror) and not (is_here and _is_newest(run, mirror)):
             options = options | {"resume": mirror}
         elif run is None:
             return options | {"resume": None}
@@ -51,6 +51,10 @@ def continue_run(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any
         fix = f"fix: the folder of a run, copied as a whole, or a new run with model.weights={given}"
         raise ConfigError(f"resume={given}: a checkpoint without its run folder cannot be resumed. {fix}")
     return _with_changes(folder, options, named, run_files.has_checkpoint(folder))
+
+
+def _is_newest(run: Path | None, mirror: str) -> bool:
+    return run is not None and run_files.progress_of(run) >= run_files.progress_of(mirror)
 
 
 def _find_run(options: dict[str, Any]) -> Path | None:

@@ -62,9 +62,11 @@ class Mirror:
 
 
 def refuse_other(address: str, resumed: str | None) -> None:
-    """Raise TrainError if ``address`` holds a run that this one does not continue."""
+    """Raise TrainError if ``address`` holds another run, or is ahead of the ``resumed`` one."""
     if resumed is not None and not remote.is_remote(resumed):
-        resumed = run_files.read_config(Path(resumed)).get("run_mirror")
+        folder, resumed = Path(resumed), run_files.read_config(Path(resumed)).get("run_mirror")
+        if address == resumed and run_files.progress_of(folder) < run_files.progress_of(address):
+            raise TrainError(f"run_mirror={address} is ahead of {folder}. fix: resume={address}, or another run_mirror")
     with suppress(remote.FetchError):  # which the first copy tells
         if address != resumed and run_files.is_mirrored(address):
             fix = f"fix: resume={address} to continue it, or another run_mirror"
