@@ -16,7 +16,7 @@ import numpy as np
 import PIL.Image
 import torch
 
-from data import headers, images, io, layouts, remote, samplers
+from data import containers, headers, images, io, layouts, remote, samplers
 from data.config import Exif, OnBadFile, Resize
 from data.errors import DataError, printable, without_login
 from data.geometry import Image, Letterbox, resize_into
@@ -26,8 +26,8 @@ from data.progress import tracked
 logger = logging.getLogger(__name__)
 
 VIDEO_SUFFIXES = tuple(".3gp .asf .avi .flv .m2ts .m4v .mkv .mov .mp4 .mpeg .mpg .mts .ts .webm .wmv".split())
-COMPLETE = 0.95  # of the frames: where a header counts none, OpenCV estimates them by the duration
-DEFAULT_RATE = 25.0  # frames per second of a video that does not state it
+DEFAULT_RATE = 25.0  # frames per second where nothing tells it
+TIMED_FRAMES = 50  # by whose times a file has its rate: its header may say 1,000, for times in milliseconds
 MAX_WAITING = 4  # batches of decoded pictures in unfinished batches
 _FIX = "fix: replace the file, or set on_error=skip to leave such files out"
 
@@ -70,7 +70,8 @@ class Frame:
     medium: Medium
     number: int  # counted from 1; a picture has 1
     image: Image  # (h, w, 3) RGB
-    frames_per_second: float = 0.0  # of the video; 0: a picture
+    seconds: float = 0.0  # since the start of the video
+    frames_per_second: float = 0.0  # of the video, the median; 0: a picture
 
     @property
     def size(self) -> tuple[int, int]:
@@ -166,21 +167,38 @@ def pixels_of(image: PIL.Image.Image, exif: Exif) -> Image:
 def read_video(medium: Medium, cut: list[str]) -> Iterator[Frame]:
     """Yield the frames of a video, camera or stream. Raises DataError if OpenCV reads none.
 
-    ``cut`` gets a sentence if they are fewer than the header promises.
+    ``cut`` gets a sentence if the container of a file ends early. What a header says of their
+    number is an estimate, where rates vary or the sound is longer.
     """
+    rate = _frame_rate(medium)
     capture, number = _capture(medium), 0
-    promised = capture.get(cv2.CAP_PROP_FRAME_COUNT)  # below 1 of cameras and streams
-    rate = capture.get(cv2.CAP_PROP_FPS) or DEFAULT_RATE
+    promised = capture.get(cv2.CAP_PROP_FRAME_COUNT)
     while (image := capture.read()[1]) is not None:
         number += 1
-        yield Frame(medium, number, np.asarray(cv2.cvtColor(image, cv2.COLOR_BGR2RGB), dtype=np.uint8), rate)
+        pixels = np.asarray(cv2.cvtColor(image, cv2.COLOR_BGR2RGB), dtype=np.uint8)
+        yield Frame(medium, number, pixels, capture.get(cv2.CAP_PROP_POS_MSEC) / 1000, rate)
     capture.release()
     if number == 0:
         fix = "fix: check that it is on, and its number or address; a picture's ends in .jpg, .png or the like"
         raise DataError(f"{medium.shown} holds no frame that OpenCV can read. {fix if medium.address else _FIX}")
-    if number < COMPLETE * promised - 1:
-        cut.append(f"{medium.shown} ends after {number} of {promised:.0f} frames")
+    if not medium.address and containers.ends_early(medium.path):
+        of_all = f" of {promised:.0f}" if promised > number else ""
+        cut.append(f"{medium.shown} ends after {number}{of_all} frames")
         logger.warning(printable(cut[-1]))
+
+
+def _frame_rate(medium: Medium) -> float:
+    """Frames per second: of a file by the median step of its first frames' times."""
+    capture = _capture(medium)
+    rate = capture.get(cv2.CAP_PROP_FPS) or DEFAULT_RATE
+    if medium.address:
+        return rate
+    seconds = list[float]()
+    while len(seconds) < TIMED_FRAMES and capture.grab():
+        seconds.append(capture.get(cv2.CAP_PROP_POS_MSEC) / 1000)
+    steps = np.diff(seconds)
+    steps = steps[steps > 0]
+    return float(1 / np.median(steps)) if len(steps) else rate
 
 
 class Prepared(NamedTuple):

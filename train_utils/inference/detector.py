@@ -244,7 +244,7 @@ class ResultWriter:
             results.write_yolo(self.out / "labels" / self.label_names[medium.name], result)
         path = self.out / self.drawn_names[medium.name]
         if self.draws and medium.is_video:
-            self.drawn.frame(path, frame.frames_per_second, prediction.plot)
+            self.drawn.frame(path, frame.frames_per_second, frame.seconds, prediction.plot)
         elif self.draws:
             self.drawn.picture(path, prediction.plot)
 

@@ -127,6 +127,7 @@ def draw_targets(batch: Batch, names: Sequence[str], out: Path) -> None:
 PICTURE_SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")  # that any OpenCV writes
 CODECS = {".mp4": "mp4v", ".webm": "VP80"}  # MPEG-4 part 2, and VP8, which browsers play
 MOST_WAITING = 8  # pictures in memory
+MOST_REPEATED = 60  # seconds that one frame of a video fills
 
 
 class DrawnFiles(AbstractContextManager["DrawnFiles"]):
@@ -143,17 +144,20 @@ class DrawnFiles(AbstractContextManager["DrawnFiles"]):
         self._video = cv2.VideoWriter()
         self._video_path = Path()
         self._size = (0, 0)
+        self._written, self._last = 0, np.empty(0)
 
     def picture(self, path: Path, plot: Callable[[], ndarray]) -> None:
         """Write a picture."""
         self._start(lambda: write_image(path, plot(), "another out=, or draw=false"))
 
-    def frame(self, path: Path, frames_per_second: float, plot: Callable[[], ndarray]) -> None:
+    def frame(self, path: Path, frames_per_second: float, seconds: float, plot: Callable[[], ndarray]) -> None:
         """Add a frame to the .mp4 or .webm at ``path``; another path starts another video.
+
+        Where the frames' ``seconds`` since the start leave a gap, the one before it is repeated.
 
         The codecs need even sides, so an odd side loses its last row or column.
         """
-        self._start(lambda: self._write_frame(path, frames_per_second, plot()))
+        self._start(lambda: self._write_frame(path, frames_per_second, seconds, plot()))
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
@@ -168,18 +172,25 @@ class DrawnFiles(AbstractContextManager["DrawnFiles"]):
             self._running.pop(0).result()
         self._running.append(self._thread.submit(write))
 
-    def _write_frame(self, path: Path, frames_per_second: float, drawn: ndarray) -> None:
+    def _write_frame(self, path: Path, frames_per_second: float, seconds: float, drawn: ndarray) -> None:
         size = (drawn.shape[1], drawn.shape[0])
         if self._video_path != path:
             path.parent.mkdir(parents=True, exist_ok=True)
             codec = cv2.VideoWriter.fourcc(*CODECS[path.suffix])
             self._video_path, self._size = path, size
+            self._written, self._last = 0, drawn
             self._video.release()
             name: Any = os.fsencode(path)  # as text, OpenCV would crash on a name that is not Unicode
             self._video = cv2.VideoWriter(name, codec, frames_per_second, size)
         if not self._video.isOpened() or size != self._size:  # OpenCV would silently drop the frame
             raise TrainError(f"cannot write {path} with frames of {size[0]} x {size[1]} pixels. fix: draw=false")
+        missing = round(seconds * frames_per_second) - self._written
+        if missing < MOST_REPEATED * frames_per_second:  # of damaged files times may be anything
+            for _ in range(missing):
+                self._video.write(self._last)
+                self._written += 1
         self._video.write(drawn)
+        self._written, self._last = self._written + 1, drawn
 
 
 def write_image(path: Path, image: ndarray, fix: str) -> None:
