@@ -26,7 +26,7 @@ from data.progress import tracked
 logger = logging.getLogger(__name__)
 
 VIDEO_SUFFIXES = tuple(".3gp .asf .avi .flv .m2ts .m4v .mkv .mov .mp4 .mpeg .mpg .mts .ts .webm .wmv".split())
-DEFAULT_RATE = 25.0  # frames per second where nothing tells it
+DEFAULT_RATE, MAX_RATE = 25.0, 120.0  # frames per second where nothing tells it, and at most
 TIMED_FRAMES = 50  # by whose times a file has its rate: its header may say 1,000, for times in milliseconds
 MAX_WAITING = 4  # batches of decoded pictures in unfinished batches
 _FIX = "fix: replace the file, or set on_error=skip to leave such files out"
@@ -71,7 +71,7 @@ class Frame:
     number: int  # counted from 1; a picture has 1
     image: Image  # (h, w, 3) RGB
     seconds: float = 0.0  # since the start of the video
-    frames_per_second: float = 0.0  # of the video, the median; 0: a picture
+    frames_per_second: float = 0.0  # of the video where it is dense; 0: a picture
 
     @property
     def size(self) -> tuple[int, int]:
@@ -188,7 +188,7 @@ def read_video(medium: Medium, cut: list[str]) -> Iterator[Frame]:
 
 
 def _frame_rate(medium: Medium) -> float:
-    """Frames per second: of a file by the median step of its first frames' times."""
+    """Frames per second: of a file by the short steps between its first frames' times."""
     capture = _capture(medium)
     rate = capture.get(cv2.CAP_PROP_FPS) or DEFAULT_RATE
     if medium.address:
@@ -198,7 +198,7 @@ def _frame_rate(medium: Medium) -> float:
         seconds.append(capture.get(cv2.CAP_PROP_POS_MSEC) / 1000)
     steps = np.diff(seconds)
     steps = steps[steps > 0]
-    return float(1 / np.median(steps)) if len(steps) else rate
+    return min(MAX_RATE, round(float(1 / np.percentile(steps, 10)), 3)) if len(steps) else rate
 
 
 class Prepared(NamedTuple):

@@ -70,4 +70,4 @@ def test_what_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(TrainError, match=r"cannot write .* with frames of 60 x 40"):
         with DrawnFiles() as files:
             for side in (40, 60):
-                files.frame(tmp_path / "a.mp4", 5.0, plot(image[:, :side]))
+                files.frame(tmp_path / "a.mp4", 5.0, 0.0, plot(image[:, :side]))

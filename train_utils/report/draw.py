@@ -185,6 +185,8 @@ class DrawnFiles(AbstractContextManager["DrawnFiles"]):
         if not self._video.isOpened() or size != self._size:  # OpenCV would silently drop the frame
             raise TrainError(f"cannot write {path} with frames of {size[0]} x {size[1]} pixels. fix: draw=false")
         missing = round(seconds * frames_per_second) - self._written
+        if missing < -1 and seconds > 0:  # denser than the rate
+            return
         if missing < MOST_REPEATED * frames_per_second:  # of damaged files times may be anything
             for _ in range(missing):
                 self._video.write(self._last)
