@@ -28,6 +28,8 @@ from conf import REPOSITORY, ConfigError, DistributedError, first_line
 PR_SET_PDEATHSIG = 1  # of prctl(2)
 SHELL_STEPS = 0xFFFFFFF0  # step ids from here are of shells: salloc's interactive step, sbatch's script
 PACKAGES = ("torch", "torchvision", "hydra-core", "numpy", "opencv-python-headless", "pycocotools")
+# Of OpenMPI, MPICH and Intel, MVAPICH, IBM, Flux; the ranks would each train alone.
+UNKNOWN_LAUNCHERS = "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "JSM_NAMESPACE_SIZE", "FLUX_JOB_SIZE"
 LAUNCHER_SECONDS = 4.0  # within which the launcher ends this rank, once another one has failed and said why
 
 
@@ -51,7 +53,9 @@ def read_launch(environment: Mapping[str, str] = os.environ) -> Launch:
     """
     try:
         if "RANK" in environment:
-            rank, size, local_rank = (int(environment[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+            rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
+            is_alone = environment.get("LOCAL_WORLD_SIZE", "1") == "1"  # on its node, as in a pod
+            local_rank = int(environment.get("LOCAL_RANK", "0") if is_alone else environment["LOCAL_RANK"])
             attempt = int(environment.get("TORCHELASTIC_RESTART_COUNT", "0"))
             opens = rank == 0 and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
             store = None if opens else (environment["MASTER_ADDR"], int(environment["MASTER_PORT"]))
@@ -66,13 +70,17 @@ def read_launch(environment: Mapping[str, str] = os.environ) -> Launch:
             rank, size, local_rank = (int(environment[name]) for name in names)
             return Launch("srun", rank, size, local_rank, f"tcp://{host}:{port}", store=(host, port) if rank else None)
     except (KeyError, ValueError) as error:
-        fix = "fix: start with torchrun or srun; for one process unset RANK"
+        fix = "fix: start with torchrun (--node-rank=$RANK for one process a pod) or srun"
         raise DistributedError(f"the launcher's variables are missing or not numbers ({error}). {fix}") from error
     if "SLURM_JOB_ID" in environment and environment.get("SLURM_NTASKS", "1") not in ("", "1"):
         raise DistributedError(
             f"this SLURM job has SLURM_NTASKS={environment['SLURM_NTASKS']}, but this process was not started by srun "
             "and would run alone. fix: srun python ... (scripts/slurm), or srun --ntasks=1 python ... for one process"
         )
+    for name in UNKNOWN_LAUNCHERS:
+        if environment.get(name, "1") not in ("", "1"):
+            fix = "fix: torchrun --nproc-per-node=<processes> train.py ..., on each node"
+            raise DistributedError(f"{name}={environment[name]} is of a launcher that is not known here. {fix}")
     return Launch("none")
 
 
@@ -163,9 +171,24 @@ def fix_cublas_workspace() -> None:
 
 
 def end_with_torchrun() -> None:
-    """Let Linux send TERM to this rank once its torchrun is gone: nobody else would end it."""
-    if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    """Let Linux send TERM to this rank once its torchrun is gone: nobody else would end it.
+
+    It may be gone already: then no process above this one has loaded torch.
+    """
+    if sys.platform != "linux" or "TORCHELASTIC_USE_AGENT_STORE" not in os.environ:
+        return
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    above = os.getppid()
+    while above:
+        try:
+            maps = Path(f"/proc/{above}/maps").read_text(encoding="utf-8", errors="replace")
+            status = Path(f"/proc/{above}/stat").read_text(encoding="utf-8", errors="replace")
+        except OSError:  # not to be known, as of another user
+            return
+        if "libtorch" in maps:
+            return
+        above = int(status.rpartition(")")[2].split()[1])
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 @cache
