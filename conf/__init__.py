@@ -37,6 +37,9 @@ def install_command(*packages: str) -> str:
 
 def first_line(error: BaseException) -> str:
     """The first sentence of ``error``, without torch's source position and stack."""
+    cause = error.__context__
+    if isinstance(error, RuntimeError) and isinstance(cause, OSError) and cause.strerror:
+        return cause.strerror  # torch tells its own positions in a file instead
     line = (str(error).splitlines() or [type(error).__name__])[0]
     return re.sub(r"^\[[^\]]*\]\s*", "", line).split(". ")[0].rstrip(". ")
 

@@ -44,6 +44,11 @@ def without_login(text: str) -> str:
     return _LOGIN.sub("://***@", text)
 
 
+def reason(error: BaseException) -> str:
+    """Why the system refused: an OSError that a library raises may have no ``strerror``."""
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
 def shown(value: object) -> str:
     """Shorten a value from a file, however long or deep, for a message."""
     return _shortened.repr(value)

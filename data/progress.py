@@ -1,7 +1,6 @@
 """What a person sees of a run: lines, and progress on stderr."""
 
 import logging
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -9,6 +8,8 @@ from typing import TypeVar
 
 from rich import progress as bars
 from rich.console import Console
+
+from data.output import STDERR, STDOUT, Output
 
 T = TypeVar("T")
 
@@ -22,22 +23,25 @@ class _Screen(Console):
         return False
 
 
-SCREEN = _Screen(stderr=True, markup=False, emoji=False, highlight=False)
+SCREEN = _Screen(file=STDERR, markup=False, emoji=False, highlight=False)
 
 
 def is_live() -> bool:
     """Whether stdout and stderr are a terminal where a line can be rewritten."""
-    return sys.stdout.isatty() and sys.stderr.isatty() and SCREEN.is_terminal and not SCREEN.is_dumb_terminal
+    return STDOUT.isatty() and STDERR.isatty() and SCREEN.is_terminal and not SCREEN.is_dumb_terminal
+
+
+def _print(text: str, stream: Output) -> None:
+    if is_live():
+        SCREEN.print(text, soft_wrap=True)
+    else:
+        stream.write(f"{text}\n")
 
 
 class _Stdout(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Print the lines of a record, on a terminal clear of a live line."""
-        text = record.getMessage()
-        if is_live():
-            SCREEN.print(text, soft_wrap=True)
-        else:
-            print(text, flush=True)
+        _print(record.getMessage(), STDOUT)
 
 
 log = logging.getLogger("hydra_yolov3_spp")  # what programs report; rank 0 alone does
@@ -47,7 +51,7 @@ log.addHandler(_Stdout())
 
 def warn(text: str) -> None:
     """Print a warning to stderr."""
-    print(f"warning: {text}", file=sys.stderr, flush=True)
+    _print(f"warning: {text}", STDERR)
 
 
 class Progress(AbstractContextManager["Progress"]):
@@ -86,7 +90,7 @@ class Progress(AbstractContextManager["Progress"]):
             if total and done:
                 parts.append(f"{duration(seconds / done * (total - done))} left")
             if self._bar is None:
-                print("  ".join([self.title, *parts]), file=sys.stderr, flush=True)
+                STDERR.write("  ".join([self.title, *parts]) + "\n")
             else:
                 text = "  ".join(parts)
                 self._bar.update(bars.TaskID(0), completed=done, total=total or None, text=text, refresh=True)
@@ -117,7 +121,15 @@ def _start_bar(title: str, total: int) -> bars.Progress:
     """A live line without a thread, which would be alive while data workers are forked."""
     label, text = (bars.TextColumn(f"{{task.{name}}}", markup=False) for name in ("description", "fields[text]"))
     columns = label, bars.BarColumn(bar_width=None), text
-    bar = bars.Progress(*columns, console=SCREEN, auto_refresh=False, transient=True, expand=True)
+    bar = bars.Progress(
+        *columns,
+        console=SCREEN,
+        auto_refresh=False,
+        transient=True,
+        expand=True,
+        redirect_stdout=False,
+        redirect_stderr=False,  # other threads keep their streams
+    )
     bar.add_task(title, total=total or None, text="")
     bar.start()
     return bar

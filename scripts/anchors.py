@@ -23,6 +23,7 @@ from conf.options import option
 from data import open_annotations
 from data.anchors import SEED, Sizes, kmeans_anchors, match_anchors, network_sizes, recall, refine_anchors
 from data.errors import as_started
+from data.progress import log
 from train_utils import auto, build
 
 SEARCHED_BOXES = 50_000  # a sample for the search; recall and IoU are those of all boxes
@@ -46,13 +47,13 @@ def find_anchors(config: schema.AnchorsConfig) -> Sizes:
     except ValueError as error:
         raise ConfigError(f"data={config.data.name}: {error}. fix: a model with fewer anchors, or more data") from error
     refined = refine_anchors(searched, start, config.rounds, generator).round(1)
-    print(f"{len(sizes):,} boxes of data={config.data.name} at {config.image_size} pixels")
+    log.info(f"{len(sizes):,} boxes of data={config.data.name} at {config.image_size} pixels")
     for name, anchors in ((f"{config.model.cfg} as it is", current), ("k-means", start), ("refined", refined)):
         overlaps, nearest = match_anchors(sizes, anchors)
         shares = np.bincount(nearest, minlength=len(anchors)) / len(sizes)
         listed = [f"{w:g},{h:g} ({share:.0%})" for (w, h), share in zip(anchors.round(1), shares, strict=True)]
         recalls = [f"{recall(sizes, anchors, iou):.4f} at IoU {iou:g}" for iou in (config.min_iou, 0.5)]
-        print(f"{name}: mean best IoU {overlaps.mean():.3f}, recall {', '.join(recalls)}\n  {'  '.join(listed)}")
+        log.info(f"{name}: mean best IoU {overlaps.mean():.3f}, recall {', '.join(recalls)}\n  {'  '.join(listed)}")
     chosen[slots] = refined
     if config.out is not None:
         path = Path(config.out)
@@ -62,5 +63,5 @@ def find_anchors(config: schema.AnchorsConfig) -> Sizes:
         about = f"# Anchors for data={config.data.name} at {config.image_size} pixels, found by scripts/anchors.py."
         path.write_text(f"{about}\ndefaults:\n  - {base}\nanchors: [{pairs}]\n", encoding="utf-8")
         folder = shlex.quote(str(path.absolute().parent.parent))
-        print(f"wrote {path}: {as_started('python train.py')} --config-dir {folder} {option('model', path.stem)}")
+        log.info(f"wrote {path}: {as_started('python train.py')} --config-dir {folder} {option('model', path.stem)}")
     return chosen

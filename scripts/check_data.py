@@ -34,7 +34,7 @@ from data import Annotations, DataConfig, DataError, ImageSource, OnError, check
 from data.anchors import LOW_RECALL, Sizes, fix_of_anchors, network_sizes, objects_per_image, recall
 from data.index import read_annotations
 from data.io import Findings
-from data.progress import counted, tracked
+from data.progress import counted, log, tracked
 from train_utils import build
 from train_utils.report.draw import draw_cell, save_sheet
 
@@ -87,8 +87,8 @@ def check(config: schema.CheckDataConfig) -> CheckedSet:
         save_sheet(cells, out / "labels.jpg")
     lines = [f"{config.data.name}: {config.data.root}", *text_report(checked)]
     (out / "report.txt").write_text("\n".join(lines) + "\n", encoding="utf-8", errors="backslashreplace")
-    print("\n".join(lines[:-1]))
-    print(f"{lines[-1]}, report: {out / 'report.txt'}")
+    log.info("\n".join(lines[:-1]))
+    log.info(f"{lines[-1]}, report: {out / 'report.txt'}")
     return checked
 
 

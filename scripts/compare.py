@@ -31,7 +31,7 @@ from conf import TrainError, schema
 from conf.cli import run_files
 from conf.options import MAY_CHANGE, flat, is_covered
 from data.errors import as_started, printable
-from data.progress import counted
+from data.progress import counted, log
 from train_utils.bootstrap import Gain, draw_images, gain, resampled_aps, with_interval
 from train_utils.coco_eval import Evaluation, format_metric
 from train_utils.report import report_page
@@ -69,7 +69,7 @@ def compare(config: schema.CompareConfig) -> list[Gain]:
     """
     folders = [Path(run_files.full_name(run)) for run in config.runs]
     if len(folders) == 1:
-        print(f"page: {report_page.write_report(folders[0])}")
+        log.info(f"page: {report_page.write_report(folders[0])}")
         return []
     groups = read_groups(folders)
     print_groups(groups)
@@ -80,12 +80,12 @@ def compare(config: schema.CompareConfig) -> list[Gain]:
             parts = [gain(first.best, other.best, config.resamples, config.seed)]
         else:
             parts = split_gain(first, other, config.resamples, config.seed)
-        print(f"{other.letter} against A: {parts[0].sentence()}.")
+        log.info(f"{other.letter} against A: {parts[0].sentence()}.")
         for title, part in zip(PARTS, parts[1:], strict=False):
-            print(f"  {title}: {part.sentence()}.")
+            log.info(f"  {title}: {part.sentence()}.")
         gains.append(parts[0])
     if any(len(group.runs) == 1 for group in groups):
-        print("A setting with one run may be lucky in its seed: repeat it with train.seed=1,2 (train.py -m).")
+        log.info("A setting with one run may be lucky in its seed: repeat it with train.seed=1,2 (train.py -m).")
     return gains
 
 
@@ -147,8 +147,8 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
     shown = [list(map(printable, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     for row in shown:
-        print("  ".join(map(str.ljust, row, widths)).rstrip())
-    print()
+        log.info("  ".join(map(str.ljust, row, widths)).rstrip())
+    log.info("")
 
 
 def split_gain(first: Group, second: Group, resamples: int, seed: int) -> list[Gain]:
@@ -168,10 +168,10 @@ def split_gain(first: Group, second: Group, resamples: int, seed: int) -> list[G
         what = f"{second.runs[0]} was scored on another validation set than {first.runs[0]}"
         fix = f"score it on the same: {as_started('python eval.py')} ckpt=... data=... out=<its folder>"
         raise TrainError(f"{what}, and no image and class are known to be in both. fix: {fix}")
-    print(f"{first.letter} and {second.letter} were scored on different sets:")
-    print(f"  {counted(len(images), 'image')} in both")
-    print(f"  {counted(len(ids) - len(images), 'image')} only in {first.letter}")
-    print(f"  {counted(len(others) - len(images), 'image')} only in {second.letter}")
+    log.info(f"{first.letter} and {second.letter} were scored on different sets:")
+    log.info(f"  {counted(len(images), 'image')} in both")
+    log.info(f"  {counted(len(ids) - len(images), 'image')} only in {first.letter}")
+    log.info(f"  {counted(len(others) - len(images), 'image')} only in {second.letter}")
 
     column = {key: number for number, key in enumerate(ids | others)}
     drawn = draw_images(len(column), resamples, seed)

@@ -12,8 +12,6 @@ runs/conformance/<date_time>, which all nodes must see. ``out`` is a certificate
 versions, ranks, nodes, backend, and the outcome and time of each check, also of the one that broke.
 """
 
-import contextlib
-import io
 import json
 import os
 import signal
@@ -34,7 +32,7 @@ from conf.cli.command_line import print_error
 from conf.cli.program import options_of
 from conf.schema import TrainConfig
 from data import Batch
-from data.progress import counted
+from data.progress import counted, log
 from hydra_yolov3_spp import evaluate, train
 from models import Darknet, zoo_cfg
 from train_utils import build, checkpoint, distributed, engine, run_folder, sync_batchnorm
@@ -78,12 +76,14 @@ class Conformance:
     def run(self) -> None:
         """Make all checks in silence; the one that broke is recorded, too."""
         try:
-            with contextlib.redirect_stdout(io.StringIO()):
-                for check in (self.weights, self.rank_without_boxes, self.evaluation, self.resume, self.exchange):
-                    check()
+            log.setLevel("WARNING")
+            for check in (self.weights, self.rank_without_boxes, self.evaluation, self.resume, self.exchange):
+                check()
         except Exception as error:
             self.record(check.__name__, False, f"{type(error).__name__}: {first_line(error)}")
             raise
+        finally:
+            log.setLevel("INFO")
 
     def write(self, out: Path) -> None:
         """Write the certificate whole or not at all."""

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from conf import ConfigError, compose, schema
 from conf.cli import run_files
-from data.progress import counted
+from data.progress import counted, log
 from models import fitted_cfg, save_darknet_weights
 from train_utils import build
 from train_utils.checkpoint import save_checkpoint
@@ -47,7 +47,7 @@ def convert(config: schema.ConvertConfig) -> None:
         run_files.refuse_existing(Path(config.cfg), "cfg")
     if to_checkpoint:
         detector = open_checkpoint.open_detector(None, source, config.names, config.image_size)
-        print(detector.note)
+        log.info(detector.note)
         options = {
             "model": compose.to_dictionary(replace(config.model, weights=None)),
             "evaluate": {"image_size": detector.image_size},
@@ -59,7 +59,7 @@ def convert(config: schema.ConvertConfig) -> None:
             "seen": detector.model.seen, "ema": detector.model.state_dict(),
         }  # fmt: skip
         save_checkpoint(out, state)
-        print(f"wrote {out}: {counted(len(detector.names), 'class')}, {detector.image_size} pixels")
+        log.info(f"wrote {out}: {counted(len(detector.names), 'class')}, {detector.image_size} pixels")
         return
     if config.ckpt is not None:
         detector = open_checkpoint.open_checkpoint(config.ckpt)
@@ -67,14 +67,14 @@ def convert(config: schema.ConvertConfig) -> None:
     else:
         model, report = build.build_model(source, None, whole=True)
         note = str(report)
-    print(note)
+    log.info(note)
     if config.up_to_layer is not None:
         model.seen = 0
     count = save_darknet_weights(model, out, config.up_to_layer)
     version = ".".join(map(str, model.weights_version))
-    print(f"wrote {out}: {count:,} values, header {version}, trained on {model.seen:,} images")
+    log.info(f"wrote {out}: {count:,} values, header {version}, trained on {model.seen:,} images")
     if config.cfg is not None:
         Path(config.cfg).write_text(fitted_cfg(model), encoding="utf-8")
-    print(f"its .cfg: {config.cfg or 'add cfg=<file>, if classes, width or anchors changed'}")
+    log.info(f"its .cfg: {config.cfg or 'add cfg=<file>, if classes, width or anchors changed'}")
     if any(head.box_bins for head in model.heads):
-        print("Darknet cannot read it, because of its box_bins: model.box_bins=0 trains a network for Darknet")
+        log.info("Darknet cannot read it, because of its box_bins: model.box_bins=0 trains a network for Darknet")

@@ -24,6 +24,7 @@ from conf import schema
 from conf.schema import require
 from data import Medium, OnBadFile
 from data.errors import printable
+from data.progress import log
 from train_utils import distributed
 from train_utils.inference.detector import Prediction, Predictor, ResultWriter, format_counts
 
@@ -37,7 +38,7 @@ def main(config: schema.DemoConfig) -> None:
     """Serve the page until Ctrl-C. Raises ConfigError without gradio."""
     with tempfile.TemporaryDirectory(prefix="demo-") as folder:
         page = build(config, Path(folder))
-        print(f"the demo is at {launch(page, config)} ; Ctrl-C ends it", flush=True)
+        log.info(f"the demo is at {launch(page, config)} ; Ctrl-C ends it")
         page.block_thread()
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from conf import ConfigError, schema
 from data.errors import DataError
 from data.io import download
+from data.progress import log
 
 _COCO, _VOC = "http://images.cocodataset.org", "http://host.robots.ox.ac.uk/pascal/VOC"
 # For each set the folder to unpack into, and the MD5 of each archive by its address.
@@ -59,10 +60,10 @@ def get_data(config: schema.GetDataConfig) -> Path:
         path = root / ".archives" / url.rpartition("/")[2]
         done = path.with_name(f"{path.name}.unpacked")
         if done.is_file():
-            print(f"{path.name}: already unpacked")
+            log.info(f"{path.name}: already unpacked")
             continue
         download(url, path, f"md5:{md5}")
-        print(f"{path.name}: unpacking", flush=True)
+        log.info(f"{path.name}: unpacking")
         beside = path.with_name(f"{path.name}.files")
         try:
             shutil.rmtree(beside, ignore_errors=True)
@@ -73,7 +74,7 @@ def get_data(config: schema.GetDataConfig) -> Path:
         done.touch()
         shutil.rmtree(beside)
         path.unlink()
-    print(f"{config.name} is in {root.absolute()}")
+    log.info(f"{config.name} is in {root.absolute()}")
     return root
 
 

@@ -14,20 +14,21 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
 
 from conf import schema
 from conf.cli import run_files
+from data.progress import log
 from models.config import LICENCE, PUBLISHED
 
 
 def get_weights(config: schema.GetWeightsConfig) -> None:
     """Fetch the weights called ``config.name``, or list all if that is ``list``."""
     if config.name == "list":
-        print(f"weights in {run_files.weights_folder()}:")
+        log.info(f"weights in {run_files.weights_folder()}:")
     for entry in PUBLISHED:
         use = f"model={' or '.join(entry.networks)} model.weights={entry.alias}"
         if config.name == "list":
             here = "here" if (run_files.weights_folder() / entry.file_name).is_file() else ""
             size = f"{entry.size / 1e6:.0f} MB" if entry.size is not None else ""
-            print(f"  {entry.name:<34}{size:>6}  {here:<6}{use}")
+            log.info(f"  {entry.name:<34}{size:>6}  {here:<6}{use}")
         elif config.name == entry.name:
-            print(f"{run_files.fetch_weights(entry)} is here: {use}")
+            log.info(f"{run_files.fetch_weights(entry)} is here: {use}")
     if config.name == "list":
-        print(LICENCE)
+        log.info(LICENCE)

@@ -32,6 +32,7 @@ from conf.cli import run_files
 from conf.cli.program import PROGRAMS
 from conf.schema import require
 from data.errors import as_started
+from data.progress import log
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
 Space = dict[str, Any]  # the values of each option, or Hydra's interval
@@ -85,7 +86,7 @@ def tune(config: schema.TuneConfig) -> None:
         study.optimize(objective, n_trials=1)
     if study.get_trials(states=[optuna.trial.TrialState.COMPLETE]):
         best = shlex.join([*fixed, *overrides(study.best_params)])
-        print(f"best AP {study.best_value:.4f}: {as_started('python train.py')} {best}", flush=True)
+        log.info(f"best AP {study.best_value:.4f}: {as_started('python train.py')} {best}")
 
 
 def run_trial(trial: Any, fixed: list[str], space: Space, study_folder: Path) -> float:
@@ -95,7 +96,7 @@ def run_trial(trial: Any, fixed: list[str], space: Space, study_folder: Path) ->
     folder = study_folder / f"trial-{trial.number:04}"
     folder.mkdir()
     chosen = overrides({key: draw(trial, key, values) for key, values in space.items()})
-    print(f"trial {trial.number}: {' '.join(chosen)} -> {folder}", flush=True)
+    log.info(f"trial {trial.number}: {' '.join(chosen)} -> {folder}")
     command = [sys.executable, str(TRAIN), *fixed, *chosen, f"run_dir={options.quoted(str(folder))}"]
     with (folder / "terminal.txt").open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
@@ -107,7 +108,7 @@ def run_trial(trial: Any, fixed: list[str], space: Space, study_folder: Path) ->
                 trial.report(metric, epoch)
                 reported += 1
             if reported and process.poll() is None and trial.should_prune():
-                print(f"trial {trial.number}: pruned after epoch {epoch}", flush=True)
+                log.info(f"trial {trial.number}: pruned after epoch {epoch}")
                 raise optuna.TrialPruned
     except KeyboardInterrupt:
         trial.set_user_attr(STOPPED, True)
@@ -116,7 +117,7 @@ def run_trial(trial: Any, fixed: list[str], space: Space, study_folder: Path) ->
         process.send_signal(signal.SIGINT)  # its only one, as it has its own session: it saves a checkpoint
         process.wait()
     result = max(scores_of(folder).values(), default=FAILED) if process.returncode == 0 else FAILED
-    print(f"trial {trial.number}: AP {result:.4f}, its output is in {folder / 'terminal.txt'}", flush=True)
+    log.info(f"trial {trial.number}: AP {result:.4f}, its output is in {folder / 'terminal.txt'}")
     return result
 
 

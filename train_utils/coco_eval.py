@@ -4,8 +4,7 @@ pycocotools is the reference; hotcoco computes the same bits a hundred times as 
 images by id and detections in canonical order, since equal scores rank by it.
 """
 
-import contextlib
-import io
+import importlib.util
 from collections.abc import Mapping
 from importlib.metadata import version
 from operator import itemgetter
@@ -13,12 +12,23 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
-from pycocotools.coco import COCO
-from pycocotools.cocoeval import COCOeval
 
 from conf import ConfigError, install_command
 from conf.schema import Scorer
 from train_utils.results import Detections, GroundTruth, canonical_order
+
+
+def _silent(name: str) -> Any:
+    """A copy of a module that prints nothing, so that other threads keep their stdout."""
+    spec = importlib.util.find_spec(name)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    module.__dict__["print"] = lambda *_: None
+    spec.loader.exec_module(module)
+    return module
+
+
+COCO, COCOeval = _silent("pycocotools.coco").COCO, _silent("pycocotools.cocoeval").COCOeval
 
 # In the order of pycocotools' stats; s, m, l: boxes of less than 32**2, up to 96**2, more pixels.
 METRICS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
@@ -78,28 +88,27 @@ def match(truth: GroundTruth, detections: Detections, scorer: str | None = None,
     classes, scores = ordered["class"] + 1, ordered["score"]
     boxes = ordered["box_xywh"].astype(np.float64)
     evaluation: Any
-    with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints what it does
-        if (scorer or choose_scorer()).startswith("hotcoco"):
-            import hotcoco
+    if (scorer or choose_scorer()).startswith("hotcoco"):
+        import hotcoco
 
-            coco = hotcoco.COCO.from_arrays(images, categories, *labels, area=truth.areas, iscrowd=crowd)
-            found = coco.load_res(np.column_stack((image_of_found, boxes, scores, classes)))
-            evaluation = hotcoco.COCOeval(coco, found, "bbox")
-        else:
-            coco = _as_coco(images, categories, *labels, truth.areas, crowd)
-            no_crowd = np.zeros(len(boxes), bool)
-            columns = image_of_found, classes, boxes, boxes[:, 2:].prod(1), no_crowd, scores
-            evaluation = COCOeval(coco, _as_coco(images, categories, *columns), "bbox")
-        parameters = evaluation.params
-        if not every_size:
-            parameters.areaRng, parameters.areaRngLbl = parameters.areaRng[:1], parameters.areaRngLbl[:1]
-        evaluation.params = parameters  # hotcoco's is a copy
-        evaluation.evaluate()
-        evaluation.accumulate()
+        coco = hotcoco.COCO.from_arrays(images, categories, *labels, area=truth.areas, iscrowd=crowd)
+        found = coco.load_res(np.column_stack((image_of_found, boxes, scores, classes)))
+        evaluation = hotcoco.COCOeval(coco, found, "bbox")
+    else:
+        coco = _as_coco(images, categories, *labels, truth.areas, crowd)
+        no_crowd = np.zeros(len(boxes), bool)
+        columns = image_of_found, classes, boxes, boxes[:, 2:].prod(1), no_crowd, scores
+        evaluation = COCOeval(coco, _as_coco(images, categories, *columns), "bbox")
+    parameters = evaluation.params
+    if not every_size:
+        parameters.areaRng, parameters.areaRngLbl = parameters.areaRng[:1], parameters.areaRngLbl[:1]
+    evaluation.params = parameters  # hotcoco's is a copy
+    evaluation.evaluate()
+    evaluation.accumulate()
     return evaluation
 
 
-def _as_coco(images: list[Any], categories: list[Any], *columns: np.ndarray) -> COCO:
+def _as_coco(images: list[Any], categories: list[Any], *columns: np.ndarray) -> Any:
     """Annotations as pycocotools reads them from a file; it takes a match with id 0 for none."""
     keys = ("image_id", "category_id", "bbox", "area", "iscrowd", "score")
     annotations = []
@@ -117,8 +126,7 @@ def score(truth: GroundTruth, detections: Detections, scorer: str | None = None)
     evaluation = match(truth, detections, scorer)
     summary = COCOeval(iouType="bbox")
     summary.eval = evaluation.eval
-    with contextlib.redirect_stdout(io.StringIO()):
-        summary.summarize()
+    summary.summarize()
     metrics = dict(zip(METRICS, summary.stats.tolist(), strict=True))
     matches = find_matches(truth, detections, scorer)
     absent = dict.fromkeys(OPERATING_POINT, ABSENT)

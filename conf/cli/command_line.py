@@ -13,6 +13,7 @@ from conf import CONF_DIR, CheckpointError, ConfigError, DistributedError, Train
 from conf.cli import launch
 from conf.options import quoted
 from data.errors import DataError, as_started, printable, without_login
+from data.output import STDERR
 from models.cfg import ModelError
 
 USER_ERRORS = ConfigError, DataError, ModelError, CheckpointError, DistributedError, TrainError
@@ -65,7 +66,7 @@ def prepare_arguments(arguments: Sequence[str], schema: type, command: str, bare
     for typed in [*arguments, *behind]:
         word = typed.removeprefix("train.") if typed.startswith("train.device=") else typed
         if word != typed:
-            print("train.device is called device now, as in the other programs", file=sys.stderr)
+            STDERR.write("train.device is called device now, as in the other programs\n")
         if os.path.isdir(CONF_DIR / word.partition("=")[0].removeprefix("+")):  # each group is in the defaults already
             word = word.removeprefix("+")
         # torch.distributed.launch adds the local rank, which is in the environment as well.
@@ -138,12 +139,12 @@ def print_error(error: BaseException, schema: type) -> int:
         sentence, code = f"error: {reason}", USAGE_EXIT_CODE if reason is not None else BUG_EXIT_CODE
     if launch.claim_error():
         if code == BUG_EXIT_CODE or "debug=true" in sys.argv:
-            print(without_login("".join(traceback.format_exception(error))), file=sys.stderr)
+            STDERR.write(without_login("".join(traceback.format_exception(error))) + "\n")
         if code != BUG_EXIT_CODE:
             if len(sentence) > LONGEST_SENTENCE:
                 sentence = f"{sentence[: LONGEST_SENTENCE // 2]} ... {sentence[-LONGEST_SENTENCE // 2 :]}"
             sentence, fix, way_out = without_login(sentence).rpartition(" fix: ")
-            print(sentence + fix.replace(" ", "\n", 1) + way_out, file=sys.stderr, flush=True)
+            STDERR.write(sentence + fix.replace(" ", "\n", 1) + way_out + "\n")
     return code
 
 

@@ -16,6 +16,7 @@ from conf.compose import check_values, values_of_choice
 from conf.options import fill, flat, option
 from conf.schema import TrainConfig
 from data import DataError, layouts, remote
+from data.output import STDOUT
 from data.remote import Place
 from models.config import ALIASES, Published
 
@@ -226,7 +227,7 @@ def fetch_weights(entry: Published) -> Path:
     path = weights_folder() / entry.file_name
     if not path.is_file():
         size = f" ({entry.size / 1e6:.0f} MB)" if entry.size is not None else ""
-        print(f"{entry.url}{size} -> {path}", flush=True)
+        STDOUT.write(f"{entry.url}{size} -> {path}\n")
     download(entry.url, path, f"sha1:{entry.sha1}" if entry.sha1 else None, entry.size)
     if entry.sha256 is not None and not hashlib.sha256(path.read_bytes()).hexdigest().startswith(entry.sha256):
         path.unlink()

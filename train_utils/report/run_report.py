@@ -24,6 +24,7 @@ from conf.options import option
 from conf.schema import TrainConfig
 from data import Annotations
 from data.errors import as_started, from_here, printable
+from data.output import LOST
 from data.progress import Progress, counted, duration, log, warn
 from train_utils import coco_eval, distributed, engine, run_folder
 from train_utils.report import draw, plots, report_page
@@ -56,6 +57,7 @@ class RunReport(contextlib.AbstractContextManager["RunReport"]):
         self._tables: dict[str, csv.DictWriter[str]] = {}  # these and the services: on rank 0
         self._services: list[LoggerThread] = []
         self._is_complete = False
+        self._told: set[str] = set()  # of the streams that cannot be written
         self._first_epoch = 0
         self._started = self._epoch_started = time.monotonic()
 
@@ -72,6 +74,8 @@ class RunReport(contextlib.AbstractContextManager["RunReport"]):
             lines = list(map(printable, text.split("\n")))
             if on_terminal:
                 log.info("\n".join(lines))
+            lines += [sentence for sentence in LOST.values() if sentence not in self._told]
+            self._told |= {*LOST.values()}
             stamp = time.strftime("%Y-%m-%d %H:%M:%S")
             with self._lock:  # loggers and mirror warn from their threads
                 for line in lines:
