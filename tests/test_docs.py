@@ -90,6 +90,8 @@ def check(command: str, own_files: Path) -> None:
             assert importlib.util.find_spec(module) is not None, f"{command}: no module {module}"
             if module in NAMES:
                 check_options(module, rest, own_files)
+        case ["python", "-c", code, *_]:
+            exec(code, {})
         case ["pytest", *rest]:
             paths = [word for word in rest if "/" in word]
             assert all((REPOSITORY / path).exists() for path in paths), command

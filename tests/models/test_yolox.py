@@ -149,7 +149,7 @@ def test_the_published_nano_scores_as_its_export_does_and_keeps_its_score_in_tra
             x, y, width, height = (value * scales[index] for value in box["bbox"])
             label = sorted(truth.getCatIds()).index(box["category_id"])
             targets.append([number, label, x + width / 2, y + height / 2, width, height])
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     loss = loss_of(model.heads, "loss=yolox")
     loss(model.train()(images[list(chosen)]), torch.tensor(targets)).total.backward()
     optimizer.step()
