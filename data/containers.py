@@ -7,8 +7,10 @@ FILL = 0x7F  # for what is missing of a part's start: then its length is beyond 
 SLACK = 8  # bytes that a whole AVI may lack: some writers count this header twice
 BOXES = tuple(b"ftyp moov mdat moof free skip wide uuid mfra sidx styp meta udta pnot".split())
 SEGMENT, CLUSTER = b"\x18\x53\x80\x67", b"\x1f\x43\xb6\x75"
-ELEMENTS = (b"\x1aE\xdf\xa3", SEGMENT, CLUSTER, b"\x11M\x9bt", b"\x15I\xa9f", b"\x16T\xaek", b"\x1cS\xbbk")
-ELEMENTS += (b"\x12T\xc3g", b"\xa3", b"\xa0", b"\xe7", b"\xec")  # tags, blocks, times, gaps
+ELEMENTS = (
+    *(b"\x1aE\xdf\xa3", SEGMENT, CLUSTER, b"\x11M\x9bt", b"\x15I\xa9f", b"\x16T\xaek", b"\x1cS\xbbk", b"\x12T\xc3g"),
+    *(b"\xa3", b"\xa0", b"\xe7", b"\xec"),  # blocks, times, gaps
+)
 
 
 def ends_early(path: Path) -> bool:

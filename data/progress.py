@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import TypeVar
+from typing import IO, TypeVar, cast
 
 from rich import progress as bars
 from rich.console import Console
@@ -23,7 +23,7 @@ class _Screen(Console):
         return False
 
 
-SCREEN = _Screen(file=STDERR, markup=False, emoji=False, highlight=False)
+SCREEN = _Screen(file=cast(IO[str], STDERR), markup=False, emoji=False, highlight=False)
 
 
 def is_live() -> bool:

@@ -25,6 +25,15 @@ Count = Annotated[int, Meta(ge=1)]
 
 COCO, BACKBONE = "coco", "backbone"  # values of model.weights
 COCO_NAMES = ZOO_FOLDER / "coco.names"
+# Darknet keeps VOC's words; COCO's own annotations have these.
+COCO_SYNONYMS = {
+    "motorbike": "motorcycle",
+    "aeroplane": "airplane",
+    "sofa": "couch",
+    "pottedplant": "potted plant",
+    "diningtable": "dining table",
+    "tvmonitor": "tv",
+}
 LICENCE = (
     "Darknet's authors put theirs in the public domain; those of YOLOX and timm have the Apache licence.\n"
     "The pictures of COCO and ImageNet that they learnt from have licences of their own."

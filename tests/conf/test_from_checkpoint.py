@@ -21,10 +21,10 @@ from conf.cli.program import options_of, start
 from conf.cli.run_files import fetch_weights, weights_folder
 from conf.compose import compose, to_dictionary
 from conf.schema import TrainConfig
-from data import DataError
+from data import DataError, read_names
 from models import Darknet, ModelError, save_darknet_weights, zoo_cfg
 from models import config as model_options
-from models.config import PUBLISHED, Published
+from models.config import COCO_NAMES, PUBLISHED, Published
 from tests.data.sets import a_few_of
 from tests.file_server import serving
 from tests.runs.kill_resume import differences
@@ -85,6 +85,12 @@ def test_a_network_starts_from_them_and_keeps_its_own_heads(tmp_path, monkeypatc
         model, report = build_model(config, 3)
         assert "its heads were left out and start fresh (for 80 classes, here 3)" in str(report)
         assert model.layers[35].conv.weight.equal(source.layers[35].conv.weight)
+        of_darknet = read_names(COCO_NAMES)[0]
+        assert "motorbike" in of_darknet
+        of_coco = [{"motorbike": "motorcycle", "sofa": "couch"}.get(name, name) for name in of_darknet]
+        for names in (of_darknet, of_coco):
+            report = build_model(config, 80, names=names)[1]
+            assert report is not None and not report.heads_left_out
         server.content = (tmp_path / "cut").read_bytes()
         backbone = replace(config, weights="backbone")
         model, report = build_model(backbone, 3)
