@@ -187,9 +187,10 @@ def explained(error: Exception, schema: type, overrides: Sequence[str]) -> Excep
         return ConfigError(explain(error, schema))
     if isinstance(error, ConfigError | errors.DataError):
         return error
-    if isinstance(error, TypeError | ValueError):  # for null, or a list of lists
+    if isinstance(error, TypeError | ValueError | RecursionError):  # for a list, or a file of lists without end
         chosen = " ".join(word for word in overrides if (CONF_DIR / word.partition("=")[0]).is_dir())
-        return ConfigError(f"{error}. fix: {chosen} with the name of a choice")
+        fix = f"{chosen} with the name of a choice, or a file of YAML in UTF-8" if chosen else "one of them"
+        return ConfigError(f"{str(error).rstrip('.')}. fix: {fix}")
     if isinstance(error, AssertionError | AttributeError):  # OmegaConf's, for a key below null
         typed = " ".join(word for word in overrides if "." in word.partition("=")[0])
         fix = "a choice that has it, as data=shapes"
