@@ -180,13 +180,13 @@ def end_with_torchrun() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     above = os.getppid()
     while above:
+        with suppress(OSError):  # of another user, who did not start this one
+            if "libtorch" in Path(f"/proc/{above}/maps").read_text(encoding="utf-8", errors="replace"):
+                return
         try:
-            maps = Path(f"/proc/{above}/maps").read_text(encoding="utf-8", errors="replace")
             status = Path(f"/proc/{above}/stat").read_text(encoding="utf-8", errors="replace")
-        except OSError:  # not to be known, as of another user
-            return
-        if "libtorch" in maps:
-            return
+        except OSError:
+            break
         above = int(status.rpartition(")")[2].split()[1])
     os.kill(os.getpid(), signal.SIGTERM)
 
