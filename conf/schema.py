@@ -26,7 +26,7 @@ from models.config import (
     YoloxLossConfig,
 )
 
-AUTO = "auto"  # of optim.flat_fraction and train.fused_norm
+AUTO = "auto"  # of devices, optim.flat_fraction and train.fused_norm
 SHORT_TRAINING = 2000  # steps (docs/develop/decisions.md)
 
 Device = StrEnum("Device", ["auto", "cpu", "cuda"])  # auto: CUDA if there is a GPU
@@ -53,6 +53,13 @@ def is_image_size(size: Any) -> bool:
     """Whether the value of an option is a side in pixels or [height, width]."""
     sides = size if isinstance(size, list) else [size] * 2
     return len(sides) == 2 and {*map(type, sides)} == {int} and 0 < min(sides) <= max(sides) < MAX_SIDE
+
+
+def check_devices(devices: Any) -> None:
+    """Raise ValueError unless ``devices`` is a number of processes, auto or null."""
+    if devices not in (None, AUTO) and not (type(devices) is int and 1 <= devices <= 1024):
+        says = f"devices must be a number of processes up to 1024, or auto for one on each GPU, got {devices}"
+        raise ValueError(f"{says}; the environment variable CUDA_VISIBLE_DEVICES chooses the GPUs")
 
 
 @dataclass
@@ -211,6 +218,7 @@ class TrainConfig(PluggedConfig):
     logger: LoggerConfig
 
     def __post_init__(self) -> None:
+        check_devices(self.devices)
         if self.run_mirror is not None:
             check_bucket(self.run_mirror, "run_mirror")
         if self.resume is not None and self.run_dir is not None and not is_remote(self.resume):
@@ -244,6 +252,9 @@ class EvalConfig(PluggedConfig):
     data: DataConfig
     model: ModelConfig | None
     evaluate: EvaluateConfig
+
+    def __post_init__(self) -> None:
+        check_devices(self.devices)
 
 
 @dataclass

@@ -26,6 +26,16 @@ class DataError(ValueError):
         super().__init__("\n".join(map(printable, without_login(message).split("\n"))))
 
 
+def of_killed_loader(error: BaseException) -> str | None:
+    """The sentence for torch's error of a dead worker, raised wherever a program is; else None."""
+    if not isinstance(error, RuntimeError) or "DataLoader worker" not in str(error):
+        return None
+    return (
+        f"a process that loads images was killed ({str(error).splitlines()[0]}), as by the kernel when memory runs "
+        "out. fix: fewer data.workers, a smaller batch or more memory, then resume="
+    )
+
+
 def printable(text: str) -> str:
     """Escape what has no sign or is not Unicode: it could forge lines, or steer a terminal.
 

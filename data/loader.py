@@ -15,7 +15,7 @@ import cv2
 import torch
 from numpy.typing import NDArray
 
-from data.errors import DataError
+from data.errors import DataError, of_killed_loader
 from data.io import end_with_parent
 from data.plan import Request
 from data.progress import counted
@@ -160,11 +160,8 @@ class BatchLoader(torch.utils.data.DataLoader[Batch]):
             try:
                 batch = next(batches, None)
             except RuntimeError as error:
-                if "DataLoader worker" in str(error):
-                    raise DataError(
-                        f"a process that loads images was killed ({str(error).splitlines()[0]}), as by the kernel when "
-                        "memory runs out. fix: fewer data.workers, a smaller batch or more memory, then resume="
-                    ) from error
+                if sentence := of_killed_loader(error):
+                    raise DataError(sentence) from error
                 if not (self.timeout and "timed out" in str(error)):
                     raise
                 # A hung worker may ignore SIGTERM, and the program could not exit.

@@ -12,7 +12,7 @@ from typing import Any
 from conf import CONF_DIR, CheckpointError, ConfigError, DistributedError, TrainError, compose, suggestions
 from conf.cli import launch
 from conf.options import quoted
-from data.errors import DataError, as_started, printable, without_login
+from data.errors import DataError, as_started, of_killed_loader, printable, without_login
 from data.output import STDERR
 from models.cfg import ModelError
 
@@ -158,4 +158,4 @@ def in_one_sentence(error: BaseException, schema: type) -> str | None:
     if isinstance(error, OSError) and error.errno in UNUSABLE:
         path = error.filename2 or error.filename or "a file"  # the error of a write has no path
         return f"{printable(str(path))} cannot be used ({error.strerror}). fix: name another place, or free space"
-    return None
+    return of_killed_loader(error)

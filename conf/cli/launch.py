@@ -28,6 +28,7 @@ from conf import REPOSITORY, ConfigError, DistributedError, first_line
 PR_SET_PDEATHSIG = 1  # of prctl(2)
 SHELL_STEPS = 0xFFFFFFF0  # step ids from here are of shells: salloc's interactive step, sbatch's script
 PACKAGES = ("torch", "torchvision", "hydra-core", "numpy", "opencv-python-headless", "pycocotools")
+OF_A_BUCKET = re.compile(r"(AWS|AZURE_STORAGE)_(?!.*(FILE|PATH|PROFILE)$).*")  # others may have any letters
 # Of OpenMPI, MPICH and Intel, MVAPICH, IBM, Flux; the ranks would each train alone.
 UNKNOWN_LAUNCHERS = "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "JSM_NAMESPACE_SIZE", "FLUX_JOB_SIZE"
 LAUNCHER_SECONDS = 4.0  # within which the launcher ends this rank, once another one has failed and said why
@@ -89,7 +90,7 @@ def check_credentials(environment: MutableMapping[str, str] = os.environ) -> Non
 
     obstore would panic, or show the value.
     """
-    for name in [name for name in environment if name.startswith(("AWS_", "AZURE_STORAGE_"))]:
+    for name in [name for name in environment if OF_A_BUCKET.fullmatch(name)]:
         value = environment[name] = environment[name].strip()
         is_place = "ENDPOINT" not in name or re.fullmatch(r"(https?://\S+)?", value)
         if not (is_place and value.isascii() and value.isprintable()):
@@ -180,8 +181,11 @@ def end_with_torchrun() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     above = os.getppid()
     while above:
-        with suppress(OSError):  # of another user, who did not start this one
+        try:
             if "libtorch" in Path(f"/proc/{above}/maps").read_text(encoding="utf-8", errors="replace"):
+                return
+        except OSError:  # of another user: perhaps a torchrun, but not what adopts orphans
+            if above != 1:
                 return
         try:
             status = Path(f"/proc/{above}/stat").read_text(encoding="utf-8", errors="replace")
@@ -189,6 +193,12 @@ def end_with_torchrun() -> None:
             break
         above = int(status.rpartition(")")[2].split()[1])
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+def leave_out_current_folder() -> None:
+    """Let Python processes that start below import this project, and no file beside the data."""
+    folders = [str(REPOSITORY), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    os.environ.update(PYTHONPATH=os.pathsep.join(dict.fromkeys(folders)), PYTHONSAFEPATH="1")
 
 
 @cache

@@ -6,12 +6,14 @@ any other error is a bug and keeps its traceback.
 """
 
 import functools
+import multiprocessing
 import os
 import pkgutil
 import runpy
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -19,11 +21,12 @@ from typing import Any, NoReturn, TypeVar
 
 import hydra
 
-from conf import CONF_DIR, REPOSITORY, ConfigError, compose, schema
+from conf import CONF_DIR, ConfigError, compose, schema
 from conf.cli import command_line, help, launch
 from conf.cli.from_checkpoint import complete_conversion, complete_from_checkpoint, complete_training
 from conf.options import refuse_unread
 from data.errors import as_started, word_of
+from data.output import STDOUT, keep_numbers
 from models.cfg import ZOO, load_cfg
 
 Result = TypeVar("Result")
@@ -103,8 +106,10 @@ def start(name: str, arguments: Sequence[str] | None = None) -> int:
 
     Returns 0. After an error it exits, with code 2 for a user's error and 1 for a bug.
     """
-    escape_output()
     launch.end_with_torchrun()
+    keep_numbers()
+    escape_output()
+    launch.leave_out_current_folder()
     program = PROGRAMS[name]
     try:
         arguments = program.prepared(sys.argv[1:] if arguments is None else arguments)
@@ -130,8 +135,9 @@ def show(page: str) -> None:
 
 def escape_output() -> None:
     """Escape characters that stdout cannot encode, as in some names of files and classes."""
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="backslashreplace")
+    with suppress(OSError, ValueError):  # it may be closed, or its reader gone
+        if hasattr(sys.stdout, "reconfigure"):
+            sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def run_by_hydra(name: str, program: Program, arguments: list[str]) -> None:
@@ -161,8 +167,6 @@ def run_by_hydra(name: str, program: Program, arguments: list[str]) -> None:
 
     if is_multirun:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: it ends all jobs
-        # Processes that Hydra's launchers start import this clone's modules by name.
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(REPOSITORY)]))
     os.environ["HYDRA_FULL_ERROR"] = "1"  # so that exceptions leave Hydra
     sys.argv[1:] = [*options, *flags]
     compose.register(name, program.schema)
@@ -203,9 +207,6 @@ def ranks_to_start(config: Any) -> int:
     cannot share.
     """
     devices = getattr(config, "devices", None)
-    if devices not in (None, "auto") and not (type(devices) is int and 1 <= devices <= 1024):
-        says = f"devices must be a number of processes up to 1024, or auto for one on each GPU, got {devices}"
-        raise ConfigError(f"{says}; the environment variable CUDA_VISIBLE_DEVICES chooses the GPUs")
     if devices in (None, 1) or launch.read_launch().launcher != "none":
         return 1
     import torch
@@ -234,7 +235,7 @@ def start_ranks(count: int, arguments: Sequence[str]) -> NoReturn:
     # As a script, __main__.py of a clone would not find its package.
     script = ["-m", "hydra_yolov3_spp"] if os.path.basename(sys.argv[0]) == "__main__.py" else sys.argv[:1]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
-    sys.stdout.flush()
+    STDOUT.write("")
     os.execv(sys.executable, [*torchrun, *script, *arguments])
 
 
@@ -281,6 +282,9 @@ def options_of(name: str, overrides: Sequence[str]) -> Any:
         if word.startswith("-"):
             raise ConfigError(f"{word} is for the command line. fix: options of the form key=value alone")
     config: Any = compose.compose(name, program.schema, arguments, program.complete)
+    if multiprocessing.current_process().daemon and getattr(getattr(config, "data", None), "workers", 0) != 0:
+        fix = "fix: data.workers=0"
+        raise ConfigError(f"a daemonic process, as of Celery or a Pool, cannot start loader processes. {fix}")
     if ranks_to_start(config) > 1:
         fix = as_started("leave it out, or python train.py")
         raise ConfigError(f"devices starts processes only on a command line. fix: {fix}")

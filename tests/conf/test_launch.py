@@ -2,8 +2,8 @@
 
 import pytest
 
-from conf import DistributedError
-from conf.cli.launch import Launch, allowed_restarts, job_folder_name, read_launch
+from conf import ConfigError, DistributedError
+from conf.cli.launch import Launch, allowed_restarts, check_credentials, job_folder_name, read_launch
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "node1", "MASTER_PORT": "1234"}
 RANK_5 = Launch("torchrun", 5, 8, 1, "env://", store=("node1", 1234))
@@ -31,6 +31,10 @@ SBATCH = SALLOC | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
         (SRUN | TORCHRUN, RANK_5),
         (TORCHRUN | {"RANK": "0"}, RANK_5._replace(rank=0, store=None)),  # by hand
         (TORCHRUN | {"RANK": "0", "TORCHELASTIC_USE_AGENT_STORE": "True"}, RANK_5._replace(rank=0)),
+        (
+            {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "9"},  # one process a pod
+            Launch("torchrun", 1, 2, 0, "env://", store=("a", 9)),
+        ),
         (SRUN, Launch("srun", 2, 3, 0, "tcp://gpu08:23456", store=("gpu08", 23456))),
         (SRUN | {"SLURM_PROCID": "0"}, read_launch(SRUN)._replace(rank=0, store=None)),
         (SRUN | {"WORLD_SIZE": "3"}, read_launch(SRUN)),
@@ -55,11 +59,25 @@ def test_the_place_of_a_process(environment: dict[str, str], launch: Launch) -> 
         ({name: value for name, value in SRUN.items() if "NODELIST" not in name}, "SLURM_STEP_NODELIST"),
         (SBATCH, "was not started by srun"),
         (SALLOC, "was not started by srun"),
+        (TORCHRUN | {"LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": ""}, "not numbers"),
+        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}, "OMPI_COMM_WORLD_SIZE=2"),
+        ({"PMI_SIZE": "4"}, "PMI_SIZE=4"),
     ],
 )
 def test_a_process_that_cannot_find_its_place(environment: dict[str, str], problem: str) -> None:
     with pytest.raises(DistributedError, match=rf"{problem}.*fix: "):
         read_launch(environment)
+
+
+def test_variables_of_a_bucket_are_sent_or_refused_by_name() -> None:
+    paths = {"AWS_CONFIG_FILE": "/home/ü/config", "HOME": "/home/ü"}
+    environment = {"AWS_SECRET_ACCESS_KEY": "secret\n", "AWS_ENDPOINT_URL": "http://a:1 ", **paths}
+    check_credentials(environment)
+    assert environment == {"AWS_SECRET_ACCESS_KEY": "secret", "AWS_ENDPOINT_URL": "http://a:1", **paths}
+    for name, value in (("AWS_ENDPOINT_URL", "a:1"), ("AWS_SESSION_TOKEN", "Ä"), ("AZURE_STORAGE_ACCOUNT_KEY", "a\nb")):
+        with pytest.raises(ConfigError, match=f"{name} holds .* fix: ") as caught:
+            check_credentials({name: value})
+        assert value not in str(caught.value)
 
 
 def test_srun_steps_side_by_side_meet_at_different_ports() -> None:

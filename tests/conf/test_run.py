@@ -31,6 +31,7 @@ CASES = {  # options and what stderr says; for None stdout has the answer
     "train": {
         "--help": None,
         "--cfg job": None,
+        "--cfg job devices=two": "devices must be a number",
         "-sc query=bash": None,
         "--version": None,
         "train.epoch=3": "train.epoch=3 is not an option here.\nfix: train.epochs=3",

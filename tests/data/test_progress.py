@@ -1,12 +1,15 @@
 """What a person sees of a training: lines on stderr, a live line on a terminal."""
 
+import errno
+import io
+import os
 import re
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from data.progress import Progress, log
+from data.progress import Progress, log, warn
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -34,6 +37,29 @@ def test_lines_of_programs_go_to_stdout_unless_a_caller_raises_the_level(capsys)
     log.info("nobody reads this")
     log.setLevel("INFO")
     assert capsys.readouterr() == ("100 % done\n", "")
+
+
+class _Gone(io.StringIO):
+    def write(self, text: str) -> int:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+
+@pytest.mark.parametrize("kind", ["full", "gone", "closed", "none"])
+def test_a_program_goes_on_without_its_streams(kind, monkeypatch) -> None:
+    for name in ("stdout", "stderr"):
+        closed = io.StringIO()
+        closed.close()
+        full = os.fdopen(os.open("/dev/full", os.O_WRONLY), "w", encoding="ascii")
+        monkeypatch.setattr(f"sys.{name}", {"full": full, "gone": _Gone(), "closed": closed, "none": None}[kind])
+    lost: dict[str, str] = {}
+    monkeypatch.setattr("data.output.LOST", lost)
+    log.info("a line")
+    warn("a warning")
+    with Progress(3, "evaluate", enabled=True) as progress:
+        progress.at(3, dict)
+    log.info("é")
+    reasons = {"full": "No space left on device", "gone": "Broken pipe", "closed": "closed", "none": "closed"}
+    assert [*lost] == ["stdout", "stderr"] and all(reasons[kind] in sentence for sentence in lost.values()), lost
 
 
 def test_silent_progress_computes_no_metrics(monkeypatch, capfd) -> None:

@@ -5,18 +5,51 @@ import random
 import shutil
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from conf import TrainError
+from conf.cli.resume import continue_run
+from conf.cli.run_files import progress_of
+from conf.compose import compose
+from conf.schema import TrainConfig
+from data import remote
 from tests.file_server import SECRET, serving_bucket
 from tests.runs.kill_resume import PATIENCE, differing_parts, finish, start, train_well
 from train_utils.report.mirror import refuse_other
+from train_utils.report.run_report import save_config
 
 OPTIONS = ("train.epochs=3", "evaluate.every=1", "logger.every_steps=1")
 PICTURES = ("data.train.images=s3://b/train", "data.val.images=s3://b/val")
 FAULTS = ("503", "slow", "cut", "reset")
+
+
+def test_the_later_of_a_run_and_its_copy_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, mirror = tmp_path / "here", "s3://b/there"
+    monkeypatch.setattr(remote, "PATIENCE_SECONDS", 1.0)
+    for run, steps in ((here, 20), (tmp_path / "there", 30)):
+        (run / "checkpoints").mkdir(parents=True)
+        save_config(run, replace(compose("train", TrainConfig, ["data=shapes"]), run_mirror=mirror))
+        torch.save({"config": {"train": {"epochs": 9}}, "epoch": 2, "step": steps}, run / "checkpoints" / "last.pt")
+    with serving_bucket(tmp_path) as bucket:
+        for name, value in bucket.environment.items():
+            monkeypatch.setenv(name, value)
+        assert (progress_of(here), progress_of(mirror)) == ((2, 20), (2, 30))
+        with pytest.raises(TrainError, match=rf"is ahead of {here}\. fix: resume={mirror}"):
+            refuse_other(mirror, str(here))
+        torch.save({"epoch": 3, "step": 31}, here / "checkpoints" / "last.pt")
+        refuse_other(mirror, str(here))
+        asked = {"name": "a", "run_dir": str(here), "run_mirror": mirror, "resume": "auto", "data": {}}
+        assert continue_run(asked, ["run_dir", "resume"])["resume"] == str(here)
+        torch.save({"epoch": 3, "step": 30}, here / "checkpoints" / "last.pt")
+        torch.save({"epoch": 3, "step": 31}, tmp_path / "there" / "checkpoints" / "last.pt")
+        assert continue_run(asked, ["run_dir", "resume"])["resume"] == mirror
+        bucket.fault = lambda key, number: "denied"
+        with pytest.raises(TrainError, match=r"may be ahead of .*access denied.* fix: try again, or run_mirror=null"):
+            refuse_other(mirror, str(here))
 
 
 @pytest.mark.release

@@ -50,7 +50,7 @@ class Mirror:
             for name in BESIDE:
                 path = self._folder / name
                 stamp = path.stat().st_mtime_ns if path.exists() else None
-                if stamp != self._sent.get(name):
+                if stamp not in (None, self._sent.get(name)):
                     remote.write(f"{self._address}/{name}", path)
                     self._sent[name] = stamp
             with suppress(FileNotFoundError, remote.FetchError):  # then an older one stays
@@ -65,7 +65,12 @@ def refuse_other(address: str, resumed: str | None) -> None:
     """Raise TrainError if ``address`` holds another run, or is ahead of the ``resumed`` one."""
     if resumed is not None and not remote.is_remote(resumed):
         folder, resumed = Path(resumed), run_files.read_config(Path(resumed)).get("run_mirror")
-        if address == resumed and run_files.progress_of(folder) < run_files.progress_of(address):
+        try:
+            is_behind = address == resumed and run_files.progress_of(folder) < run_files.progress_of(address)
+        except remote.FetchError as error:
+            says = f"run_mirror={address} may be ahead of {folder}: {first_line(error)}"
+            raise TrainError(f"{says}. fix: try again, or run_mirror=null") from error
+        if is_behind:
             raise TrainError(f"run_mirror={address} is ahead of {folder}. fix: resume={address}, or another run_mirror")
     with suppress(remote.FetchError):  # which the first copy tells
         if address != resumed and run_files.is_mirrored(address):
