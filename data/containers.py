@@ -56,6 +56,6 @@ def _part_length(head: bytes) -> int:
     width = 9 - head[len(name)].bit_length()  # a number says how wide it is
     length = int.from_bytes(head[len(name) : len(name) + width]) - (1 << 7 * width)
     is_endless = length == (1 << 7 * width) - 1
-    if is_endless and name not in (SEGMENT, CLUSTER):
+    if width > 8 or (is_endless and name not in (SEGMENT, CLUSTER)):
         return 0
     return len(name) + width + (0 if is_endless else length)

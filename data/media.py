@@ -170,9 +170,11 @@ def read_video(medium: Medium, cut: list[str]) -> Iterator[Frame]:
     ``cut`` gets a sentence if the container of a file ends early. What a header says of their
     number is an estimate, where rates vary or the sound is longer.
     """
-    rate = _frame_rate(medium)
     capture, number = _capture(medium), 0
     promised = capture.get(cv2.CAP_PROP_FRAME_COUNT)
+    # A stream may be there for one reader, and have the rate of a clock, as 90,000.
+    rate = capture.get(cv2.CAP_PROP_FPS) if medium.address else _frame_rate(medium)
+    rate = min(MAX_RATE, rate) if rate > 0 else DEFAULT_RATE
     while (image := capture.read()[1]) is not None:
         number += 1
         pixels = np.asarray(cv2.cvtColor(image, cv2.COLOR_BGR2RGB), dtype=np.uint8)
@@ -188,17 +190,13 @@ def read_video(medium: Medium, cut: list[str]) -> Iterator[Frame]:
 
 
 def _frame_rate(medium: Medium) -> float:
-    """Frames per second: of a file by the short steps between its first frames' times."""
-    capture = _capture(medium)
-    rate = capture.get(cv2.CAP_PROP_FPS) or DEFAULT_RATE
-    if medium.address:
-        return rate
-    seconds = list[float]()
+    """Frames per second of a file by the short steps between its first frames' times."""
+    capture, seconds = _capture(medium), list[float]()
     while len(seconds) < TIMED_FRAMES and capture.grab():
         seconds.append(capture.get(cv2.CAP_PROP_POS_MSEC) / 1000)
     steps = np.diff(seconds)
     steps = steps[steps > 0]
-    return min(MAX_RATE, round(float(1 / np.percentile(steps, 10)), 3)) if len(steps) else rate
+    return round(float(1 / np.percentile(steps, 10)), 3) if len(steps) else capture.get(cv2.CAP_PROP_FPS)
 
 
 class Prepared(NamedTuple):

@@ -254,13 +254,14 @@ def _images_of(path: Path, others: Sequence[Path]) -> Path:
         places += [top, top / word, top / split, top / f"{split}2017"]
     places += others
     names = list(islice(file_names_in(path), layouts.COMPARED_NAMES))
-    _, numbers = layouts.count_files(names, places)
+    numbers = dict(zip(places, layouts.count_files(names, places)[1], strict=True))
     ranks = {"train": 2, None: 1, split_in(os.path.relpath(path, above)): 0}
 
     def rank(place: Path) -> tuple[int, int]:
-        return ranks.get(split_in(os.path.relpath(place, above)), 3), -numbers[places.index(place)]
+        return ranks.get(split_in(os.path.relpath(place, above)), 3), -numbers[place]
 
-    full = [place for place, number in zip(places, numbers, strict=True) if 2 * number > max(numbers)]
+    most = max(numbers.values())
+    full = [place for place in numbers if 2 * numbers[place] > most]
     return min(full, key=rank, default=path.parent)
 
 
@@ -358,8 +359,8 @@ def jsons_beside(places: Sequence[Path]) -> list[str]:
         found.update(place.parent.glob("*.json"))
         if split_in(place.parent.name):
             found.update(place.parents[1].glob(f"*/{place.name}"))
-    unread = filter(is_coco, sorted(found.difference(places)))
-    return [str(path) for path in unread if split_in("/".join(path.parts[-2:]), [SPLIT_WORDS]) is None]
+    unusual = [path for path in found.difference(places) if split_in("/".join(path.parts[-2:]), [SPLIT_WORDS]) is None]
+    return sorted(map(str, filter(is_coco, unusual)))
 
 
 def files_beside(root: Path, images: Sequence[str], places: Sequence[Path]) -> dict[str, list[str]]:

@@ -119,7 +119,7 @@ def _asked(address: str, ask: Callable[[Any, str], T]) -> T:
     from obstore import exceptions
 
     base, key = _base_and_key(address)
-    if len(key) > MAX_NAME or key.startswith("../") or printable(key) != key:
+    if len(key) > MAX_NAME or key.split("/")[0] in (".", "..") or printable(key) != key:
         raise FileNotFoundError(errno.ENOENT, "no bucket can hold such a name", address)
     try:
         return ask(_store(base, os.getpid()), key)

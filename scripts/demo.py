@@ -115,7 +115,7 @@ class Session:
                 writer.add(prediction)
         writer.close()
         drawn, missing = [], []
-        for medium, name in sorted(writer.drawn_names.items()):
+        for medium, name in writer.drawn_names.items():
             if (out / name).exists():
                 drawn.append((str(out / name), medium))
             else:

@@ -207,21 +207,20 @@ def loader_workers(wanted: int | str, world: World) -> int:
 
 
 def open_split(config: data.DataConfig, split: str, world: World) -> Annotations:
-    """Open the index of a split; if it is missing, one rank of a node builds it for all."""
+    """Open the index of a split, built by one rank of each node. DataError if the nodes' differ."""
     with torch_distributed_zero_first(world):
-        return data.open_annotations(config, split)
+        annotations = data.open_annotations(config, split)
+    if world.num_nodes > 1:
+        own = f"{annotations.names} {annotations.digest()}"
+        if distributed.any_rank(own != distributed.broadcast_text(own)):
+            raise data.DataError(f"{config.name}: {split} differs between the nodes. fix: the same files on all")
+    return annotations
 
 
 def open_splits(config: data.DataConfig, world: World) -> tuple[Annotations, Annotations]:
-    """Open both sets. Raises DataError if their classes differ, or the sets of another node do."""
+    """Open both sets. Raises DataError if their classes differ."""
     train_set, val_set = open_split(config, "train", world), open_split(config, "val", world)
     data.check_same_classes(train_set, val_set)
-    if world.num_nodes > 1:
-        own = f"{train_set.names} {train_set.digest()} {val_set.digest()}"
-        if distributed.any_rank(own != distributed.broadcast_text(own)):
-            raise data.DataError(
-                f"the annotations of {config.name} differ between the nodes. fix: the same files on all"
-            )
     return train_set, val_set
 
 
@@ -256,7 +255,7 @@ def open_images(annotations: Annotations, config: data.DataConfig, world: World)
         with torch_distributed_zero_first(world):
             data.build_image_cache(images, path, config.cache)
             images = ImageSource(annotations, config.on_error, path)
-        distributed.any_rank(False)  # wait for all
+        distributed.barrier()
     finally:
         if world.is_local_main and not on_disk:
             path.unlink(missing_ok=True)

@@ -219,7 +219,7 @@ def check_images(path: Path, of_data: dict[str, Any]) -> None:
         theirs = json.loads(beside.read_bytes())
         images = {int(row["id"]): _describe(row) for row in theirs["images"]}
         categories = {row["name"]: int(row["id"]) for row in theirs.get("categories", ())}
-    except (OSError, AttributeError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, AttributeError, ArithmeticError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise TrainError(f"{beside} cannot be read ({error!r}). fix: move detections={path} elsewhere") from error
     for row in of_data["images"]:
         here, there = _describe(row), images.get(row["id"])
@@ -235,7 +235,7 @@ def check_images(path: Path, of_data: dict[str, Any]) -> None:
 
 
 def _describe(image: dict[str, Any]) -> str:
-    return f"{PurePosixPath(image['file_name']).name} of {image['width']} x {image['height']} pixels"
+    return f"{PurePosixPath(image['file_name']).name} of {int(image['width'])} x {int(image['height'])} pixels"
 
 
 def write_json(path: Path, content: Any) -> None:

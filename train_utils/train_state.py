@@ -76,8 +76,7 @@ class TrainState:
         if not metrics:
             return False
         self.evaluated_epoch = self.epoch
-        has_ap = max(self.best, metrics["AP"]) != coco_eval.ABSENT
-        if has_ap and metrics["AP"] <= self.best:
+        if metrics["AP"] <= self.best != coco_eval.ABSENT:
             return False
         self.best = metrics["AP"]
         self.best_epoch = self.epoch

@@ -115,6 +115,8 @@ def main(*arguments: str) -> None:
     """Run the stages, or those named."""
     path = next((argument for argument in arguments if argument.endswith(".csv")), "gpu.csv")
     is_tiny = "--tiny" in arguments
+    if DEVICE.type == "cpu" and not is_tiny:
+        raise SystemExit("error: there is no GPU. fix: --tiny")
     torch.compiler.set_stance("force_eager" if is_tiny else "default")
     for name in [name for name in STAGES if name in arguments] or STAGES:
         print(f"{name}:", flush=True)

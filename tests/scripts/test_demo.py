@@ -97,12 +97,13 @@ def test_files_of_one_name_are_told_apart_and_messages_name_no_folder(folder: Pa
     session = Session(Predictor(options(folder), torch.device("cpu")), tmp_path)
     picture(tmp_path / "one" / "a.png", 60, 80)
     picture(tmp_path / "two" / "a.png", 90, 50)
-    paths = [str(tmp_path / name / "a.png") for name in ("one", "two")] + [str(tmp_path / "gone.mp4")]
+    paths = [str(tmp_path / name / "a.png") for name in ("one",) * 9 + ("two",)] + [str(tmp_path / "gone.mp4")]
     message, drawn, (images, detections) = session.files(paths, 0.3, 0.6)
     lines, rows = message.split("\n\n"), json.loads(Path(detections).read_text())
-    assert lines[0] == f"2 images, {len(rows)} detections" and lines[2] == r"cannot be read: 3 gone\.mp4" and rows
-    assert [image["file_name"] for image in json.loads(Path(images).read_text())["images"]] == ["1 a.png", "2 a.png"]
-    assert sorted(cv2.imread(path).shape[:2] for path, _ in drawn) == [(60, 80), (90, 50)]
+    assert lines[0] == f"10 images, {len(rows)} detections" and lines[2] == r"cannot be read: 11 gone\.mp4" and rows
+    names = [image["file_name"] for image in json.loads(Path(images).read_text())["images"]]
+    assert sorted(names) == sorted(name for _, name in drawn) == sorted(f"{number} a.png" for number in range(1, 11))
+    assert [cv2.imread(path).shape[:2] for path, _ in drawn] == [(60, 80)] * 9 + [(90, 50)]
     assert session.files(None, 0.3, 0.6)[:2] == ("0 images, 0 detections", [])
     assert session.camera(None, 0.3, 0.6) is None
 

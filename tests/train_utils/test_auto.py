@@ -210,12 +210,14 @@ def test_the_options_of_suppression_arrive() -> None:
 
 def test_nodes_with_other_annotations_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     one_set = SimpleNamespace(names=["a", "b"], digest=lambda: "1f")
-    monkeypatch.setattr(build, "open_split", lambda *_: one_set)
+    monkeypatch.setattr(build.data, "open_annotations", lambda *_: one_set)
     config: Any = SimpleNamespace(name="coco")
-    assert build.open_splits(config, replace(CPU, num_nodes=2)) == (one_set, one_set)
-    monkeypatch.setattr(distributed, "broadcast_text", lambda _: "of rank 0")
-    with pytest.raises(DataError, match=r"annotations of coco differ between the nodes\. fix: "):
-        build.open_splits(config, replace(CPU, num_nodes=2))
+    world = replace(CPU, num_nodes=2)
+    assert build.open_split(config, "val", world) == one_set
+    for change in ("1f", "2e"), ("'a'", "'c'"):  # a digest, a name
+        monkeypatch.setattr(distributed, "broadcast_text", lambda text, change=change: text.replace(*change))
+        with pytest.raises(DataError, match=r"coco: val differs between the nodes\. fix: "):
+            build.open_split(config, "val", world)
 
 
 DECOUPLED = ("yolov3-spp-decoupled", "yolov3-tiny-decoupled")

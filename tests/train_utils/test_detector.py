@@ -78,6 +78,9 @@ def test_a_path_and_an_array_are_one_picture_and_nothing_is_written(folder, pict
         pixels = cv2.imread(str(path))
         assert pixels is not None
         alone, listed = [detector(str(path)), detector(path), detector(pixels)], detector([pixels, path])
+        mirrored = pixels[:, :, ::-1].copy()
+        alone.append(detector(mirrored[:, :, ::-1]))
+        mirrored[:] = 0  # a caller's own picture, which may be the next one by now
         if path.suffix == ".png":  # Pillow decodes a JPEG otherwise
             alone.append(detector(Image.open(path)))
             listed += detector([Image.open(path)])

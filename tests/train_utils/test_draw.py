@@ -71,3 +71,10 @@ def test_what_cannot_be_written_is_an_error(tmp_path: Path) -> None:
         with DrawnFiles() as files:
             for side in (40, 60):
                 files.frame(tmp_path / "a.mp4", 5.0, 0.0, plot(image[:, :side]))
+
+
+def test_a_video_keeps_the_frames_whose_times_start_again(tmp_path: Path) -> None:
+    with DrawnFiles() as files:
+        for seconds in (*range(70), *range(10)):
+            files.frame(tmp_path / "a.mp4", 1.0, seconds, plot(np.zeros((48, 64, 3), np.uint8)))
+    assert cv2.VideoCapture(str(tmp_path / "a.mp4")).get(cv2.CAP_PROP_FRAME_COUNT) == 80

@@ -221,9 +221,9 @@ def test_boxes_in_other_units_are_a_warning(scale, is_xyxy, said, capsys) -> Non
 def test_results_beside_other_images_or_categories_are_refused(wrong: dict[str, Any], tmp_path: Path) -> None:
     image = {"id": 7, "file_name": "a.jpg", "height": 10, "width": 20}
     known = {"images": [image | {"file_name": "val/a.jpg"}], "categories": categories_json([*NAMES, "cat"], [*IDS, 3])}
-    for change in ({}, wrong):
+    for change in ({}, {"id": "7", "height": 10.0}, wrong):
         ids = change.get("categories", [*IDS[:2], 5])
         categories = [{"id": number, "name": name} for number, name in zip(ids, [*NAMES[:2], "other"], strict=True)]
         write_json(tmp_path / "images.json", {"images": [image | change], "categories": categories})
-        with pytest.raises(TrainError, match=r"in the data\. fix: ") if change else contextlib.nullcontext():
+        with pytest.raises(TrainError, match=r"in the data\. fix: ") if change is wrong else contextlib.nullcontext():
             check_images(tmp_path / "results.json", known)

@@ -338,7 +338,7 @@ def _picture(source: Any, number: int, exif: Exif) -> Medium:
     if isinstance(source, ndarray):
         if source.dtype != np.uint8 or source.ndim != 3 or source.shape[2] != 3 or source.size == 0:
             raise DataError(f"an array is {source.dtype} {source.shape}. fix: uint8 (height, width, 3) in BGR")
-        return Medium(Path(), str(number), image=np.ascontiguousarray(source[:, :, ::-1]))
+        return Medium(Path(), str(number), image=source[:, :, ::-1].copy())  # the caller may change its own
     if isinstance(source, str | os.PathLike):
         medium = Medium.at(str(source), str(number))
         if not medium.is_video:

@@ -74,21 +74,13 @@ MOST_DRAWN = 16  # images of a batch
 MAX_TITLE = 46  # characters that fit above a cell
 
 
-def draw_cell(
-    image: ndarray,
-    boxes_xyxy: ndarray,
-    classes: ndarray,
-    names: Sequence[str],
-    scores: ndarray | None = None,
-    *,
-    colors: ndarray | None = None,
-) -> ndarray:
+def draw_cell(image: ndarray, boxes_xyxy: ndarray, *columns: Any, colors: ndarray | None = None) -> ndarray:
     """``draw_boxes`` on a picture of SIDE pixels, scaled first: names stay readable."""
     height, width = image.shape[:2]
     ratio = SIDE / max(height, width)
     size = max(1, round(width * ratio)), max(1, round(height * ratio))
     small = cv2.resize(image, size, interpolation=cv2.INTER_AREA if ratio < 1 else cv2.INTER_LINEAR)
-    return draw_boxes(small, boxes_xyxy * ratio, classes, names, scores, colors=colors)
+    return draw_boxes(small, boxes_xyxy * ratio, *columns, colors=colors)
 
 
 def save_sheet(cells: Sequence[tuple[ndarray, str]], out: Path) -> None:
@@ -185,9 +177,9 @@ class DrawnFiles(AbstractContextManager["DrawnFiles"]):
         if not self._video.isOpened() or size != self._size:  # OpenCV would silently drop the frame
             raise TrainError(f"cannot write {path} with frames of {size[0]} x {size[1]} pixels. fix: draw=false")
         missing = round(seconds * frames_per_second) - self._written
-        if missing < -1 and seconds > 0:  # denser than the rate
-            return
-        if missing < MOST_REPEATED * frames_per_second:  # of damaged files times may be anything
+        if abs(missing) < MOST_REPEATED * frames_per_second:  # of damaged files times may be anything
+            if missing < -1 and seconds > 0:  # denser than the rate
+                return
             for _ in range(missing):
                 self._video.write(self._last)
                 self._written += 1

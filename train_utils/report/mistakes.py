@@ -187,7 +187,7 @@ function show() {
   fill("mistakes", [titles, ...chosen.slice(0, 200)]);
 }
 for (const [box, column] of [[kind, 1], [name, 2]])
-  for (const value of [...new Set(rows.map(row => row[column]))].sort()) box.add(new Option(value));
+  for (const value of [...new Set(rows.map(row => row[column]))].sort()) box.add(new Option(value, value));
 kind.onchange = name.onchange = show;
 fill("gains", [["kind", "boxes", "AP50 would gain"], ...gains]);
 show();

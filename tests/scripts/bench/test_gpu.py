@@ -9,6 +9,12 @@ import torch
 from scripts.bench.gpu import STAGES, main
 
 
+def test_without_a_gpu_the_whole_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scripts.bench.gpu.DEVICE", torch.device("cpu"))
+    with pytest.raises(SystemExit, match="there is no GPU"):
+        main()
+
+
 @pytest.mark.release
 def test_every_stage_leaves_its_measurements(tmp_path: Path) -> None:
     with torch.compiler.set_stance("default"):  # as before at the end
