@@ -85,23 +85,23 @@ def train(requested: schema.TrainConfig) -> program.Outcome:  # noqa: PLR0915 - 
             report.line(build.describe_left_out(dataset.images, f"epoch {state.epoch}, train"))
             is_scored, evaluation = config.evaluate.is_due(state.epoch, config.train.epochs), None
             if is_scored:  # None off rank 0
-                refined = state.epoch > dataset.first_plain_epoch  # the epoch that has ended
-                evaluation = evaluator(state.average.module, report.line, refined)
-            is_best = state.record(evaluation.metrics if evaluation is not None else {})
+                evaluation = evaluator(state.average.module, report.line, state.epoch > dataset.first_plain_epoch)
+            is_best = state.record(evaluation)
             # The tables first: a run that ends in between repeats the epoch, and its row.
             report.epoch(state, result, evaluation, is_best)
             writer.save(state.to_plain(), is_best)
             stop.agree()
             stop_reason = state.stop_reason(config.train, world)
 
+        if stop_reason is not None and not is_scored:  # a resume found nothing left to train
+            evaluation = evaluator(state.average.module, report.line, state.epoch > dataset.first_plain_epoch)
+            if state.best_epoch == 0:  # not scored yet, or not on this validation set
+                is_best = state.record(evaluation)
+                writer.save(state.to_plain(), is_best)
         run_folder.on_main(world, writer.close)  # all ranks fail if the last checkpoint was not written
         if stop.agreed is not None and stop_reason is None:
             report.stopped(state, stop.agreed)
             ask_for_requeue(world, stop.agreed)
             return program.Outcome(state.best_metrics, report.folder)
-        if not is_scored or state.epoch < config.train.epochs:
-            report.line(f"the training ends here: {stop_reason}")
-        if not is_scored:  # a resume found nothing left to train
-            evaluation = evaluator(state.average.module, report.line, state.epoch > dataset.first_plain_epoch)
-        report.finish(state, val_set, evaluation)
+        report.finish(state, val_set, evaluation, stop_reason)
         return program.Outcome(state.best_metrics, report.folder)

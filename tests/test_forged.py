@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -82,7 +83,7 @@ def resume(run: Path) -> None:
     state.end_epoch()
     state.stop_reason(config.train, WORLD)
     state.best_sentence()
-    state.record({"AP": 0.5})
+    state.record(cast(Any, SimpleNamespace(metrics={"AP": 0.5})))
     checkpoint.to_plain(state.to_plain())
 
 

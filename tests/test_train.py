@@ -25,6 +25,7 @@ from train_utils import auto, coco_eval
 from train_utils.checkpoint import CheckpointWriter, load_checkpoint, load_last
 from train_utils.coco_eval import METRICS
 from train_utils.inference.open_checkpoint import open_detector
+from train_utils.report.report_page import read_best
 from train_utils.train_state import TrainState
 
 
@@ -94,9 +95,23 @@ def test_patience_ends_a_training_that_does_not_get_better_and_a_resume_knows(sh
         assert (run / "metrics.csv").read_bytes() == table
         assert closing_tables(run) == closing_tables(whole) * number != []
     log = (run / "train.log").read_text()
-    assert log.count("the training ends here: no better AP in 2 epochs (train.patience)") == 3
+    assert log.count("the training ends here: no better AP in 2 epochs (train.patience)") == 2
     train(resumed(config, run, train=replace(config.train, patience=3)))
     assert len(rows(run)) == before["best_epoch"] + 3, "more patience is given"
+
+
+@pytest.mark.release
+def test_a_finished_run_that_is_resumed_on_another_validation_set_has_its_scores(trained, shapes, tmp_path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(trained[0], run)
+    shutil.copytree(shapes, tmp_path / "shapes")
+    (path,) = (tmp_path / "shapes").glob("*/annotations/instances_val.json")
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"annotations": content["annotations"][:3]}))
+    found = train(resumed(options(tmp_path / "shapes", run), run))
+    best, kept = load_checkpoint(run, "best"), read_best(run)
+    assert best["val"]["boxes"] == len(kept.truth.classes) == 3
+    assert found == best["metrics"] == kept.metrics != trained[1]
 
 
 def power_cut(*_: Any) -> None:

@@ -71,16 +71,16 @@ class TrainState:
             return f"no better AP in {counted(options.patience, 'epoch')} (train.patience)"
         return None
 
-    def record(self, metrics: dict[str, float]) -> bool:
+    def record(self, evaluation: coco_eval.Evaluation | None) -> bool:
         """Record metrics, if any; return whether AP is the best. Without boxes the latest are."""
-        if not metrics:
+        if evaluation is None:
             return False
-        self.evaluated_epoch = self.epoch
-        if metrics["AP"] <= self.best != coco_eval.ABSENT:
+        self.evaluated_epoch, score = self.epoch, evaluation.metrics["AP"]
+        if score <= self.best != coco_eval.ABSENT:
             return False
-        self.best = metrics["AP"]
+        self.best = score
         self.best_epoch = self.epoch
-        self.best_metrics = dict(metrics)
+        self.best_metrics = dict(evaluation.metrics)
         return True
 
     def best_sentence(self) -> str:

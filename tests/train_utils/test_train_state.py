@@ -19,6 +19,10 @@ SCHEDULE = Schedule(CONFIG, steps_per_epoch=3, total_steps=12)
 ADAMW = replace(SCHEDULE, config=replace(CONFIG, name=Optimizer.adamw))
 
 
+def evaluated(score: float) -> Any:
+    return SimpleNamespace(metrics={"AP": score})
+
+
 @pytest.mark.parametrize(
     ("scores", "best", "best_epoch"),
     [
@@ -32,7 +36,7 @@ def test_the_best_epoch_and_ties(scores: list[float | None], best: float, best_e
     state, options = new_state(network_with_norm(), SCHEDULE), SimpleNamespace(epochs=9, patience=1)
     for number, score in enumerate(scores, start=1):
         state.end_epoch()
-        is_best = state.record({"AP": score} if score is not None else {})
+        is_best = state.record(evaluated(score) if score is not None else None)
         assert is_best == (state.best_epoch == number)
         waits = state.stop_reason(cast(Any, options), WORLD) is not None
         assert waits == (score is not None and not is_best), "patience counts evaluated epochs"
@@ -44,7 +48,7 @@ def trained_and_saved(schedule: Schedule = SCHEDULE) -> tuple[TrainState, dict[s
     state = new_state(network_with_norm(), schedule, 8.0)
     train_epoch(state, batches(8, 24))
     state.end_epoch()
-    state.record({"AP": 0.5})
+    state.record(evaluated(0.5))
     train_epoch(state, batches(8, 8))
     saved = state.to_plain()
     assert saved is not None
@@ -83,7 +87,7 @@ def test_the_best_epoch_is_chosen_anew_on_another_validation_set() -> None:
         assert "best AP 0.5000 after epoch 1" in said
         assert state.stop_reason(options, WORLD) is None
         state.end_epoch()
-        assert state.record({"AP": 0.3}) == is_other
+        assert state.record(evaluated(0.3)) == is_other
         assert (state.stop_reason(options, WORLD) is None) == is_other
 
 

@@ -199,19 +199,29 @@ class RunReport(contextlib.AbstractContextManager["RunReport"]):
             self.line(epoch_row(list(EPOCH_COLUMNS)))
         self.line(epoch_row(cells) + (" *" if is_best else ""))
         if is_best and evaluation is not None:
-            with self.failure_logged("best_detections.npz"):
-                about = {"epoch": state.epoch, "split": "val", "evaluate": compose.to_dictionary(self._config.evaluate)}
-                report_page.keep_best(self.folder, evaluation._replace(about=about))
+            self._keep_best(state, evaluation)
 
-    def finish(self, state: TrainState, val_set: Annotations, evaluation: coco_eval.Evaluation | None) -> None:
+    def _keep_best(self, state: TrainState, evaluation: coco_eval.Evaluation) -> None:
+        about = {"epoch": state.epoch, "split": "val", "evaluate": compose.to_dictionary(self._config.evaluate)}
+        with self.failure_logged("best_detections.npz"):
+            report_page.keep_best(self.folder, evaluation._replace(about=about))
+
+    def finish(
+        self, state: TrainState, val_set: Annotations, evaluation: coco_eval.Evaluation | None, reason: str | None
+    ) -> None:
         """Report the result of a training: metrics by class, plots, page, next steps.
 
         ``evaluation`` is that of the last epoch, on rank 0; table and plots are of the best epoch.
+        ``reason`` says why the training ends.
         """
         if evaluation is None:
             return
+        if state.epoch < self._config.train.epochs or state.epoch == self._first_epoch:
+            self.line(f"the training ends here: {reason}")
         best, of_epoch = evaluation, state.epoch
-        if state.best_epoch not in (0, state.epoch):  # 0: a run that was finished, on another validation set
+        if state.best_epoch == state.epoch:
+            self._keep_best(state, evaluation)  # of a resume, perhaps on another validation set
+        else:
             with contextlib.suppress(TrainError):  # a full disk may have kept them from being written
                 best, of_epoch = report_page.read_best(self.folder), state.best_epoch
         self.line(f"metrics of epoch {of_epoch}:", coco_eval.format_table(best), state.best_sentence())
