@@ -1,6 +1,7 @@
 """``Detector`` finds what predict.py finds, from any input and thread, and says what is wrong."""
 
 import json
+import os
 import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -214,6 +215,23 @@ def test_words_of_ultralytics_work_or_are_answered(folder: Path, pictures: list[
     with pytest.raises(AttributeError, match=r"no attribute train\. fix: train\(\[\.\.\.\]\)$"):
         detector.train(data="shapes")
     assert not hasattr(detector, "network") and not hasattr(found, "thing")
+
+
+def test_a_forked_process_is_told_to_make_its_own_detector(folder: Path, pictures: list[Path]) -> None:
+    detector = Detector(folder / "random.pt")
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            detector(pictures[0])
+        except TrainError as error:
+            os.write(writer, str(error).encode())
+        os._exit(0)
+    os.close(writer)
+    with open(reader, encoding="utf-8") as answer:
+        assert "fix: make it after the fork" in answer.read()
+    os.waitpid(child, 0)
+    assert len(detector([pictures[0]])) == 1
 
 
 def test_sources_are_answered_in_one_sentence(folder: Path, pictures: list[Path], tmp_path: Path) -> None:

@@ -45,6 +45,8 @@ WORDS = {
     "export": "export([...])",
     "track": "see docs/use/python.md",
 }
+FORKS: list[int] = []  # processes that forks made, from the first to this one
+os.register_at_fork(after_in_child=lambda: FORKS.append(os.getpid()))
 
 
 class _Answers:
@@ -283,6 +285,7 @@ class Detector(_Answers):
         network.for_one = fuse_batch_norm(network.model).to(memory_format=torch.channels_last)
         self._batch_size, self._on_error = config.batch_size, config.on_error
         self.names = list(network.network.names)
+        self._forks = len(FORKS)
 
     def __repr__(self) -> str:
         network = self._predictor.network
@@ -298,8 +301,10 @@ class Detector(_Answers):
 
         ``confidence`` (0..1) and ``classes`` (names or numbers) override the options for this call.
         Raises DataError for an unreadable source or an unknown class, ConfigError for a confidence
-        out of range.
+        out of range, TrainError in a process that was forked since the detector was made.
         """
+        if self._forks != len(FORKS):  # it would wait for ever for torch's threads, which are not here
+            raise TrainError("the detector was made before this process was forked. fix: make it after the fork")
         if others:
             given = [f"{key}={value}" for key, value in others.items()]
             fix = "confidence and classes are for a call, other options for Detector(...)"
