@@ -210,7 +210,7 @@ def test_the_options_of_suppression_arrive() -> None:
 
 def test_nodes_with_other_annotations_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     one_set = SimpleNamespace(names=["a", "b"], digest=lambda: "1f")
-    monkeypatch.setattr(build.data, "open_annotations", lambda *_: one_set)
+    monkeypatch.setattr("train_utils.build.data.open_annotations", lambda *_: one_set)
     config: Any = SimpleNamespace(name="coco")
     world = replace(CPU, num_nodes=2)
     assert build.open_split(config, "val", world) == one_set
