@@ -130,7 +130,7 @@ def test_resume_takes_the_run_s_options_then_those_named(tmp_path: Path, monkeyp
     for name in (run, run / "checkpoints" / "last.pt", "runs/quickstart", "last"):
         searched = f"hydra.searchpath=[file://{tmp_path}]"  # as --config-dir does
         config = compose_training(f"resume={name}", "train.epochs=7", "++data.workers=1", searched)
-        assert config.optim.lr == 0.5 and config.train.batch_size == 8 and config.name == "quickstart", "not the run's"
+        assert config.optim.lr == 0.5 and config.train.batch_size == 16 and config.name == "quickstart", "not the run's"
         assert config.train.epochs == 7 and config.data.workers == 1, "not those named"
         assert Path(str(config.resume)).absolute() == run and config.run_dir is None
     with pytest.raises(ConfigError, match=r"^resume=nowhere: there is no nowhere/config\.yaml\. fix: "):
