@@ -101,7 +101,7 @@ class ModelConfig:
     # the .cfg
     weights: str | None  # initial weights: coco, backbone or timm:<name> (see scripts.get_weights list), Darknet
     # .weights (whole or cut), what ckpt= of eval.py takes, or a .pt state dict. Heads for other
-    # classes are left out
+    # classes keep boxes, objectness and the classes of the same names, if the weights name theirs
     freeze: Any  # how many of the first layers keep their initial weights and statistics; backbone: those before the
     # neck and the heads, in networks of the zoo
 

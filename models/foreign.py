@@ -47,12 +47,18 @@ KERNELS: Role = ("weight", 4)
 
 
 def load_foreign_state_dict(
-    model: Darknet, content: Any, path: Path, *, of_file: Sequence[str] = (), names: Sequence[str] = ()
+    model: Darknet,
+    content: Any,
+    path: Path,
+    *,
+    of_file: Sequence[str] = (),
+    names: Sequence[str] = (),
+    partial: bool = False,
 ) -> weights.WeightsReport:
     """Copy the state dict of another PyTorch system into `model`.
 
-    `content`: a state dict, or a dictionary with one under a key of CONTAINERS. `of_file` are its
-    class names and `names` those wanted, as in load_weights_of_checkpoint. Raises ModelError, and
+    `content`: a state dict, or a dictionary with one under a key of CONTAINERS. `of_file`,
+    `names` and `partial` are as in load_weights_of_checkpoint. Raises ModelError, and
     changes nothing, without a state dict and at the first module that differs.
     """
     states = {}
@@ -67,7 +73,7 @@ def load_foreign_state_dict(
                 report = _load_timm(model, state, path)
             else:
                 state = from_yolox(state, path) if f"{OBJECTNESS}0.weight" in state else state
-                report = _load_in_order(model, state, path, of_file, names)
+                report = _load_in_order(model, state, path, of_file=of_file, names=names, partial=partial)
             others = ", ".join(str(key) for key in states if key != chosen)
             note = others and f"; those under {chosen}, not those under {others}"
             return replace(report, note=note + report.note)
@@ -78,7 +84,13 @@ def load_foreign_state_dict(
 
 
 def _load_in_order(
-    model: Darknet, state: Mapping[str, Tensor], path: Path, of_file: Sequence[str], names: Sequence[str]
+    model: Darknet,
+    state: Mapping[str, Tensor],
+    path: Path,
+    *,
+    of_file: Sequence[str],
+    names: Sequence[str],
+    partial: bool,
 ) -> weights.WeightsReport:
     """Load tensors that are in the order of the .cfg, whatever their names.
 
@@ -93,17 +105,18 @@ def _load_in_order(
     filters = sum(len(kernels) for _, kernels in theirs[KERNELS][first : first + 1])
     classes, rest = divmod(filters - part.fixed, part.per_class)
     num_classes = classes if rest == 0 and classes > 0 else None
-    order, of_classes = weights.order_of_rows(of_file, names, num_classes)
-    leave_out = order is None or num_classes != model.num_classes
-    heads = tuple(f"layers.{layer}." for layer in weights.class_parts(model))
+    rows, of_classes = weights.rows_of_classes(model, of_file, names, num_classes, partial)
+    leave_out = rows is None or num_classes is None
+    heads = weights.tensors_of_heads(model, num_classes)
     loads: dict[str, Tensor] = {}
     for role in dict.fromkeys((KERNELS, *ours, *theirs)):
         pairs = zip_longest(ours[role], theirs[role], fillvalue=("nothing", torch.empty(0)))
         for (mine, target), (name, tensor) in pairs:
-            is_left_out = leave_out and mine.startswith(heads)
+            is_left_out = leave_out and mine in heads
             start = 1 if is_left_out else 0  # the number of filters may differ
-            if target.shape[start:] != tensor.shape[start:]:
-                place = f"in the place of {mine} of shape {tuple(target.shape)}"
+            needed = heads.get(mine, target).shape
+            if needed[start:] != tensor.shape[start:]:
+                place = f"in the place of {mine} of shape {tuple(needed)}"
                 raise ModelError(f"{path}: {name} of shape {tuple(tensor.shape)} is {place}. {weights.SAME_NETWORK}")
             if not is_left_out:
                 loads[mine] = tensor
@@ -114,7 +127,7 @@ def _load_in_order(
         if eps != model.bn_eps:
             note = f"; its batch norm, called {norm}, is taken to have eps={eps:g}"
     facts = {"num_classes": num_classes, "heads_left_out": leave_out, "note": note + of_classes}
-    return weights.fill_network(model, path, loads, eps, () if leave_out else order or (), **facts)
+    return weights.fill_network(model, path, loads, eps, () if leave_out else rows or (), **facts)
 
 
 def _by_role(tensors: Iterable[tuple[str, Tensor]]) -> dict[Role, list[tuple[str, Tensor]]]:

@@ -30,6 +30,7 @@ from models.layers import Convolution
 VERSION_BYTES, MAX_HEADER_BYTES = 12, 20
 MAX_ENTRIES, MAX_DEPTH = 1_000_000, 100  # of a file of torch.save; those of published networks have thousands
 MOST = 1e6  # of a value, and its square of a variance: other bytes, read as float32, go up to 1e38
+Rows = Sequence[int | None]  # of the classes in a file; None: it lacks the class
 SAME_NETWORK = "fix: set model.cfg, model.width and model.box_bins as when the file was made"
 
 
@@ -85,29 +86,49 @@ def class_parts(model: Darknet) -> dict[int, RawPart]:
     return {part.layer: part for head in model.heads for part in head.parts if part.per_class}
 
 
+def tensors_of_heads(model: Darknet, num_classes: int | None) -> dict[str, Tensor]:
+    """The tensors of class_parts, without values, for that many classes; None: for its own."""
+    tensors = {}
+    for layer, part in class_parts(model).items():
+        filters = part.filters(num_classes or model.num_classes)
+        for name, tensor in model.layers[layer].state_dict().items():
+            shape = (filters, *tensor.shape[1:]) if tensor.ndim else ()
+            tensors[f"layers.{layer}.{name}"] = tensor.new_empty(shape, device="meta")
+    return tensors
+
+
+def _with_class_rows(part: RawPart, own: Tensor, stored: Tensor, rows: Rows) -> Tensor:
+    """The ``stored`` tensor of a head, with these ``rows`` of classes; None: the ``own``."""
+    box = part.fixed // part.per_class  # each anchor has the rows of its box and objectness, then its classes
+    filled, stored = (tensor.unflatten(0, (part.per_class, -1)) for tensor in (own.clone(), stored))
+    filled[:, :box] = stored[:, :box]
+    for number, row in enumerate(rows):
+        if row is not None:
+            filled[:, box + number] = stored[:, box + row]
+    return filled.flatten(0, 1)
+
+
 def fill_network(
-    model: Darknet, path: Path, tensors: Mapping[str, Tensor], eps: float, order: Sequence[int] = (), **facts: Any
+    model: Darknet, path: Path, tensors: Mapping[str, Tensor], eps: float, rows: Rows = (), **facts: Any
 ) -> WeightsReport:
     """Put checked tensors of a file into a network, and report on it with the ``facts``.
 
     The file's batch norm adds ``eps`` to the variances. Where the network's adds another number,
-    the difference goes into the running variances, so that detection stays the same. The heads'
-    rows of classes come in another ``order``, if one is given.
+    the difference goes into the running variances, so that detection stays the same. The heads take
+    these ``rows`` of classes, if any are given (rows_of_classes).
     """
     loads = dict(tensors)
     for name, tensor in tensors.items():
         if name.endswith(".running_var") and eps != model.bn_eps:
             loads[name] = (tensor + (eps - model.bn_eps)).clamp(min=0)
-    for layer, part in class_parts(model).items() if order else ():
-        rows = torch.arange(part.filters(len(order))).view(part.per_class, -1)  # of each anchor: its box, then classes
-        of_box, classes = rows.split((part.fixed // part.per_class, len(order)), dim=1)
-        places = torch.cat((of_box, classes[:, order]), dim=1).flatten()
-        for name, tensor in loads.items():
-            if name.startswith(f"layers.{layer}.") and tensor.ndim:
-                loads[name] = tensor[places]
+    own, heads = model.state_dict(), class_parts(model)
+    for name in tensors_of_heads(model, None).keys() & loads.keys() if rows else ():
+        if loads[name].ndim:
+            loads[name] = _with_class_rows(heads[int(name.split(".")[1])], own[name], loads[name], rows)
     model.load_state_dict(loads, strict=False)
     layers = {layer: name in loads for layer, name, _ in weight_tensors(model)}
-    loaded = frozenset(layer for layer, is_loaded in layers.items() if is_loaded)
+    partial = heads.keys() if None in rows else ()
+    loaded = frozenset(layer for layer, is_loaded in layers.items() if is_loaded and layer not in partial)
     return WeightsReport(path, loaded, len(layers), model.num_classes, **facts)
 
 
@@ -131,44 +152,46 @@ def class_order(of_network: list[str], names: list[str]) -> list[int] | None:
     """
     if set(names) <= set(of_network):
         return [of_network.index(name) for name in names]
-    places = [*range(len(names))]
-    is_without = [*map(str, places)] in (of_network, names)
-    return places if is_without and len(of_network) == len(names) else None
+    is_without = _are_numbers(of_network) or _are_numbers(names)
+    return [*range(len(names))] if is_without and len(of_network) == len(names) else None
+
+
+def _are_numbers(names: list[str]) -> bool:
+    return names == [*map(str, range(len(names)))]
 
 
 def load_darknet_weights(
-    model: Darknet, path: str | Path, *, of_file: Sequence[str] = (), names: Sequence[str] = ()
+    model: Darknet, path: str | Path, *, of_file: Sequence[str] = (), names: Sequence[str] = (), partial: bool = False
 ) -> WeightsReport:
     """Load a whole or partial .weights file, with its `seen` and `weights_version`.
 
     A partial file may end after any layer; later layers keep their values. So do the convolutions
-    before [yolo] sections if the file has another class count, or other classes: ``of_file`` and
-    ``names`` are as in load_weights_of_checkpoint. Raises ModelError, and changes nothing, if the
-    file cannot be read, does not fit the network, or holds values that are not finite.
+    before [yolo] sections if the file has another class count, or other classes: ``of_file``,
+    ``names`` and ``partial`` are as in load_weights_of_checkpoint. Raises ModelError, and changes
+    nothing, if the file cannot be read, does not fit the network, or holds values that are not
+    finite.
     """
     path = Path(path)
     version, seen, values = _open_weights(path)
     num_classes, cut = _extent(model, path, len(values))
-    heads = class_parts(model)
-    order, note = order_of_rows(of_file, names, num_classes)
-    leave_out = order is None or num_classes not in (None, model.num_classes)
+    heads = tensors_of_heads(model, num_classes)
+    rows, note = rows_of_classes(model, of_file, names, num_classes, partial)
     loads: dict[str, Tensor] = {}
     start = 0
-    for layer, name, tensor in weight_tensors(model):
+    for _, name, tensor in weight_tensors(model):
         if start == len(values):  # of a cut file
             break
-        count = tensor.numel()
-        if layer in heads and num_classes is not None:
-            count = count // heads[layer].filters(model.num_classes) * heads[layer].filters(num_classes)
-        if not (leave_out and layer in heads):
+        in_file = heads.get(name, tensor)
+        count = in_file.numel()
+        if rows is not None or name not in heads:
             stored = torch.from_numpy(values[start : start + count].copy())  # the memory map is read-only
-            loads[name] = stored.view_as(tensor)
+            loads[name] = stored.view(in_file.shape)
             if tensor.ndim == 4 and not stored.any():
                 raise ModelError(f"{path}: {name} is all zeros, as where a download stopped. fix: download it again")
         start += count
     check_values(path, loads.items())
-    facts = {"num_classes": num_classes, "heads_left_out": leave_out, "cut": cut, "note": note}
-    report = fill_network(model, path, loads, model.bn_eps, order or (), **facts)
+    facts = {"num_classes": num_classes, "heads_left_out": rows is None, "cut": cut, "note": note}
+    report = fill_network(model, path, loads, model.bn_eps, rows or (), **facts)
     model.seen, model.weights_version = seen, version
     return report
 
@@ -257,51 +280,65 @@ def load_weights_of_checkpoint(
     *,
     of_file: Sequence[str] = (),
     names: Sequence[str] = (),
+    partial: bool = False,
 ) -> WeightsReport:
     """Load a state dict of this project; ``network`` is what its checkpoint says of the network.
 
     ``of_file`` are its class names and ``names`` those wanted (class_order). In another order, the
     rows of classes move with their names. The convolutions before [yolo] are left out if they are
-    for other classes or another number of anchors. Raises ModelError, and changes nothing, at the
-    first other tensor that does not fit, and for heads that learnt with other anchors or another
-    decoding.
+    for other classes or another number of anchors. With ``partial``, other classes keep what they
+    can: boxes, objectness and the rows of names that both have, if both decode alike. Raises
+    ModelError, and changes nothing, at the first other tensor that does not fit, and for heads that
+    learnt with other anchors or another decoding.
     """
-    own, loads, num_classes = model.state_dict(), dict(weights), network["num_classes"]
-    heads = tuple(f"layers.{layer}." for layer in class_parts(model))
-    of_heads = [name for name in own if name.startswith(heads)]
-    order, note = order_of_rows(of_file, names, num_classes)
-    leave_out = order is None or num_classes != model.num_classes
-    leave_out = leave_out or any(name in loads and loads[name].shape != own[name].shape for name in of_heads)
-    if leave_out:
-        order, note = (), "" if order else note
-        for name in of_heads:
-            del own[name]
-            loads.pop(name, None)
-    check_shapes(path, own, loads, SAME_NETWORK)
-    source = network_of_checkpoint(network, path)
-    for key in () if leave_out else ("anchors", "scale_x_y", "new_coords", "linear_xy"):
+    loads, num_classes = dict(weights), network["num_classes"]
+    source, heads = network_of_checkpoint(network, path), tensors_of_heads(model, num_classes)
+    other = {}  # what the heads of the file learnt with, where it is not the same
+    for key in ("anchors", "scale_x_y", "new_coords", "linear_xy"):
         if [getattr(head, key) for head in model.heads] != [getattr(head, key) for head in source.heads]:
-            has = getattr(source.heads[0], key)
-            raise ModelError(f"the heads in {path} were trained with other {key} ({has}). fix: use the same here")
+            other[key] = getattr(source.heads[0], key)
+    rows, note = rows_of_classes(model, of_file, names, num_classes, partial and not other)
+    if rows is not None and any(name in loads and loads[name].shape != heads[name].shape for name in heads):
+        rows, note = None, ""
+    if rows is None:
+        loads = {name: tensor for name, tensor in loads.items() if name not in heads}
+    own = model.state_dict() | heads
+    needed = {name: tensor for name, tensor in own.items() if rows is not None or name not in heads}
+    check_shapes(path, needed, loads, SAME_NETWORK)
+    for key, has in other.items() if rows is not None else ():
+        raise ModelError(f"the heads in {path} were trained with other {key} ({has}). fix: use the same here")
     check_values(path, loads.items())
-    facts = {"num_classes": num_classes, "heads_left_out": leave_out, "same_decoding": not leave_out, "note": note}
-    return fill_network(model, path, loads, source.bn_eps, order or (), **facts)
+    is_same = rows is not None
+    facts = {"num_classes": num_classes, "heads_left_out": not is_same, "same_decoding": is_same, "note": note}
+    return fill_network(model, path, loads, source.bn_eps, rows or (), **facts)
 
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:4]) + ", ..." * (len(names) > 4)
 
 
-def order_of_rows(
-    of_file: Sequence[str], names: Sequence[str], num_classes: int | None
-) -> tuple[Sequence[int] | None, str]:
-    """The row in the file of each class, and a note; empty: as they are, None: other classes."""
-    order = class_order(list(of_file), list(names)) if len(of_file) == len(names) == num_classes else []
-    if order is None:
-        return None, f" (its classes are {_listed(of_file)}, here {_listed(names)})"
-    if order == sorted(order):
-        return (), ""
-    return order, f"; the class rows of its heads follow the names, from {_listed(of_file)} to {_listed(names)}"
+def rows_of_classes(
+    model: Darknet, of_file: Sequence[str], names: Sequence[str], num_classes: int | None, partial: bool
+) -> tuple[Rows | None, str]:
+    """The row in the file of each class, and a note. Empty: as they are; None: not to be loaded.
+
+    With ``partial``, the row of a class that the file lacks is None.
+    """
+    known, wanted = list(of_file), list(names)
+    is_same_count = num_classes in (None, model.num_classes)
+    if len(known) != num_classes or len(wanted) != model.num_classes:  # the names are not known
+        return () if is_same_count else None, ""
+    order = class_order(known, wanted) if is_same_count else None
+    if order is not None:
+        follow = f"; the class rows of its heads follow the names, from {_listed(known)} to {_listed(wanted)}"
+        return ((), "") if order == sorted(order) else (order, follow)
+    if not partial or _are_numbers(known) or _are_numbers(wanted):
+        return None, f" (its classes are {_listed(known)}, here {_listed(wanted)})" if is_same_count else ""
+    rows = [known.index(name) if name in known else None for name in wanted]
+    kept, fresh = [name for name in wanted if name in known], [name for name in wanted if name not in known]
+    note = f"; its heads kept boxes, objectness and {len(kept)} of {len(wanted)} classes"
+    parts = ": " + _listed(kept) if kept else "", "; fresh: " + _listed(fresh) if fresh else ""
+    return rows, note + "".join(parts)
 
 
 def network_of_checkpoint(

@@ -57,7 +57,8 @@ def build_model(
     node fetches published weights. With ``whole``, for everything but training, a layer that would
     stay random is an error. With ``fitted`` anchors (auto.fit_anchors), so are weights with heads:
     they learnt other anchors. The heads of a checkpoint bring their anchors, unless ``config``
-    names some, and its rows of classes follow the ``names``.
+    names some. Rows of classes follow the ``names``; in a training with the anchors of the .cfg,
+    heads for other ones keep the rest.
     """
     cfg, published = load_network(config), config.published()
     # Ranks may have different weights: all wait if one fetches.
@@ -75,18 +76,19 @@ def build_model(
         if whole:
             raise ConfigError(NO_WEIGHTS)
         return model, None
+    partial = not (whole or fitted or config.anchors)
     of_coco = data.read_names(COCO_NAMES)[0] if config.weights == COCO else []
     of_coco = [COCO_SYNONYMS[name] if COCO_SYNONYMS.get(name) in names else name for name in of_coco]
     if state is not None:
         report = models.load_weights_of_checkpoint(
-            model, state["ema"], path, state["network"], of_file=state["names"], names=names
+            model, state["ema"], path, state["network"], of_file=state["names"], names=names, partial=partial
         )
         model.seen = state["seen"]
     elif path.suffix in (".pt", ".pth"):
         content = models.read_tensor_file(path)
-        report = models.load_foreign_state_dict(model, content, path, of_file=of_coco, names=names)
+        report = models.load_foreign_state_dict(model, content, path, of_file=of_coco, names=names, partial=partial)
     else:
-        report = models.load_darknet_weights(model, path, of_file=of_coco, names=names)
+        report = models.load_darknet_weights(model, path, of_file=of_coco, names=names, partial=partial)
     keeps_heads = not report.heads_left_out and (report.cut is None or report.cut >= model.heads[0].parts[-1].layer)
     if keeps_heads and fitted and not report.same_decoding:
         raise ConfigError(f"the heads in {path} were trained with other anchors. fix: model.anchors=null")

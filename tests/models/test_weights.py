@@ -207,6 +207,48 @@ def test_rows_of_classes_follow_their_names(network: str, tmp_path: Path) -> Non
         assert all_equal(source, unnamed) and "names" not in text
 
 
+@pytest.mark.parametrize("network", ["yolov3-tiny", "yolov3-tiny-decoupled"])
+def test_heads_for_other_classes_keep_boxes_and_the_rows_of_names_that_both_have(network: str, tmp_path: Path) -> None:
+    source, fresh, image = (
+        randomise(tiny(4, name=network)).eval(),
+        tiny(3, name=network).eval(),
+        torch.rand(1, 3, 64, 64),
+    )
+    path, file = tmp_path / "a.pt", write(tmp_path / "a.weights", values_of(source))
+    state, common = source.state_dict(), {"of_file": ["red", "blue", "green", "grey"], "names": ["blue", "cat", "red"]}
+
+    def load(ours: Darknet = fresh, partial: bool = True, **changed: list[str]) -> tuple[Darknet, str]:
+        one, two, three = (copy.deepcopy(ours) for _ in range(3))
+        options = {**common, **changed, "partial": partial}
+        report = load_weights_of_checkpoint(one, state, path, described(source), **options)
+        models.load_foreign_state_dict(two, state, path, **options)
+        load_darknet_weights(three, file, **options)
+        assert all_equal(one, two) and all_equal(one, three)
+        with pytest.raises(ModelError, match="whose weights are random"):
+            one.freeze(one.heads[0].parts[-1].layer + 1)
+            models.check_frozen(one, report)
+        return one, str(report)
+
+    model, text = load()
+    assert text.endswith("; its heads kept boxes, objectness and 2 of 3 classes: blue, red; fresh: cat")
+    for raw, theirs in zip(model(image), source(image), strict=True):
+        torch.testing.assert_close(raw[..., :-3], theirs[..., :-4])
+        torch.testing.assert_close(raw[..., [-3, -1]], theirs[..., [-3, -4]])
+    layers = [head.parts[-1].layer for head in model.heads]
+    for name in (f"layers.{layer}.conv.{kind}" for layer in layers for kind in ("weight", "bias")):
+        ours, own = (net.state_dict()[name].unflatten(0, (len(net.heads[0].anchors), -1)) for net in (model, fresh))
+        assert ours[:, -2].equal(own[:, -2])
+    assert "0 of 3 classes; fresh: a, b, c" in load(names=["a", "b", "c"])[1]
+    anchors = [(width + 1, height) for width, height in fresh.heads[0].all_anchors]
+    other = Darknet(models.with_anchors(fresh.cfg, anchors), 3, width=0.1)
+    report = load_weights_of_checkpoint(other, state, path, described(source), **common, partial=True)
+    assert report.heads_left_out and "kept" not in str(report)
+    for changed in ({"partial": False}, {"of_file": ["0", "1", "2", "3"]}, {"names": ["0", "1", "2"]}):
+        left_out, text = load(**changed)
+        assert text.endswith("its heads were left out and start fresh (for 4 classes, here 3)")
+        assert all(left_out.layers[layer].conv.weight.equal(fresh.layers[layer].conv.weight) for layer in layers)
+
+
 def test_classes_are_found_by_name() -> None:
     coco, _ = read_names(COCO_NAMES)
     assert [coco[number] for number in class_order(coco, sorted(coco))] == sorted(coco)
