@@ -1,15 +1,18 @@
 """The table of published weights: sizes by the .cfg, and which aliases are refused."""
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
 
-from models import Darknet, ModelError, zoo_cfg
+from models import Darknet, ModelError, with_box_bins, zoo_cfg
 from models.cfg import ZOO, ZOO_FOLDER
-from models.config import ALIASES, BACKBONE, COCO_NAMES, PUBLISHED, find_published
+from models.config import ALIASES, BACKBONE, COCO, COCO_NAMES, PUBLISHED, find_published
+from models.darknet import count_flops, count_parameters
 from models.weights import weight_tensors
 from models.yolox import SIZES
+from scripts.get_weights import networks_table
 
 
 def test_sizes_are_those_of_the_networks() -> None:
@@ -32,6 +35,19 @@ def test_sizes_are_those_of_the_networks() -> None:
         assert entry.size or f"-{entry.sha256}.pth" in entry.url or len(entry.sha256 or "") == 64
     assert len({entry.name for entry in PUBLISHED}) == len(PUBLISHED)
     assert len(COCO_NAMES.read_text().splitlines()) == models["yolov3"].num_classes
+
+
+def test_one_table_says_which_network_to_take() -> None:
+    for name, facts in ZOO.items():
+        with torch.device("meta"):
+            model = Darknet(with_box_bins(zoo_cfg(name), facts.box_bins or 0))
+        assert facts.parameters == count_parameters(model), name
+        assert facts.gflops == round(count_flops(model, (640, 640)) / 1e9, 1), name
+        assert (facts.score == "-") != any(entry.alias == COCO and name in entry.networks for entry in PUBLISHED)
+    head, *rows = ["| " + " | ".join(cells) + " |" for cells in networks_table()]
+    page = Path("docs/train/pretrained.md").read_text(encoding="utf-8")
+    assert "\n".join((head, "|" + "---|" * 7, *rows)) + "\n\n" in page
+    assert [facts.gflops for facts in ZOO.values()] == sorted(facts.gflops for facts in ZOO.values())
 
 
 def test_an_alias_means_one_file_or_is_refused_by_name() -> None:
