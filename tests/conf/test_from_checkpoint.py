@@ -91,6 +91,12 @@ def test_a_network_starts_from_them_and_keeps_its_own_heads(tmp_path, monkeypatc
         for names in (of_darknet, of_coco):
             report = build_model(config, 80, names=names)[1]
             assert report is not None and not report.heads_left_out
+        for car_and in (["motorcycle", "zebra-crossing"], ["motorbike", "zebra-crossing"]):
+            names = ["car", *car_and]
+            kept = f"kept boxes, objectness and 2 of 3 classes: car, {car_and[0]}; fresh: zebra-crossing"
+            assert kept in str(build_model(config, 3, names=names)[1])
+            with pytest.raises(ConfigError, match=r"has 80 classes, but names= or data name 3, car, "):
+                build_model(config, 3, whole=True, names=names)
         server.content = (tmp_path / "cut").read_bytes()
         backbone = replace(config, weights="backbone")
         model, report = build_model(backbone, 3)
