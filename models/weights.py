@@ -300,11 +300,11 @@ def load_weights_of_checkpoint(
     rows, note = rows_of_classes(model, of_file, names, num_classes, partial and not other)
     if rows is not None and any(name in loads and loads[name].shape != heads[name].shape for name in heads):
         rows, note = None, ""
-    if rows is None:
-        loads = {name: tensor for name, tensor in loads.items() if name not in heads}
     own = model.state_dict() | heads
-    needed = {name: tensor for name, tensor in own.items() if rows is not None or name not in heads}
-    check_shapes(path, needed, loads, SAME_NETWORK)
+    for name in heads if rows is None else ():
+        del own[name]
+        loads.pop(name, None)
+    check_shapes(path, own, loads, SAME_NETWORK)
     for key, has in other.items() if rows is not None else ():
         raise ModelError(f"the heads in {path} were trained with other {key} ({has}). fix: use the same here")
     check_values(path, loads.items())
@@ -314,7 +314,7 @@ def load_weights_of_checkpoint(
 
 
 def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:4]) + ", ..." * (len(names) > 4)
+    return (", ".join(names[:4]) or "none") + ", ..." * (len(names) > 4)
 
 
 def rows_of_classes(
@@ -336,9 +336,8 @@ def rows_of_classes(
         return None, f" (its classes are {_listed(known)}, here {_listed(wanted)})" if is_same_count else ""
     rows = [known.index(name) if name in known else None for name in wanted]
     kept, fresh = [name for name in wanted if name in known], [name for name in wanted if name not in known]
-    note = f"; its heads kept boxes, objectness and {len(kept)} of {len(wanted)} classes"
-    parts = ": " + _listed(kept) if kept else "", "; fresh: " + _listed(fresh) if fresh else ""
-    return rows, note + "".join(parts)
+    count = f"{len(kept)} of {len(wanted)} classes: {_listed(kept)}; fresh: {_listed(fresh)}"
+    return rows, f"; its heads kept boxes, objectness and {count}"
 
 
 def network_of_checkpoint(

@@ -33,8 +33,8 @@ def networks_table() -> list[list[str]]:
 def get_weights(config: schema.GetWeightsConfig) -> None:
     """Fetch the weights called ``config.name``, or list all if that is ``list``."""
     if config.name == "list":
-        for name, score, *numbers, licence, use in networks_table():
-            log.info(f"  {name:<22}{score:<30}" + "".join(f"{cell:>12}" for cell in numbers) + f"  {licence:<14}  {use}")
+        for cells in networks_table():
+            log.info("  {:<22}{:<30}{:>12}{:>8}{:>7}  {:<15}{}".format(*cells))
         log.info(f"sources of AP and ms: docs/train/pretrained.md\n\nweights in {run_files.weights_folder()}:")
     for entry in PUBLISHED:
         use = f"model={' or '.join(entry.networks)} model.weights={entry.alias}"

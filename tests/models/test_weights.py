@@ -238,7 +238,7 @@ def test_heads_for_other_classes_keep_boxes_and_the_rows_of_names_that_both_have
     for name in (f"layers.{layer}.conv.{kind}" for layer in layers for kind in ("weight", "bias")):
         ours, own = (net.state_dict()[name].unflatten(0, (len(net.heads[0].anchors), -1)) for net in (model, fresh))
         assert ours[:, -2].equal(own[:, -2])
-    assert "0 of 3 classes; fresh: a, b, c" in load(names=["a", "b", "c"])[1]
+    assert "0 of 3 classes: none; fresh: a, b, c" in load(names=["a", "b", "c"])[1]
     anchors = [(width + 1, height) for width, height in fresh.heads[0].all_anchors]
     other = Darknet(models.with_anchors(fresh.cfg, anchors), 3, width=0.1)
     report = load_weights_of_checkpoint(other, state, path, described(source), **common, partial=True)
