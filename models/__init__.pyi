@@ -30,6 +30,7 @@ from .loss import HeadLoss as HeadLoss
 from .loss import LossParts as LossParts
 from .loss import YoloLoss as YoloLoss
 from .loss import YoloxLoss as YoloxLoss
+from .weights import ClassNames as ClassNames
 from .weights import WeightsReport as WeightsReport
 from .weights import check_frozen as check_frozen
 from .weights import class_order as class_order

@@ -31,6 +31,7 @@ from models.cfg import ModelError
 from models.darknet import Darknet
 from models.graph import BN_EPS
 from models.layers import Convolution
+from models.weights import ClassNames
 
 CONTAINERS = ("model", "state_dict", "model_state_dict")  # keys under which checkpoints keep a state dict
 TORCH_BN_EPS = 1e-5  # timm's, too
@@ -47,19 +48,12 @@ KERNELS: Role = ("weight", 4)
 
 
 def load_foreign_state_dict(
-    model: Darknet,
-    content: Any,
-    path: Path,
-    *,
-    of_file: Sequence[str] = (),
-    names: Sequence[str] = (),
-    partial: bool = False,
+    model: Darknet, content: Any, path: Path, classes: ClassNames = ClassNames()
 ) -> weights.WeightsReport:
     """Copy the state dict of another PyTorch system into `model`.
 
-    `content`: a state dict, or a dictionary with one under a key of CONTAINERS. `of_file`,
-    `names` and `partial` are as in load_weights_of_checkpoint. Raises ModelError, and
-    changes nothing, without a state dict and at the first module that differs.
+    `content`: a state dict, or a dictionary with one under a key of CONTAINERS. Raises ModelError,
+    and changes nothing, without a state dict and at the first module that differs.
     """
     states = {}
     for key, state in {"": content, **(content if isinstance(content, Mapping) else {})}.items():
@@ -73,7 +67,7 @@ def load_foreign_state_dict(
                 report = _load_timm(model, state, path)
             else:
                 state = from_yolox(state, path) if f"{OBJECTNESS}0.weight" in state else state
-                report = _load_in_order(model, state, path, of_file=of_file, names=names, partial=partial)
+                report = _load_in_order(model, state, path, classes)
             others = ", ".join(str(key) for key in states if key != chosen)
             note = others and f"; those under {chosen}, not those under {others}"
             return replace(report, note=note + report.note)
@@ -84,50 +78,40 @@ def load_foreign_state_dict(
 
 
 def _load_in_order(
-    model: Darknet,
-    state: Mapping[str, Tensor],
-    path: Path,
-    *,
-    of_file: Sequence[str],
-    names: Sequence[str],
-    partial: bool,
+    model: Darknet, state: Mapping[str, Tensor], path: Path, classes: ClassNames
 ) -> weights.WeightsReport:
     """Load tensors that are in the order of the .cfg, whatever their names.
 
     Batch norm counters and anchors are ignored. The convolutions before [yolo] keep their values if
     the file has another class count, other classes or another number of anchors.
     """
-    ours = _by_role((name, tensor) for _, name, tensor in weights.weight_tensors(model))
     theirs = _by_role(state.items())
     # The class count follows from the filters of the convolution before the first head.
     part = model.heads[0].parts[-1]
-    first = [name for name, _ in ours[KERNELS]].index(f"layers.{part.layer}.conv.weight")
+    first = [layer for layer, _, tensor in weights.weight_tensors(model) if tensor.ndim == 4].index(part.layer)
     filters = sum(len(kernels) for _, kernels in theirs[KERNELS][first : first + 1])
-    classes, rest = divmod(filters - part.fixed, part.per_class)
-    num_classes = classes if rest == 0 and classes > 0 else None
-    rows, of_classes = weights.rows_of_classes(model, of_file, names, num_classes, partial)
-    leave_out = rows is None or num_classes is None
-    heads = weights.tensors_of_heads(model, num_classes)
+    number, rest = divmod(filters - part.fixed, part.per_class)
+    num_classes = number if rest == 0 and number > 0 else None
+    rows, of_classes = classes.rows(num_classes, model.num_classes)
+    in_file = weights.with_classes(model, num_classes or model.num_classes)
+    ours = _by_role((name, tensor) for _, name, tensor in weights.weight_tensors(in_file))
+    kept = weights.without_heads(model, in_file.state_dict())
     loads: dict[str, Tensor] = {}
     for role in dict.fromkeys((KERNELS, *ours, *theirs)):
         pairs = zip_longest(ours[role], theirs[role], fillvalue=("nothing", torch.empty(0)))
         for (mine, target), (name, tensor) in pairs:
-            is_left_out = leave_out and mine in heads
-            start = 1 if is_left_out else 0  # the number of filters may differ
-            needed = heads.get(mine, target).shape
-            if needed[start:] != tensor.shape[start:]:
-                place = f"in the place of {mine} of shape {tuple(needed)}"
+            start = int(rows is None and mine not in kept)  # heads that are left out may have other filters
+            if target.shape[start:] != tensor.shape[start:]:
+                place = f"in the place of {mine} of shape {tuple(target.shape)}"
                 raise ModelError(f"{path}: {name} of shape {tuple(tensor.shape)} is {place}. {weights.SAME_NETWORK}")
-            if not is_left_out:
-                loads[mine] = tensor
+            loads[mine] = tensor
     eps, note = model.bn_eps, ""
     for name, _ in theirs["running_var", 1][:1]:
         norm = name.split(".")[-2]
         eps = BN_EPS_OF.get(norm, TORCH_BN_EPS)
         if eps != model.bn_eps:
             note = f"; its batch norm, called {norm}, is taken to have eps={eps:g}"
-    facts = {"num_classes": num_classes, "heads_left_out": leave_out, "note": note + of_classes}
-    return weights.fill_network(model, path, loads, eps, () if leave_out else rows or (), **facts)
+    return weights.fill_network(model, path, loads, eps, rows, num_classes=num_classes, note=note + of_classes)
 
 
 def _by_role(tensors: Iterable[tuple[str, Tensor]]) -> dict[Role, list[tuple[str, Tensor]]]:
@@ -154,7 +138,7 @@ def _load_timm(model: Darknet, state: Mapping[str, Tensor], path: Path) -> weigh
         raise ModelError(message) from error
     own = {name: tensor for name, tensor in model.state_dict().items() if name in loads}
     weights.check_shapes(path, own, loads, "fix: model.width=1 and a network that has this backbone")
-    return weights.fill_network(model, path, loads, TORCH_BN_EPS, cut=last)
+    return weights.fill_network(model, path, loads, TORCH_BN_EPS, (), cut=last)
 
 
 def _timm_convolutions(state: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, ...]]:

@@ -86,15 +86,49 @@ def class_parts(model: Darknet) -> dict[int, RawPart]:
     return {part.layer: part for head in model.heads for part in head.parts if part.per_class}
 
 
-def tensors_of_heads(model: Darknet, num_classes: int | None) -> dict[str, Tensor]:
-    """The tensors of class_parts, without values, for that many classes; None: for its own."""
-    tensors = {}
-    for layer, part in class_parts(model).items():
-        filters = part.filters(num_classes or model.num_classes)
-        for name, tensor in model.layers[layer].state_dict().items():
-            shape = (filters, *tensor.shape[1:]) if tensor.ndim else ()
-            tensors[f"layers.{layer}.{name}"] = tensor.new_empty(shape, device="meta")
-    return tensors
+def without_heads(model: Darknet, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Those of the ``tensors`` that are not of class_parts."""
+    heads = tuple(f"layers.{layer}." for layer in class_parts(model))
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith(heads)}
+
+
+def with_classes(model: Darknet, num_classes: int) -> Darknet:
+    """The same network for that many classes, without values."""
+    with torch.device("meta"):
+        return Darknet(model.cfg, num_classes, model.width)
+
+
+@dataclass(frozen=True)
+class ClassNames:
+    """How a file of weights calls its classes, and which are wanted; empty: not known."""
+
+    of_file: Sequence[str] = ()
+    wanted: Sequence[str] = ()
+    partial: bool = False  # heads for other classes keep boxes, objectness and the classes that both have
+
+    def rows(self, in_file: int | None, here: int) -> tuple[Rows | None, str]:
+        """For each class its row in the file, or None if it has none, and a note for the report.
+
+        None instead of all rows: the heads are left out. The arguments are class counts.
+        """
+        known, wanted = list(self.of_file), list(self.wanted)
+        if (len(known), len(wanted)) != (in_file, here):  # the names are not known
+            return range(here) if in_file == here else None, ""
+        rows: Rows | None = class_order(known, wanted) if in_file == here else None
+        if rows == [*range(here)]:
+            return rows, ""
+        if rows is None and self.partial and not (_are_numbers(known) or _are_numbers(wanted)):
+            rows = [known.index(name) if name in known else None for name in wanted]
+        if rows is None:
+            return None, f"; its classes are {_listed(known)}, here {_listed(wanted)}"
+        kept = [name for name in wanted if name in known]
+        fresh = [name for name in wanted if name not in known]
+        note = f"; its heads kept boxes, objectness and {len(kept)} of {here} classes by name: {_listed(kept)}"
+        return rows, note + (f"; fresh: {_listed(fresh)}" if fresh else "")
+
+
+def _listed(names: Sequence[str]) -> str:
+    return (", ".join(names[:4]) or "none") + ", ..." * (len(names) > 4)
 
 
 def _with_class_rows(part: RawPart, own: Tensor, stored: Tensor, rows: Rows) -> Tensor:
@@ -109,27 +143,27 @@ def _with_class_rows(part: RawPart, own: Tensor, stored: Tensor, rows: Rows) -> 
 
 
 def fill_network(
-    model: Darknet, path: Path, tensors: Mapping[str, Tensor], eps: float, rows: Rows = (), **facts: Any
+    model: Darknet, path: Path, tensors: Mapping[str, Tensor], eps: float, rows: Rows | None, **facts: Any
 ) -> WeightsReport:
     """Put checked tensors of a file into a network, and report on it with the ``facts``.
 
     The file's batch norm adds ``eps`` to the variances. Where the network's adds another number,
     the difference goes into the running variances, so that detection stays the same. The heads take
-    these ``rows`` of classes, if any are given (rows_of_classes).
+    these ``rows`` of classes (ClassNames); None: they keep their values.
     """
-    loads = dict(tensors)
-    for name, tensor in tensors.items():
-        if name.endswith(".running_var") and eps != model.bn_eps:
-            loads[name] = (tensor + (eps - model.bn_eps)).clamp(min=0)
     own, heads = model.state_dict(), class_parts(model)
-    for name in tensors_of_heads(model, None).keys() & loads.keys() if rows else ():
-        if loads[name].ndim:
-            loads[name] = _with_class_rows(heads[int(name.split(".")[1])], own[name], loads[name], rows)
+    loads = without_heads(model, tensors) if rows is None else dict(tensors)
+    for name, tensor in loads.items():
+        layer = int(name.split(".")[1])
+        if name.endswith(".running_var"):
+            loads[name] = tensor = (tensor + (eps - model.bn_eps)).clamp(min=0)
+        if layer in heads and tensor.ndim:
+            loads[name] = _with_class_rows(heads[layer], own[name], tensor, rows or ())
     model.load_state_dict(loads, strict=False)
     layers = {layer: name in loads for layer, name, _ in weight_tensors(model)}
-    partial = heads.keys() if None in rows else ()
+    partial = heads.keys() if None in (rows or ()) else ()
     loaded = frozenset(layer for layer, is_loaded in layers.items() if is_loaded and layer not in partial)
-    return WeightsReport(path, loaded, len(layers), model.num_classes, **facts)
+    return WeightsReport(path, loaded, len(layers), model.num_classes, heads_left_out=rows is None, **facts)
 
 
 def check_frozen(model: Darknet, report: WeightsReport | None) -> None:
@@ -160,38 +194,31 @@ def _are_numbers(names: list[str]) -> bool:
     return names == [*map(str, range(len(names)))]
 
 
-def load_darknet_weights(
-    model: Darknet, path: str | Path, *, of_file: Sequence[str] = (), names: Sequence[str] = (), partial: bool = False
-) -> WeightsReport:
+def load_darknet_weights(model: Darknet, path: str | Path, classes: ClassNames = ClassNames()) -> WeightsReport:
     """Load a whole or partial .weights file, with its `seen` and `weights_version`.
 
     A partial file may end after any layer; later layers keep their values. So do the convolutions
-    before [yolo] sections if the file has another class count, or other classes: ``of_file``,
-    ``names`` and ``partial`` are as in load_weights_of_checkpoint. Raises ModelError, and changes
-    nothing, if the file cannot be read, does not fit the network, or holds values that are not
-    finite.
+    before [yolo] sections if the file has another class count, or other ``classes``. Raises
+    ModelError, and changes nothing, if the file cannot be read, does not fit the network, or holds
+    values that are not finite.
     """
     path = Path(path)
     version, seen, values = _open_weights(path)
     num_classes, cut = _extent(model, path, len(values))
-    heads = tensors_of_heads(model, num_classes)
-    rows, note = rows_of_classes(model, of_file, names, num_classes, partial)
+    in_file = num_classes or model.num_classes  # a cut file has as many heads as it has
+    rows, note = classes.rows(in_file, model.num_classes)
     loads: dict[str, Tensor] = {}
     start = 0
-    for _, name, tensor in weight_tensors(model):
+    for _, name, tensor in weight_tensors(with_classes(model, in_file)):
         if start == len(values):  # of a cut file
             break
-        in_file = heads.get(name, tensor)
-        count = in_file.numel()
-        if rows is not None or name not in heads:
-            stored = torch.from_numpy(values[start : start + count].copy())  # the memory map is read-only
-            loads[name] = stored.view(in_file.shape)
-            if tensor.ndim == 4 and not stored.any():
-                raise ModelError(f"{path}: {name} is all zeros, as where a download stopped. fix: download it again")
-        start += count
+        stored = torch.from_numpy(values[start : start + tensor.numel()].copy())  # the memory map is read-only
+        if tensor.ndim == 4 and not stored.any():
+            raise ModelError(f"{path}: {name} is all zeros, as where a download stopped. fix: download it again")
+        loads[name] = stored.view(tensor.shape)
+        start += tensor.numel()
     check_values(path, loads.items())
-    facts = {"num_classes": num_classes, "heads_left_out": rows is None, "cut": cut, "note": note}
-    report = fill_network(model, path, loads, model.bn_eps, rows or (), **facts)
+    report = fill_network(model, path, loads, model.bn_eps, rows, num_classes=num_classes, cut=cut, note=note)
     model.seen, model.weights_version = seen, version
     return report
 
@@ -277,67 +304,29 @@ def load_weights_of_checkpoint(
     weights: Mapping[str, Tensor],
     path: Path,
     network: Mapping[str, Any],
-    *,
-    of_file: Sequence[str] = (),
-    names: Sequence[str] = (),
-    partial: bool = False,
+    classes: ClassNames = ClassNames(),
 ) -> WeightsReport:
     """Load a state dict of this project; ``network`` is what its checkpoint says of the network.
 
-    ``of_file`` are its class names and ``names`` those wanted (class_order). In another order, the
-    rows of classes move with their names. The convolutions before [yolo] are left out if they are
-    for other classes or another number of anchors. With ``partial``, other classes keep what they
-    can: boxes, objectness and the rows of names that both have, if both decode alike. Raises
-    ModelError, and changes nothing, at the first other tensor that does not fit, and for heads that
-    learnt with other anchors or another decoding.
+    The convolutions before [yolo] are left out if they are for other ``classes`` or another number
+    of anchors. Raises ModelError, and changes nothing, at the first other tensor that does not fit,
+    and for heads that learnt with other anchors or another decoding.
     """
-    loads, num_classes = dict(weights), network["num_classes"]
-    source, heads = network_of_checkpoint(network, path), tensors_of_heads(model, num_classes)
-    other = {}  # what the heads of the file learnt with, where it is not the same
-    for key in ("anchors", "scale_x_y", "new_coords", "linear_xy"):
-        if [getattr(head, key) for head in model.heads] != [getattr(head, key) for head in source.heads]:
-            other[key] = getattr(source.heads[0], key)
-    rows, note = rows_of_classes(model, of_file, names, num_classes, partial and not other)
-    if rows is not None and any(name in loads and loads[name].shape != heads[name].shape for name in heads):
+    source, num_classes = network_of_checkpoint(network, path), network["num_classes"]
+    own = with_classes(model, num_classes).state_dict()
+    rows, note = classes.rows(num_classes, model.num_classes)
+    if class_parts(model) != class_parts(source):
         rows, note = None, ""
-    own = model.state_dict() | heads
-    for name in heads if rows is None else ():
-        del own[name]
-        loads.pop(name, None)
-    check_shapes(path, own, loads, SAME_NETWORK)
-    for key, has in other.items() if rows is not None else ():
-        raise ModelError(f"the heads in {path} were trained with other {key} ({has}). fix: use the same here")
-    check_values(path, loads.items())
-    is_same = rows is not None
-    facts = {"num_classes": num_classes, "heads_left_out": not is_same, "same_decoding": is_same, "note": note}
-    return fill_network(model, path, loads, source.bn_eps, rows or (), **facts)
-
-
-def _listed(names: Sequence[str]) -> str:
-    return (", ".join(names[:4]) or "none") + ", ..." * (len(names) > 4)
-
-
-def rows_of_classes(
-    model: Darknet, of_file: Sequence[str], names: Sequence[str], num_classes: int | None, partial: bool
-) -> tuple[Rows | None, str]:
-    """The row in the file of each class, and a note. Empty: as they are; None: not to be loaded.
-
-    With ``partial``, the row of a class that the file lacks is None.
-    """
-    known, wanted = list(of_file), list(names)
-    is_same_count = num_classes in (None, model.num_classes)
-    if len(known) != num_classes or len(wanted) != model.num_classes:  # the names are not known
-        return () if is_same_count else None, ""
-    order = class_order(known, wanted) if is_same_count else None
-    if order is not None:
-        follow = f"; the class rows of its heads follow the names, from {_listed(known)} to {_listed(wanted)}"
-        return ((), "") if order == sorted(order) else (order, follow)
-    if not partial or _are_numbers(known) or _are_numbers(wanted):
-        return None, f" (its classes are {_listed(known)}, here {_listed(wanted)})" if is_same_count else ""
-    rows = [known.index(name) if name in known else None for name in wanted]
-    kept, fresh = [name for name in wanted if name in known], [name for name in wanted if name not in known]
-    count = f"{len(kept)} of {len(wanted)} classes: {_listed(kept)}; fresh: {_listed(fresh)}"
-    return rows, f"; its heads kept boxes, objectness and {count}"
+    for key in ("anchors", "scale_x_y", "new_coords", "linear_xy") if rows is not None else ():
+        if [getattr(head, key) for head in model.heads] != [getattr(head, key) for head in source.heads]:
+            has = getattr(source.heads[0], key)
+            raise ModelError(f"the heads in {path} were trained with other {key} ({has}). fix: use the same here")
+    if rows is None:
+        own, weights = without_heads(model, own), without_heads(model, weights)
+    check_shapes(path, own, weights, SAME_NETWORK)
+    check_values(path, weights.items())
+    facts = {"num_classes": num_classes, "same_decoding": rows is not None, "note": note}
+    return fill_network(model, path, weights, source.bn_eps, rows, **facts)
 
 
 def network_of_checkpoint(

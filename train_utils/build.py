@@ -76,19 +76,17 @@ def build_model(
         if whole:
             raise ConfigError(NO_WEIGHTS)
         return model, None
+    of_file = data.read_names(COCO_NAMES)[0] if config.weights == COCO else []
+    of_file = [COCO_SYNONYMS[name] if COCO_SYNONYMS.get(name) in names else name for name in of_file]
     partial = not (whole or fitted or config.anchors)
-    of_coco = data.read_names(COCO_NAMES)[0] if config.weights == COCO else []
-    of_coco = [COCO_SYNONYMS[name] if COCO_SYNONYMS.get(name) in names else name for name in of_coco]
+    classes = models.ClassNames(of_file if state is None else state["names"], names, partial)
     if state is not None:
-        report = models.load_weights_of_checkpoint(
-            model, state["ema"], path, state["network"], of_file=state["names"], names=names, partial=partial
-        )
+        report = models.load_weights_of_checkpoint(model, state["ema"], path, state["network"], classes)
         model.seen = state["seen"]
     elif path.suffix in (".pt", ".pth"):
-        content = models.read_tensor_file(path)
-        report = models.load_foreign_state_dict(model, content, path, of_file=of_coco, names=names, partial=partial)
+        report = models.load_foreign_state_dict(model, models.read_tensor_file(path), path, classes)
     else:
-        report = models.load_darknet_weights(model, path, of_file=of_coco, names=names, partial=partial)
+        report = models.load_darknet_weights(model, path, classes)
     keeps_heads = not report.heads_left_out and (report.cut is None or report.cut >= model.heads[0].parts[-1].layer)
     if keeps_heads and fitted and not report.same_decoding:
         raise ConfigError(f"the heads in {path} were trained with other anchors. fix: model.anchors=null")

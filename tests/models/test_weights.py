@@ -19,7 +19,7 @@ from data import read_names
 from models import Darknet, ModelError, load_darknet_weights, parse_cfg, save_darknet_weights, zoo_cfg
 from models.config import COCO_NAMES
 from models.darknet import fuse_batch_norm
-from models.weights import class_order, load_weights_of_checkpoint, read_tensor_file, weight_tensors
+from models.weights import ClassNames, class_order, load_weights_of_checkpoint, read_tensor_file, weight_tensors
 from tests.models.cfg_writer import conv, head, section
 from tests.models.small_network import PlainNetwork, randomise, small
 from tests.runs.test_attack import DAMAGES
@@ -167,8 +167,12 @@ def test_state_dict_of_a_checkpoint_with_and_without_heads(tmp_path: Path) -> No
     path, network = tmp_path / "a.pt", described(source)
     load_weights_of_checkpoint(same, source.state_dict(), path, network)
     assert all_equal(source, same)
-    odd = source.state_dict() | {"layers.15.conv.bias": torch.zeros(7)}  # another number of anchors
-    assert load_weights_of_checkpoint(tiny(3), odd, path, network).heads_left_out
+    text = source.cfg.text.replace("mask=3,4,5", "mask=3,4")
+    fewer = Darknet(parse_cfg(text, "fewer.cfg"), 3, width=0.1)
+    assert load_weights_of_checkpoint(fewer, source.state_dict(), path, network).heads_left_out
+    odd = source.state_dict() | {"layers.15.conv.bias": torch.zeros(7)}
+    with pytest.raises(ModelError, match=r"layers\.15\.conv\.bias needs shape \(24,\), the file has shape \(7,\)"):
+        load_weights_of_checkpoint(tiny(3), odd, path, network)
     load_weights_of_checkpoint(other, source.state_dict(), path, network)
     assert other.layers[13].conv.weight.equal(source.layers[13].conv.weight)
     with pytest.raises(ModelError, match=r"layers\.2\..* fix: set model\.cfg, model\.width"):
@@ -182,23 +186,23 @@ def test_rows_of_classes_follow_their_names(network: str, tmp_path: Path) -> Non
 
     def load(*names: str, of_file: str = "red blue green") -> tuple[Darknet, str]:
         model = tiny(3, name=network)
-        found = load_weights_of_checkpoint(model, state, path, file, of_file=of_file.split(), names=names)
+        found = load_weights_of_checkpoint(model, state, path, file, ClassNames(of_file.split(), names))
         return model.eval(), str(found)
 
     moved, text = load("green", "red", "blue")
-    assert "follow the names" in text
+    assert "3 of 3 classes by name: green, red, blue" in text
     for raw, expected in zip(moved(image), source(image), strict=True):
         torch.testing.assert_close(raw[..., :-3], expected[..., :-3])
         torch.testing.assert_close(raw[..., -3:], expected[..., -3:][..., [2, 0, 1]])
-    order = {"of_file": "red blue green".split(), "names": "green red blue".split()}
+    order = ClassNames("red blue green".split(), "green red blue".split())
     as_darknet = tiny(3, name=network)
-    load_darknet_weights(as_darknet, write(tmp_path / "a.weights", values_of(source)), **order)
+    load_darknet_weights(as_darknet, write(tmp_path / "a.weights", values_of(source)), order)
     assert all_equal(as_darknet, moved)
     fresh, text = load("red", "blue", "cat")
     assert not fresh.layers[source.heads[0].parts[-1].layer].conv.weight.equal(
         source.layers[source.heads[0].parts[-1].layer].conv.weight
     )
-    assert "start fresh (its classes are red, blue, green, here red, blue, cat)" in text
+    assert "start fresh; its classes are red, blue, green, here red, blue, cat" in text
     for names, of_file in (
         (["a", "b", "c"], "0 1 2"),
         (["0", "1", "2"], "red blue green"),
@@ -209,28 +213,22 @@ def test_rows_of_classes_follow_their_names(network: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("network", ["yolov3-tiny", "yolov3-tiny-decoupled"])
 def test_heads_for_other_classes_keep_boxes_and_the_rows_of_names_that_both_have(network: str, tmp_path: Path) -> None:
-    source, fresh, image = (
-        randomise(tiny(4, name=network)).eval(),
-        tiny(3, name=network).eval(),
-        torch.rand(1, 3, 64, 64),
-    )
+    source, fresh = randomise(tiny(4, name=network)).eval(), tiny(3, name=network).eval()
+    image = torch.rand(1, 3, 64, 64)
     path, file = tmp_path / "a.pt", write(tmp_path / "a.weights", values_of(source))
-    state, common = source.state_dict(), {"of_file": ["red", "blue", "green", "grey"], "names": ["blue", "cat", "red"]}
+    state, known = source.state_dict(), ["red", "blue", "green", "grey"]
 
-    def load(ours: Darknet = fresh, partial: bool = True, **changed: list[str]) -> tuple[Darknet, str]:
-        one, two, three = (copy.deepcopy(ours) for _ in range(3))
-        options = {**common, **changed, "partial": partial}
-        report = load_weights_of_checkpoint(one, state, path, described(source), **options)
-        models.load_foreign_state_dict(two, state, path, **options)
-        load_darknet_weights(three, file, **options)
+    def load(*names: str, of_file: list[str] = known, partial: bool = True) -> tuple[Darknet, str]:
+        one, two, three = (copy.deepcopy(fresh) for _ in range(3))
+        classes = ClassNames(of_file, names, partial)
+        report = load_weights_of_checkpoint(one, state, path, described(source), classes)
+        models.load_foreign_state_dict(two, state, path, classes)
+        load_darknet_weights(three, file, classes)
         assert all_equal(one, two) and all_equal(one, three)
-        with pytest.raises(ModelError, match="whose weights are random"):
-            one.freeze(one.heads[0].parts[-1].layer + 1)
-            models.check_frozen(one, report)
         return one, str(report)
 
-    model, text = load()
-    assert text.endswith("; its heads kept boxes, objectness and 2 of 3 classes: blue, red; fresh: cat")
+    model, text = load("blue", "cat", "red")
+    assert text.endswith("; its heads kept boxes, objectness and 2 of 3 classes by name: blue, red; fresh: cat")
     for raw, theirs in zip(model(image), source(image), strict=True):
         torch.testing.assert_close(raw[..., :-3], theirs[..., :-4])
         torch.testing.assert_close(raw[..., [-3, -1]], theirs[..., [-3, -4]])
@@ -238,14 +236,14 @@ def test_heads_for_other_classes_keep_boxes_and_the_rows_of_names_that_both_have
     for name in (f"layers.{layer}.conv.{kind}" for layer in layers for kind in ("weight", "bias")):
         ours, own = (net.state_dict()[name].unflatten(0, (len(net.heads[0].anchors), -1)) for net in (model, fresh))
         assert ours[:, -2].equal(own[:, -2])
-    assert "0 of 3 classes: none; fresh: a, b, c" in load(names=["a", "b", "c"])[1]
-    anchors = [(width + 1, height) for width, height in fresh.heads[0].all_anchors]
-    other = Darknet(models.with_anchors(fresh.cfg, anchors), 3, width=0.1)
-    report = load_weights_of_checkpoint(other, state, path, described(source), **common, partial=True)
-    assert report.heads_left_out and "kept" not in str(report)
-    for changed in ({"partial": False}, {"of_file": ["0", "1", "2", "3"]}, {"names": ["0", "1", "2"]}):
-        left_out, text = load(**changed)
-        assert text.endswith("its heads were left out and start fresh (for 4 classes, here 3)")
+    assert "0 of 3 classes by name: none; fresh: a, b, c" in load("a", "b", "c")[1]
+    assert load("red", "blue", "green")[1].endswith("3 of 3 classes by name: red, blue, green")
+    for left_out, text in (
+        load("blue", "cat", "red", partial=False),
+        load("blue", "cat", "red", of_file=["0", "1", "2", "3"]),
+        load("0", "1", "2"),
+    ):
+        assert "its heads were left out and start fresh (for 4 classes, here 3); its classes are" in text
         assert all(left_out.layers[layer].conv.weight.equal(fresh.layers[layer].conv.weight) for layer in layers)
 
 
