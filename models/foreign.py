@@ -16,7 +16,7 @@ and objectness has a convolution of its own.
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import count, zip_longest
 from pathlib import Path
@@ -48,7 +48,7 @@ KERNELS: Role = ("weight", 4)
 
 
 def load_foreign_state_dict(
-    model: Darknet, content: Any, path: Path, classes: ClassNames = ClassNames()
+    model: Darknet, content: Any, path: Path, classes: ClassNames = weights.UNNAMED
 ) -> weights.WeightsReport:
     """Copy the state dict of another PyTorch system into `model`.
 
@@ -95,12 +95,12 @@ def _load_in_order(
     rows, of_classes = classes.rows(num_classes, model.num_classes)
     in_file = weights.with_classes(model, num_classes or model.num_classes)
     ours = _by_role((name, tensor) for _, name, tensor in weights.weight_tensors(in_file))
-    kept = weights.without_heads(model, in_file.state_dict())
+    skipped = weights.left_out(model, rows)
     loads: dict[str, Tensor] = {}
     for role in dict.fromkeys((KERNELS, *ours, *theirs)):
         pairs = zip_longest(ours[role], theirs[role], fillvalue=("nothing", torch.empty(0)))
         for (mine, target), (name, tensor) in pairs:
-            start = int(rows is None and mine not in kept)  # heads that are left out may have other filters
+            start = int(mine.startswith(skipped))  # heads that are left out may have other filters
             if target.shape[start:] != tensor.shape[start:]:
                 place = f"in the place of {mine} of shape {tuple(target.shape)}"
                 raise ModelError(f"{path}: {name} of shape {tuple(tensor.shape)} is {place}. {weights.SAME_NETWORK}")

@@ -86,10 +86,9 @@ def class_parts(model: Darknet) -> dict[int, RawPart]:
     return {part.layer: part for head in model.heads for part in head.parts if part.per_class}
 
 
-def without_heads(model: Darknet, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those of the ``tensors`` that are not of class_parts."""
-    heads = tuple(f"layers.{layer}." for layer in class_parts(model))
-    return {name: tensor for name, tensor in tensors.items() if not name.startswith(heads)}
+def left_out(model: Darknet, rows: Rows | None) -> tuple[str, ...]:
+    """How the names of the tensors begin that are not loaded with these ``rows`` of the heads."""
+    return tuple(f"layers.{layer}." for layer in class_parts(model)) if rows is None else ()
 
 
 def with_classes(model: Darknet, num_classes: int) -> Darknet:
@@ -127,6 +126,9 @@ class ClassNames:
         return rows, note + (f"; fresh: {_listed(fresh)}" if fresh else "")
 
 
+UNNAMED = ClassNames()
+
+
 def _listed(names: Sequence[str]) -> str:
     return (", ".join(names[:4]) or "none") + ", ..." * (len(names) > 4)
 
@@ -151,18 +153,19 @@ def fill_network(
     the difference goes into the running variances, so that detection stays the same. The heads take
     these ``rows`` of classes (ClassNames); None: they keep their values.
     """
-    own, heads = model.state_dict(), class_parts(model)
-    loads = without_heads(model, tensors) if rows is None else dict(tensors)
-    for name, tensor in loads.items():
-        layer = int(name.split(".")[1])
-        if name.endswith(".running_var"):
-            loads[name] = tensor = (tensor + (eps - model.bn_eps)).clamp(min=0)
-        if layer in heads and tensor.ndim:
-            loads[name] = _with_class_rows(heads[layer], own[name], tensor, rows or ())
+    heads, loads = class_parts(model), dict[str, Tensor]()
+    for name, own in model.state_dict().items():
+        part = heads.get(int(name.split(".")[1]))
+        if name in tensors and part is None:
+            loads[name] = tensors[name]
+        elif name in tensors and rows is not None and own.ndim:
+            loads[name] = _with_class_rows(part, own, tensors[name], rows)
+        if name in loads and name.endswith(".running_var"):
+            loads[name] = (loads[name] + (eps - model.bn_eps)).clamp(min=0)
     model.load_state_dict(loads, strict=False)
     layers = {layer: name in loads for layer, name, _ in weight_tensors(model)}
-    partial = heads.keys() if None in (rows or ()) else ()
-    loaded = frozenset(layer for layer, is_loaded in layers.items() if is_loaded and layer not in partial)
+    is_partial = rows is not None and None in rows
+    loaded = frozenset(layer for layer, found in layers.items() if found and not (is_partial and layer in heads))
     return WeightsReport(path, loaded, len(layers), model.num_classes, heads_left_out=rows is None, **facts)
 
 
@@ -194,7 +197,7 @@ def _are_numbers(names: list[str]) -> bool:
     return names == [*map(str, range(len(names)))]
 
 
-def load_darknet_weights(model: Darknet, path: str | Path, classes: ClassNames = ClassNames()) -> WeightsReport:
+def load_darknet_weights(model: Darknet, path: str | Path, classes: ClassNames = UNNAMED) -> WeightsReport:
     """Load a whole or partial .weights file, with its `seen` and `weights_version`.
 
     A partial file may end after any layer; later layers keep their values. So do the convolutions
@@ -304,7 +307,7 @@ def load_weights_of_checkpoint(
     weights: Mapping[str, Tensor],
     path: Path,
     network: Mapping[str, Any],
-    classes: ClassNames = ClassNames(),
+    classes: ClassNames = UNNAMED,
 ) -> WeightsReport:
     """Load a state dict of this project; ``network`` is what its checkpoint says of the network.
 
@@ -313,7 +316,6 @@ def load_weights_of_checkpoint(
     and for heads that learnt with other anchors or another decoding.
     """
     source, num_classes = network_of_checkpoint(network, path), network["num_classes"]
-    own = with_classes(model, num_classes).state_dict()
     rows, note = classes.rows(num_classes, model.num_classes)
     if class_parts(model) != class_parts(source):
         rows, note = None, ""
@@ -321,12 +323,15 @@ def load_weights_of_checkpoint(
         if [getattr(head, key) for head in model.heads] != [getattr(head, key) for head in source.heads]:
             has = getattr(source.heads[0], key)
             raise ModelError(f"the heads in {path} were trained with other {key} ({has}). fix: use the same here")
-    if rows is None:
-        own, weights = without_heads(model, own), without_heads(model, weights)
-    check_shapes(path, own, weights, SAME_NETWORK)
-    check_values(path, weights.items())
+    skipped = left_out(model, rows)
+    loads, needed = (
+        {name: tensor for name, tensor in tensors.items() if not name.startswith(skipped)}
+        for tensors in (weights, with_classes(model, num_classes).state_dict())
+    )
+    check_shapes(path, needed, loads, SAME_NETWORK)
+    check_values(path, loads.items())
     facts = {"num_classes": num_classes, "same_decoding": rows is not None, "note": note}
-    return fill_network(model, path, weights, source.bn_eps, rows, **facts)
+    return fill_network(model, path, loads, source.bn_eps, rows, **facts)
 
 
 def network_of_checkpoint(
