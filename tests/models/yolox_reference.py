@@ -1,222 +1,137 @@
-"""YOLOX as torch modules with its names of tensors, an oracle for models/yolox.py."""
+"""YOLOX's forward pass by its own names of tensors, an oracle for models/yolox.py."""
 
-from collections import OrderedDict
+import math
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import onnx
 import torch
 from onnx import numpy_helper
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
-CLASSES, STRIDES = 80, (8, 16, 32)
-# depth and width as YOLOX has them
-SIZES = {
-    "nano": (0.33, 0.25),
-    "tiny": (0.33, 0.375),
-    "s": (0.33, 0.5),
-    "m": (0.67, 0.75),
-    "l": (1, 1),
-    "x": (1.33, 1.25),
-}
+CLASSES, STRIDES, EPS = 80, (8, 16, 32), 1e-3
+# as YOLOX has them
+DEPTHS = {"nano": 0.33, "tiny": 0.33, "s": 0.33, "m": 0.67, "l": 1, "x": 1.33, "darknet53": 1}
+WIDTHS = {"nano": 0.25, "tiny": 0.375, "s": 0.5, "m": 0.75, "l": 1, "x": 1.25, "darknet53": 1}
+IN, NORM = "backbone.backbone", ("running_mean", "running_var", "weight", "bias")
 
 
-def up(images: Tensor) -> Tensor:
-    return functional.interpolate(images, scale_factor=2)
+class Yolox:
+    """One of DEPTHS. The first forward pass makes its tensors, with the statistics of those images.
 
+    They are random, or ``folded``: pairs of kernels and biases in the order of computing, whose
+    batch norms were folded into them.
+    """
 
-class Maker:
-    """Makes the modules of one network: with SiLU or leaky ReLU, and depthwise or not."""
+    def __init__(self, name: str, images: Tensor, folded: Iterator[tuple[Tensor, Tensor]] | None = None) -> None:
+        self.name, self.folded, self.state = name, folded, dict[str, Tensor]()
+        self.maps = self(images)
+        assert next(folded or iter(()), None) is None
+        # A file of YOLOX has the heads' tensors by kind, then by level.
+        self.state = dict(sorted(self.state.items(), key=lambda item: item[0] if item[0].startswith("head.") else ""))
 
-    def __init__(self, name: str) -> None:
-        self.is_depthwise, self.is_leaky = name == "nano", name == "darknet53"
+    def kernels(self, x: Tensor, *shape: int) -> tuple[Tensor, Tensor]:
+        if self.folded is not None:
+            return next(self.folded)
+        most = (3 / math.prod(shape[1:])) ** 0.5  # for maps with the variance of their inputs
+        return tuple(torch.empty(some).uniform_(-most, most).to(x) for some in (shape, shape[:1]))
 
-    def conv(self, inputs: int, filters: int, size: int = 1, stride: int = 1, groups: int = 1) -> nn.Module:
-        conv = nn.Conv2d(inputs, filters, size, stride, size // 2, groups=groups, bias=False)
-        act = nn.LeakyReLU(0.1) if self.is_leaky else nn.SiLU()
-        return nn.Sequential(OrderedDict(conv=conv, bn=nn.BatchNorm2d(filters, eps=1e-3), act=act))
+    def conv(self, name: str, x: Tensor, filters: int, size: int = 1, stride: int = 1, groups: int = 1) -> Tensor:
+        state, norm = self.state, [f"{name}.bn.{key}" for key in NORM]
+        is_new = norm[0] not in state
+        if is_new:
+            kernels, bias = self.kernels(x, filters, x.shape[1] // groups, size, size)
+            norms = kernels.flatten(1).norm(dim=1)  # to train well, kernels have the norm 1
+            state[f"{name}.conv.weight"] = kernels / norms[:, None, None, None]
+        y = functional.conv2d(x, state[f"{name}.conv.weight"], None, stride, size // 2, groups=groups)
+        if is_new:
+            variance, mean = torch.var_mean(y, (0, 2, 3), correction=0)
+            gain = (variance + EPS).sqrt() * norms if self.folded else torch.empty_like(bias).uniform_(0.7, 1.3)
+            bias = bias + mean * norms if self.folded else bias
+            state |= zip(norm, (mean, variance, gain, bias), strict=True)
+        y = functional.batch_norm(y, *(state[key] for key in norm), eps=EPS)
+        return functional.leaky_relu(y, 0.1) if self.name == "darknet53" else functional.silu(y)
 
-    def wide(self, inputs: int, filters: int, stride: int = 1) -> nn.Module:
-        if not self.is_depthwise:
-            return self.conv(inputs, filters, 3, stride)
-        dconv = self.conv(inputs, inputs, 3, stride, inputs)
-        return nn.Sequential(OrderedDict(dconv=dconv, pconv=self.conv(inputs, filters)))
+    def predict(self, name: str, x: Tensor, filters: int) -> Tensor:
+        keys = f"{name}.weight", f"{name}.bias"
+        if keys[0] not in self.state:
+            self.state |= zip(keys, self.kernels(x, filters, x.shape[1], 1, 1), strict=True)
+        return functional.conv2d(x, *(self.state[key] for key in keys))
 
+    def wide(self, name: str, x: Tensor, filters: int, stride: int = 1) -> Tensor:
+        if self.name != "nano":
+            return self.conv(name, x, filters, 3, stride)
+        y = self.conv(f"{name}.dconv", x, x.shape[1], 3, stride, groups=x.shape[1])
+        return self.conv(f"{name}.pconv", y, filters)
 
-class Focus(nn.Module):
-    def __init__(self, make: Maker, filters: int) -> None:
-        super().__init__()
-        self.conv = make.conv(12, filters, 3)
+    def csp(self, name: str, x: Tensor, filters: int, blocks: int, adds: bool = False) -> Tensor:
+        through, around = self.conv(f"{name}.conv1", x, filters // 2), self.conv(f"{name}.conv2", x, filters // 2)
+        for block in (f"{name}.m.{number}" for number in range(blocks)):
+            y = self.wide(f"{block}.conv2", self.conv(f"{block}.conv1", through, filters // 2), filters // 2)
+            through = through + y if adds else y
+        return self.conv(f"{name}.conv3", torch.cat((through, around), 1), filters)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.conv(torch.cat([x[..., row::2, column::2] for column in (0, 1) for row in (0, 1)], 1))
+    def pyramid(self, name: str, x: Tensor, filters: int) -> Tensor:
+        x = self.conv(f"{name}.conv1", x, x.shape[1] // 2)
+        pooled = [functional.max_pool2d(x, size, 1, size // 2) for size in (5, 9, 13)]
+        return self.conv(f"{name}.conv2", torch.cat((x, *pooled), 1), filters)
 
+    def up(self, name: str, x: Tensor, beside: Tensor, filters: int) -> tuple[Tensor, Tensor]:
+        x = self.conv(f"backbone.{name}", x, filters)
+        return x, torch.cat((functional.interpolate(x, scale_factor=2), beside), 1)
 
-class Block(nn.Module):
-    def __init__(self, make: Maker, filters: int, adds: bool) -> None:
-        super().__init__()
-        self.conv1, self.conv2, self.adds = make.conv(filters, filters), make.wide(filters, filters), adds
+    def pafpn(self, x: Tensor) -> list[Tensor]:
+        c, n = [int(64 * WIDTHS[self.name]) << step for step in range(5)], round(3 * DEPTHS[self.name])
+        blocks = torch.cat([x[..., row::2, column::2] for column in (0, 1) for row in (0, 1)], 1)
+        maps = [self.conv(f"{IN}.stem.conv", blocks, c[0], 3)]
+        for level, count in ((1, n), (2, 3 * n), (3, 3 * n), (4, n)):
+            stage = f"{IN}.dark{level + 1}"
+            y = self.wide(f"{stage}.0", maps[-1], c[level], 2)
+            y = self.pyramid(f"{stage}.1", y, c[4]) if level == 4 else y
+            maps.append(self.csp(f"{stage}.{1 + (level == 4)}", y, c[level], count, adds=level < 4))
+        top, x = self.up("lateral_conv0", maps[4], maps[3], c[3])
+        middle, x = self.up("reduce_conv1", self.csp("backbone.C3_p4", x, c[3], n), maps[2], c[2])
+        fine = self.csp("backbone.C3_p3", x, c[2], n)
+        x = torch.cat((self.wide("backbone.bu_conv2", fine, c[2], 2), middle), 1)
+        middle = self.csp("backbone.C3_n3", x, c[3], n)
+        x = torch.cat((self.wide("backbone.bu_conv1", middle, c[3], 2), top), 1)
+        return [fine, middle, self.csp("backbone.C3_n4", x, c[4], n)]
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.conv2(self.conv1(x))
-        return x + y if self.adds else y
+    def chain(self, name: str, x: Tensor, filters: int, numbers: Iterable[int]) -> Tensor:
+        for number in numbers:
+            grows = x.shape[1] == filters  # 3x3 to twice as many, or 1x1
+            x = self.conv(f"{name}.{number}", x, filters * (1 + grows), 1 + 2 * grows)
+        return x
 
+    def fpn(self, x: Tensor) -> list[Tensor]:
+        x, maps = self.conv(f"{IN}.stem.0", x, 32, 3), []
+        for level, blocks in enumerate((1, 2, 8, 8, 4), 1):
+            stage, start = (f"{IN}.stem", 1) if level == 1 else (f"{IN}.dark{level}", 0)
+            x = self.conv(f"{stage}.{start}", x, 32 << level, 3, 2)
+            for number in range(start + 1, start + 1 + blocks):
+                y = self.conv(f"{stage}.{number}.layer1", x, 16 << level)
+                x = x + self.conv(f"{stage}.{number}.layer2", y, 32 << level, 3)
+            maps.append(x)
+        x = self.pyramid(f"{IN}.dark5.7", self.chain(f"{IN}.dark5", x, 512, (5, 6)), 512)
+        top = self.chain(f"{IN}.dark5", x, 512, (8, 9))
+        middle = self.chain("backbone.out1", self.up("out1_cbl", top, maps[3], 256)[1], 256, range(5))
+        return [self.chain("backbone.out2", self.up("out2_cbl", middle, maps[2], 128)[1], 128, range(5)), middle, top]
 
-class Csp(nn.Module):
-    def __init__(self, make: Maker, inputs: int, filters: int, blocks: int, adds: bool = False) -> None:
-        super().__init__()
-        half = filters // 2
-        self.conv1, self.conv2 = make.conv(inputs, half), make.conv(inputs, half)
-        self.conv3 = make.conv(filters, filters)
-        self.m = nn.Sequential(*[Block(make, half, adds) for _ in range(blocks)])
-
-    def forward(self, x: Tensor) -> Tensor:
-        through, around = self.conv1(x), self.conv2(x)
-        return self.conv3(torch.cat((self.m(through), around), 1))
-
-
-class Pyramid(nn.Module):
-    def __init__(self, make: Maker, inputs: int, filters: int) -> None:
-        super().__init__()
-        self.conv1, self.conv2 = make.conv(inputs, inputs // 2), make.conv(inputs * 2, filters)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.conv1(x)
-        return self.conv2(torch.cat((x, *(functional.max_pool2d(x, size, 1, size // 2) for size in (5, 9, 13))), 1))
-
-
-class CspDarknet(nn.Module):
-    def __init__(self, make: Maker, c: list[int], depth: int) -> None:
-        super().__init__()
-        self.stem = Focus(make, c[0])
-        for stage, blocks in ((1, depth), (2, 3 * depth), (3, 3 * depth)):
-            wide = make.wide(c[stage - 1], c[stage], 2)
-            setattr(self, f"dark{stage + 1}", nn.Sequential(wide, Csp(make, c[stage], c[stage], blocks, adds=True)))
-        self.dark5 = nn.Sequential(
-            make.wide(c[3], c[4], 2), Pyramid(make, c[4], c[4]), Csp(make, c[4], c[4], depth, adds=False)
-        )
-
-    def forward(self, x: Tensor) -> list[Tensor]:
-        third = self.dark3(self.dark2(self.stem(x)))
-        return [third, fourth := self.dark4(third), self.dark5(fourth)]
-
-
-class Pafpn(nn.Module):
-    def __init__(self, make: Maker, depth: float, width: float) -> None:
-        super().__init__()
-        c, n = [int(64 * width) * 2**step for step in range(5)], round(3 * depth)
-        self.backbone = CspDarknet(make, c, n)
-        self.lateral_conv0, self.C3_p4 = make.conv(c[4], c[3]), Csp(make, 2 * c[3], c[3], n)
-        self.reduce_conv1, self.C3_p3 = make.conv(c[3], c[2]), Csp(make, 2 * c[2], c[2], n)
-        self.bu_conv2, self.C3_n3 = make.wide(c[2], c[2], 2), Csp(make, 2 * c[2], c[3], n)
-        self.bu_conv1, self.C3_n4 = make.wide(c[3], c[3], 2), Csp(make, 2 * c[3], c[4], n)
-        self.widths = c[2:]
-
-    def forward(self, x: Tensor) -> list[Tensor]:
-        third, fourth, fifth = self.backbone(x)
-        top = self.lateral_conv0(fifth)
-        middle = self.reduce_conv1(self.C3_p4(torch.cat((up(top), fourth), 1)))
-        fine = self.C3_p3(torch.cat((up(middle), third), 1))
-        mid = self.C3_n3(torch.cat((self.bu_conv2(fine), middle), 1))
-        return [fine, mid, self.C3_n4(torch.cat((self.bu_conv1(mid), top), 1))]
-
-
-class Residual(nn.Module):
-    def __init__(self, make: Maker, filters: int) -> None:
-        super().__init__()
-        self.layer1, self.layer2 = make.conv(filters, filters // 2), make.conv(filters // 2, filters, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.layer2(self.layer1(x))
-
-
-class Darknet53(nn.Module):
-    def __init__(self, make: Maker) -> None:
-        super().__init__()
-
-        def stage(filters: int, blocks: int) -> list[nn.Module]:
-            return [make.conv(filters // 2, filters, 3, 2), *(Residual(make, filters) for _ in range(blocks))]
-
-        self.stem = nn.Sequential(make.conv(3, 32, 3), *stage(64, 1))
-        self.dark2, self.dark3 = nn.Sequential(*stage(128, 2)), nn.Sequential(*stage(256, 8))
-        self.dark4 = nn.Sequential(*stage(512, 8))
-        before, after = [make.conv(1024, 512), make.conv(512, 1024, 3)], [make.conv(512, 1024, 3), make.conv(1024, 512)]
-        self.dark5 = nn.Sequential(*stage(1024, 4), *before, Pyramid(make, 1024, 512), *after)
-
-    def forward(self, x: Tensor) -> list[Tensor]:
-        third = self.dark3(self.dark2(self.stem(x)))
-        return [third, fourth := self.dark4(third), self.dark5(fourth)]
-
-
-class Fpn(nn.Module):
-    def __init__(self, make: Maker) -> None:
-        super().__init__()
-
-        def embedding(inputs: int, filters: int) -> nn.Module:
-            pairs = ((inputs, filters, 1), (filters, 2 * filters, 3), (2 * filters, filters, 1))
-            return nn.Sequential(*(make.conv(*pair) for pair in (*pairs, *pairs[1:])))
-
-        self.backbone = Darknet53(make)
-        self.out1_cbl, self.out1 = make.conv(512, 256), embedding(768, 256)
-        self.out2_cbl, self.out2 = make.conv(256, 128), embedding(384, 128)
-        self.widths = [128, 256, 512]
-
-    def forward(self, x: Tensor) -> list[Tensor]:
-        third, fourth, fifth = self.backbone(x)
-        middle = self.out1(torch.cat((up(self.out1_cbl(fifth)), fourth), 1))
-        return [self.out2(torch.cat((up(self.out2_cbl(middle)), third), 1)), middle, fifth]
-
-
-class Heads(nn.Module):
-    def __init__(self, make: Maker, widths: list[int], filters: int) -> None:
-        super().__init__()
-
-        def towers() -> nn.ModuleList:
-            return nn.ModuleList(nn.Sequential(*(make.wide(filters, filters) for _ in "12")) for _ in widths)
-
-        self.cls_convs, self.reg_convs = towers(), towers()
-        for kind, values in (("cls", CLASSES), ("reg", 4), ("obj", 1)):
-            setattr(self, f"{kind}_preds", nn.ModuleList(nn.Conv2d(filters, values, 1) for _ in widths))
-        self.stems = nn.ModuleList(make.conv(inputs, filters) for inputs in widths)
-
-    def forward(self, maps: list[Tensor]) -> list[Tensor]:
-        outputs = []
-        for level, map_ in enumerate(maps):
-            x = self.stems[level](map_)
-            classes = self.cls_preds[level](self.cls_convs[level](x))
-            box = self.reg_convs[level](x)
-            outputs.append(torch.cat((self.reg_preds[level](box), self.obj_preds[level](box), classes), 1))
-        return outputs
-
-
-class Yolox(nn.Module):
-    """One of SIZES, or darknet53: images (n, 3, h, w), BGR in 0..255, to raw (n, 85, h, w)."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        make = Maker(name)
-        self.backbone = Fpn(make) if name == "darknet53" else Pafpn(make, *SIZES[name])
-        self.head = Heads(make, self.backbone.widths, int(256 * SIZES.get(name, (1, 1))[1]))
-
-    def forward(self, images: Tensor) -> list[Tensor]:
-        return self.head(self.backbone(images))
-
-
-@torch.no_grad()
-def trained_like(name: str, images: Tensor) -> Yolox:
-    """A network of random weights, with the statistics of the maps of these images."""
-    model = Yolox(name).to(images.dtype).eval()
-
-    def fill(norm: nn.Module, inputs: tuple[Tensor]) -> None:
-        norm.running_var, norm.running_mean = torch.var_mean(inputs[0], (0, 2, 3), correction=0)
-        nn.init.uniform_(norm.weight, 0.7, 1.3)
-        nn.init.uniform_(norm.bias, -0.5, 0.5)
-
-    hooks = [norm.register_forward_pre_hook(fill) for norm in model.modules() if isinstance(norm, nn.BatchNorm2d)]
-    model(images)
-    for hook in hooks:
-        hook.remove()
-    return model
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> list[Tensor]:
+        """Raw maps (n, 85, h, w) of images (n, 3, h, w), BGR in 0..255."""
+        maps, filters = [], int(256 * WIDTHS[self.name])
+        for level, neck in enumerate(self.fpn(images) if self.name == "darknet53" else self.pafpn(images)):
+            stem, parts = self.conv(f"head.stems.{level}", neck, filters), {}
+            for tower, kinds in (("cls", {"cls": CLASSES}), ("reg", {"reg": 4, "obj": 1})):
+                x = stem
+                for number in (0, 1):
+                    x = self.wide(f"head.{tower}_convs.{level}.{number}", x, filters)
+                for kind, values in kinds.items():
+                    parts[kind] = self.predict(f"head.{kind}_preds.{level}", x, values)
+            maps.append(torch.cat((parts["reg"], parts["obj"], parts["cls"]), 1))
+        return maps
 
 
 def decoded(maps: list[Tensor]) -> Tensor:
@@ -230,38 +145,9 @@ def decoded(maps: list[Tensor]) -> Tensor:
     return torch.cat(parts, 2).mT
 
 
-@torch.no_grad()
 def nano_of_onnx(path: Path, images: Tensor) -> Yolox:
-    """The network of an exported file, whose batch norms were folded into the convolutions.
-
-    Here kernels have the norm 1 and batch norms the statistics of the maps of these images. The
-    file has its convolutions in the order of computing.
-    """
+    """The network of an exported file, with the statistics of these images."""
     graph = onnx.load(path).graph
     values = {entry.name: torch.from_numpy(numpy_helper.to_array(entry).copy()) for entry in graph.initializer}
-    stored = [[values[name] for name in node.input[1:]] for node in graph.node if node.op_type == "Conv"]
-    done: list[tuple[Tensor, Tensor]] = []  # norms of kernels, biases
-
-    def fill(module: nn.Module, inputs: tuple[Tensor]) -> None:
-        if isinstance(module, nn.Conv2d):
-            kernels, bias = stored[len(done)]
-            norms = kernels.flatten(1).norm(dim=1).clamp(min=1e-9)
-            done.append((norms, bias))
-            if module.bias is None:
-                kernels = kernels / norms[:, None, None, None]
-            else:
-                module.bias.copy_(bias)
-            module.weight.copy_(kernels)
-        elif isinstance(module, nn.BatchNorm2d):
-            norms, bias = done[-1]
-            module.running_var, module.running_mean = torch.var_mean(inputs[0], (0, 2, 3))
-            module.weight.copy_((module.running_var + module.eps).sqrt() * norms)
-            module.bias.copy_(bias + module.running_mean * norms)
-
-    model = Yolox("nano").eval()
-    hooks = [module.register_forward_pre_hook(fill) for module in model.modules()]
-    model(images)
-    assert len(done) == len(stored)
-    for hook in hooks:
-        hook.remove()
-    return model
+    stored = [tuple(values[name] for name in node.input[1:]) for node in graph.node if node.op_type == "Conv"]
+    return Yolox("nano", images, iter(stored))
