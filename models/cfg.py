@@ -31,11 +31,7 @@ class ZooNetwork(NamedTuple):
     """What models/zoo/<name>.cfg, or models/yolox.py, does not say."""
 
     backbone_layers: int  # the first layers, which Darknet's users keep and model.freeze=backbone freezes
-    parameters: int  # this and the next three as docs/train/pretrained.md defines them
-    gflops: float
-    use: str  # what it is good for
-    score: str = "-"  # its published AP on COCO
-    ms: int | None = None
+    row: list[str]  # of the table in docs/train/pretrained.md
     box_bins: int | None = None  # of model.box_bins=null; a key that Darknet does not have
 
 

@@ -49,7 +49,6 @@ class Published(NamedTuple):
     size: int | None = None  # in bytes; None: not published
     sha1: str | None = None  # None: not published
     sha256: str | None = None  # its first digits
-    licence: str = "-"  # of the weights
 
     @property
     def file_name(self) -> str:

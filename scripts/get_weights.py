@@ -16,26 +16,18 @@ from conf import schema
 from conf.cli import run_files
 from data.progress import log
 from models.cfg import ZOO
-from models.config import COCO, LICENCE, PUBLISHED
+from models.config import LICENCE, PUBLISHED
 
-
-def networks_table() -> list[list[str]]:
-    """The cells of the table that says which network to take: its head, then one row for each."""
-    rows = [["model=", "AP", "parameters", "GFLOPs", "ms", "licence", "take it"]]
-    for name, facts in ZOO.items():
-        licences = [entry.licence for entry in PUBLISHED if entry.alias == COCO and name in entry.networks]
-        parameters = f"{facts.parameters / 1e6:.1f} M"
-        ms = "-" if facts.ms is None else f"{facts.ms:,}"
-        rows.append([name, facts.score, parameters, str(facts.gflops), ms, (licences or ["-"])[0], facts.use])
-    return rows
+ROW = "  {:<22}{:<30}{:>12}{:>8}{:>7}  {:<15}{}"
+TITLES = "model=", "AP", "parameters", "GFLOPs", "ms", "licence", "take it"
 
 
 def get_weights(config: schema.GetWeightsConfig) -> None:
     """Fetch the weights called ``config.name``, or list all if that is ``list``."""
     if config.name == "list":
-        for cells in networks_table():
-            log.info("  {:<22}{:<30}{:>12}{:>8}{:>7}  {:<15}{}".format(*cells))
-        log.info(f"sources of AP and ms: docs/train/pretrained.md\n\nweights in {run_files.weights_folder()}:")
+        for row in (TITLES, *([name, *network.row] for name, network in ZOO.items())):
+            log.info(ROW.format(*row))
+        log.info(f"sources: docs/train/pretrained.md\n\nweights in {run_files.weights_folder()}:")
     for entry in PUBLISHED:
         use = f"model={' or '.join(entry.networks)} model.weights={entry.alias}"
         if config.name == "list":
