@@ -67,6 +67,24 @@ def test_only_the_right_file_is_used(home: Path) -> None:
     assert fetch_weights(right) == path, "the server is gone"
 
 
+def test_every_published_file_is_checked_and_none_is_left_half(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.sleep", lambda _: None)  # between two attempts
+    with serving(CONTENT) as server:
+        for entry in PUBLISHED:
+            ours = entry._replace(url=f"{server.url}/{entry.file_name}")
+            server.limits = [10_000]
+            with pytest.raises(DataError, match=r"cannot be fetched .* fix: curl "):
+                fetch_weights(ours)
+            with pytest.raises(DataError, match="is damaged, or another file"):
+                fetch_weights(ours)
+            assert not any(home.iterdir()), entry.name
+        monkeypatch.setattr("data.io.RETRIES", 1)
+        server.limits = [10_000]
+        sha256 = hashlib.sha256(CONTENT).hexdigest()
+        path = fetch_weights(ours._replace(size=None, sha1=None, sha256=sha256))
+    assert path.read_bytes() == CONTENT
+
+
 def test_a_network_starts_from_them_and_keeps_its_own_heads(tmp_path, monkeypatch, home) -> None:
     source = Darknet(zoo_cfg("yolov4-tiny"))
     save_darknet_weights(source, tmp_path / "whole")
