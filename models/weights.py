@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from models.cfg import ModelError, parse_cfg
+from models.config import COCO_SYNONYMS
 from models.darknet import Darknet, Version
 from models.graph import BN_EPS
 from models.heads import RawPart
@@ -117,11 +118,11 @@ class ClassNames:
         if rows == [*range(here)]:
             return rows, ""
         if rows is None and self.partial and not (_are_numbers(known) or _are_numbers(wanted)):
-            rows = [known.index(name) if name in known else None for name in wanted]
+            rows = [(class_order(known, [name]) or [None])[0] for name in wanted]
         if rows is None:
             return None, f"; its classes are {_listed(known)}, here {_listed(wanted)}"
-        kept = [name for name in wanted if name in known]
-        fresh = [name for name in wanted if name not in known]
+        kept = [name for name, row in zip(wanted, rows, strict=True) if row is not None]
+        fresh = [name for name, row in zip(wanted, rows, strict=True) if row is None]
         note = f"; its heads kept boxes, objectness and {len(kept)} of {here} classes by name: {_listed(kept)}"
         return rows, note + (f"; fresh: {_listed(fresh)}" if fresh else "")
 
@@ -185,10 +186,13 @@ def _seen_type(version: Version) -> np.dtype[np.unsignedinteger]:
 def class_order(of_network: list[str], names: list[str]) -> list[int] | None:
     """The number in a network of each of ``names``; None if it lacks one.
 
-    Names 0, 1, ... are those of networks without: then as many classes count as equal, in order.
+    Darknet's words for COCO's classes (COCO_SYNONYMS) and COCO's own are the same. Names 0, 1, ...
+    are those of networks without: then as many classes count as equal, in order.
     """
-    if set(names) <= set(of_network):
-        return [of_network.index(name) for name in names]
+    for synonyms in ({}, COCO_SYNONYMS):  # a set may have both words, for two classes
+        known, wanted = ([synonyms.get(name, name) for name in some] for some in (of_network, names))
+        if set(wanted) <= set(known):
+            return [known.index(name) for name in wanted]
     is_without = _are_numbers(of_network) or _are_numbers(names)
     return [*range(len(names))] if is_without and len(of_network) == len(names) else None
 

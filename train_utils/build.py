@@ -22,7 +22,7 @@ from data.io import usable_cores
 from data.loader import BatchLoader
 from data.remote import Fetcher
 from models import Darknet
-from models.config import COCO, COCO_NAMES, COCO_SYNONYMS, MIN_DECOUPLED_SCALE, AutoLossConfig
+from models.config import COCO, COCO_NAMES, MIN_DECOUPLED_SCALE, AutoLossConfig
 from models.layers import Convolution, SharedConvolution
 from train_utils import checkpoint, distributed
 from train_utils.distributed import World, torch_distributed_zero_first
@@ -77,7 +77,6 @@ def build_model(
             raise ConfigError(NO_WEIGHTS)
         return model, None
     of_file = data.read_names(COCO_NAMES)[0] if config.weights == COCO else []
-    of_file = [COCO_SYNONYMS[name] if COCO_SYNONYMS.get(name) in names else name for name in of_file]
     partial = not (whole or fitted or config.anchors)
     classes = models.ClassNames(of_file if state is None else state["names"], names, partial)
     if state is not None:

@@ -156,7 +156,7 @@ def class_numbers(network: TrainedNetwork, val_set: Annotations) -> list[int] | 
     if known == given:
         return None
     if order == list(range(len(known))):
-        log.info("names taken as equal: those of one are numbers")
+        log.info("names taken as equal: those of one are numbers, or Darknet's words")
         return None
     log.info(f"scored on {len(given)} of its {counted(len(known), 'class')}, by name")
     return order

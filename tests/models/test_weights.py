@@ -253,6 +253,9 @@ def test_classes_are_found_by_name() -> None:
     assert class_order(coco, [f"mine {number}" for number in range(80)]) is None
     assert class_order(["0", "1"], ["b", "a"]) == class_order(["b", "a"], ["0", "1"]) == [0, 1]
     assert class_order(["1", "0"], ["0", "1"]) == [1, 0]
+    assert class_order(coco, ["car", "couch", "tv"]) == class_order(coco, ["car", "sofa", "tvmonitor"])
+    assert class_order(["sofa", "couch", "motorbike"], ["couch", "sofa"]) == [1, 0]
+    assert class_order(["motorcycle"], ["motorbike"]) == [0]
 
 
 def _laughs() -> list[Any]:
