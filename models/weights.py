@@ -93,7 +93,9 @@ def left_out(model: Darknet, rows: Rows | None) -> tuple[str, ...]:
 
 
 def with_classes(model: Darknet, num_classes: int) -> Darknet:
-    """The same network for that many classes, without values."""
+    """The same network for that many classes; a new one has no values."""
+    if num_classes == model.num_classes:
+        return model
     with torch.device("meta"):
         return Darknet(model.cfg, num_classes, model.width)
 
@@ -123,8 +125,9 @@ class ClassNames:
             return None, f"; its classes are {_listed(known)}, here {_listed(wanted)}"
         kept = [name for name, row in zip(wanted, rows, strict=True) if row is not None]
         fresh = [name for name, row in zip(wanted, rows, strict=True) if row is None]
-        note = f"; its heads kept boxes, objectness and {len(kept)} of {here} classes by name: {_listed(kept)}"
-        return rows, note + (f"; fresh: {_listed(fresh)}" if fresh else "")
+        count = f"{len(kept)} of {here} classes by name: {_listed(kept)}"
+        others = f"; fresh: {_listed(fresh)}" if fresh else ""
+        return rows, f"; its heads kept boxes, objectness and {count}{others}"
 
 
 UNNAMED = ClassNames()
@@ -165,8 +168,8 @@ def fill_network(
             loads[name] = (loads[name] + (eps - model.bn_eps)).clamp(min=0)
     model.load_state_dict(loads, strict=False)
     layers = {layer: name in loads for layer, name, _ in weight_tensors(model)}
-    is_partial = rows is not None and None in rows
-    loaded = frozenset(layer for layer, found in layers.items() if found and not (is_partial and layer in heads))
+    partial = heads.keys() if rows is not None and None in rows else ()
+    loaded = frozenset(layer for layer, found in layers.items() if found and layer not in partial)
     return WeightsReport(path, loaded, len(layers), model.num_classes, heads_left_out=rows is None, **facts)
 
 
@@ -219,11 +222,12 @@ def load_darknet_weights(model: Darknet, path: str | Path, classes: ClassNames =
     for _, name, tensor in weight_tensors(with_classes(model, in_file)):
         if start == len(values):  # of a cut file
             break
-        stored = torch.from_numpy(values[start : start + tensor.numel()].copy())  # the memory map is read-only
+        end = start + tensor.numel()
+        stored = torch.from_numpy(values[start:end].copy())  # the memory map is read-only
         if tensor.ndim == 4 and not stored.any():
             raise ModelError(f"{path}: {name} is all zeros, as where a download stopped. fix: download it again")
         loads[name] = stored.view(tensor.shape)
-        start += tensor.numel()
+        start = end
     check_values(path, loads.items())
     report = fill_network(model, path, loads, model.bn_eps, rows, num_classes=num_classes, cut=cut, note=note)
     model.seen, model.weights_version = seen, version
