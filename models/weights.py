@@ -159,16 +159,15 @@ def fill_network(
     """
     heads, loads = class_parts(model), dict[str, Tensor]()
     for name, own in model.state_dict().items():
-        part = heads.get(int(name.split(".")[1]))
-        if name in tensors and part is None:
-            loads[name] = tensors[name]
-        elif name in tensors and rows is not None and own.ndim:
-            loads[name] = _with_class_rows(part, own, tensors[name], rows)
-        if name in loads and name.endswith(".running_var"):
-            loads[name] = (loads[name] + (eps - model.bn_eps)).clamp(min=0)
+        part, found = heads.get(int(name.split(".")[1])), tensors.get(name)
+        if found is not None and part is not None:
+            found = _with_class_rows(part, own, found, rows) if rows is not None and own.ndim else None
+        if found is not None:
+            is_variance = name.endswith(".running_var")
+            loads[name] = (found + (eps - model.bn_eps)).clamp(min=0) if is_variance else found
     model.load_state_dict(loads, strict=False)
     layers = {layer: name in loads for layer, name, _ in weight_tensors(model)}
-    partial = heads.keys() if rows is not None and None in rows else ()
+    partial = [*heads] if rows is not None and None in rows else []
     loaded = frozenset(layer for layer, found in layers.items() if found and layer not in partial)
     return WeightsReport(path, loaded, len(layers), model.num_classes, heads_left_out=rows is None, **facts)
 
@@ -192,7 +191,7 @@ def class_order(of_network: list[str], names: list[str]) -> list[int] | None:
     Darknet's words for COCO's classes (COCO_SYNONYMS) and COCO's own are the same. Names 0, 1, ...
     are those of networks without: then as many classes count as equal, in order.
     """
-    for synonyms in ({}, COCO_SYNONYMS):  # a set may have both words, for two classes
+    for synonyms in (dict[str, str](), COCO_SYNONYMS):  # a set may have both words, for two classes
         known, wanted = ([synonyms.get(name, name) for name in some] for some in (of_network, names))
         if set(wanted) <= set(known):
             return [known.index(name) for name in wanted]

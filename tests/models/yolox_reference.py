@@ -35,7 +35,8 @@ class Yolox:
         if self.folded is not None:
             return next(self.folded)
         most = (3 / math.prod(shape[1:])) ** 0.5  # for maps with the variance of their inputs
-        return tuple(torch.empty(some).uniform_(-most, most).to(x) for some in (shape, shape[:1]))
+        kernels, bias = (torch.empty(some).uniform_(-most, most).to(x) for some in (shape, shape[:1]))
+        return kernels, bias
 
     def conv(self, name: str, x: Tensor, filters: int, size: int = 1, stride: int = 1, groups: int = 1) -> Tensor:
         state, norm = self.state, [f"{name}.bn.{key}" for key in NORM]
@@ -149,5 +150,5 @@ def nano_of_onnx(path: Path, images: Tensor) -> Yolox:
     """The network of an exported file, with the statistics of these images."""
     graph = onnx.load(path).graph
     values = {entry.name: torch.from_numpy(numpy_helper.to_array(entry).copy()) for entry in graph.initializer}
-    stored = [tuple(values[name] for name in node.input[1:]) for node in graph.node if node.op_type == "Conv"]
+    stored = [(values[node.input[1]], values[node.input[2]]) for node in graph.node if node.op_type == "Conv"]
     return Yolox("nano", images, iter(stored))
