@@ -242,11 +242,19 @@ def _with_sections(schema: type) -> DictConfig:
     return tree
 
 
+def _at_home(value: Any) -> Any:
+    """A text, also in lists, with the home folder for a leading ``~/``, as a shell gives it."""
+    if isinstance(value, list):
+        return [_at_home(entry) for entry in value]
+    is_there = isinstance(value, str) and (value == "~" or value.startswith("~/"))
+    return os.path.expanduser(value) if is_there else value
+
+
 def _drop_missing(tree: dict[str, Any]) -> dict[str, Any]:
-    """The tree without missing values and the sections that have no others."""
+    """The tree without missing values and the sections that have no others; ``~/`` is home."""
     full: dict[str, Any] = {}
     for key, value in tree.items():
-        content = _drop_missing(value) if isinstance(value, dict) else value
+        content = _drop_missing(value) if isinstance(value, dict) else _at_home(value)
         if content != "???" and (content != {} or value == {}):
             full[key] = content
     return full

@@ -92,7 +92,9 @@ def read_coco(path: Path, images: Place, names: list[str] | None, content: Mappi
             f"{path} is not a COCO instances file: {error}. fix: check data.<split>.annotations, or correct the file"
         ) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise DataError(f"{path} is not valid JSON ({error}). fix: get the file again, or correct it") from error
+        raise DataError(
+            f"{path} is not valid JSON ({error}). fix: save it as UTF-8, correct it, or get it again"
+        ) from error
     listed = [image.file_name for image in instances.images if image.neg_category_ids is not None]
     notes.add("images with LVIS's lists of classes, which scores do not use: they are COCO's", listed)
     if instances.annotations is None:

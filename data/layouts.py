@@ -1,6 +1,7 @@
 """The files that name the images and classes of a set, and what lies beside the images."""
 
 import errno
+import glob
 import json
 import mmap
 import os
@@ -32,8 +33,13 @@ USUAL_NAMES = ("data.yaml", "data.yml", "obj.data")
 OTHER_SUFFIXES = frozenset(".cache .csv .data .html .json .labels .md .names .npy .txt .xml .yaml .yml".split())
 UNKNOWN = "files that are not images of a known type"
 CLASS_FILES = ("classes.txt", "obj.names", "data.names", "names", "_darknet.labels")
+MOST_VALUES = 50_000  # of a YAML file: more take minutes
+PARSER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C where it can be
+MOST_NAMES = 30_000  # of classes, likewise
+LONGEST_PATH = 4096  # characters, as on Linux
 COMPARED_NAMES = 100  # of a list, to find out where its paths start
 NAME_FILES = "a text file with one class per line, a data.yaml, Darknet's obj.data or a COCO json"
+BYTE_ORDER_MARKS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 _ENCODING = re.compile(rb"\s*<\?xml[^>]*?encoding=[\"']([\w.-]+)")
 
 
@@ -64,12 +70,10 @@ def xml_root(path: str | os.PathLike[str]) -> ElementTree.Element:
     """The root of a VOC file, tags in lower case, without namespace. Raises OSError, DataError."""
     content = read_file(path)
     declared = _ENCODING.match(content)  # not of UTF-16, which has a mark at its start
-    usual = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
     try:
         # expat knows few encodings, and limits what entities expand to.
-        root = ElementTree.fromstring(content.decode(declared[1].decode("ascii") if declared else usual))
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not in the encoding that it declares ({error}); save it as UTF-8") from error
+        text = content.decode(declared[1].decode("ascii")) if declared else text_of(content, path)
+        root = ElementTree.fromstring(text)
     except (ElementTree.ParseError, ValueError, LookupError) as error:  # LookupError: an unknown encoding
         raise DataError(f"{path} is not valid XML ({error})") from error
     for element in root.iter():
@@ -77,6 +81,13 @@ def xml_root(path: str | os.PathLike[str]) -> ElementTree.Element:
     if root.tag != "annotation":
         raise DataError(f"{path} is not of Pascal VOC: it begins with <{root.tag}>, not with <annotation>")
     return root
+
+
+def matches(pattern: str) -> list[str]:
+    """The absolute paths that a pattern matches. Folders that are there are meant as written."""
+    whole = Path(os.path.abspath(pattern))
+    folder = next(filter(Path.is_dir, whole.parents))
+    return glob.glob(os.path.join(glob.escape(str(folder)), whole.relative_to(folder)), recursive=True)
 
 
 def names_in(folder: str) -> list[str]:
@@ -114,9 +125,11 @@ def unknown_files(folders: Iterable[str], more: Iterable[str] = ()) -> list[str]
 
 def load_yaml(path: remote.Place) -> dict[str, Any]:
     """Read a YAML file, also at an address. Raises ``DataError`` if it does not hold keys."""
-    text, depth = read_file(path), 0
+    text, depth = text_of(read_file(path), path), 0
     try:
-        for event in yaml.parse(text):
+        for number, event in enumerate(yaml.parse(text, PARSER)):
+            if number > MOST_VALUES:
+                raise yaml.YAMLError(f"it holds more than {MOST_VALUES:,} values")
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if isinstance(event, yaml.AliasEvent) or depth > 100:  # reading takes the square of the depth
                 raise yaml.YAMLError("it has an alias or is nested deep: a few lines can be billions of values")
@@ -173,6 +186,8 @@ def find_place(name: str, path: Path, starts: list[Path]) -> Path:
     Roboflow writes "../train/images" for a folder beside the file, others where the folder once
     was: "/content/set/train/images".
     """
+    if len(name) > LONGEST_PATH:
+        raise DataError(f"{path} names {shown(name)}, which is too long for a path. fix: correct it")
     name = name.replace("\\", "/")  # it may be written on Windows
     inside = re.sub(r"^(\.\./)+", "", name)
     tries = [path.parent / inside, *(start / tried for tried in (name, inside) for start in starts)]
@@ -202,7 +217,7 @@ def count_files(names: Sequence[str], bases: Sequence[Path]) -> tuple[int, list[
 
     If none is, the names begin with folders that are not there: the fewest are dropped.
     """
-    first = names[:COMPARED_NAMES]
+    first = [name for name in names[:COMPARED_NAMES] if len(name) <= LONGEST_PATH]
     for dropped in range(max((name.count("/") for name in first), default=0) + 1):
         counts = [sum(os.path.isfile(base / tail(name, dropped)) for name in first) for base in bases]
         if any(counts):
@@ -217,6 +232,8 @@ def class_names(names: Any, where: str) -> list[str]:
         raise DataError(
             f"{where} must be a list of texts, got {shown(names)}. fix: write one, with yes and no in quotes"
         )
+    if len(names) > MOST_NAMES:
+        raise DataError(f"{where} lists {len(names):,} classes, at most {MOST_NAMES:,} are read. fix: merge some")
     texts = list(map(str, names))
     for name, times in Counter(texts).items():
         if times > 1:
@@ -278,7 +295,7 @@ def read_names(path: Path) -> tuple[list[str], list[int] | None]:
 
 def _names_in(path: Path) -> list[str]:
     """The lines of a text file, one class each. Only the last ones may be empty."""
-    lines = "\n".join(map(str.strip, read_lines(path))).rstrip().splitlines()
+    lines = "\n".join(map(str.strip, read_lines(path, "strict"))).rstrip().splitlines()
     if "" in lines:
         number = lines.index("") + 1
         raise DataError(f"{path}:{number} is empty, but each line counts as a class. fix: write a name, or remove it")
@@ -288,12 +305,19 @@ def _names_in(path: Path) -> list[str]:
     return lines
 
 
-def read_lines(path: Path) -> list[str]:
-    """The lines of a UTF-8 text file, other bytes as surrogates. Raises ``DataError`` if binary."""
-    content = read_file(path).removeprefix(b"\xef\xbb\xbf")
-    if b"\0" in content:  # binary, or UTF-16
-        raise DataError(f"{path} is not a text file in UTF-8. fix: name one with an entry per line")
-    return content.decode("utf-8", "surrogateescape").splitlines()
+def text_of(content: bytes, path: object, errors: str = "strict") -> str:
+    """A text in UTF-8, or in UTF-16 with a mark at its start. Raises ``DataError`` for others."""
+    with suppress(UnicodeDecodeError):
+        encodings = [name for mark, name in BYTE_ORDER_MARKS.items() if content.startswith(mark)]
+        text = content.decode(encodings[0] if encodings else "utf-8", errors)
+        if "\0" not in text:
+            return text
+    raise DataError(f"{path} is not a text file in UTF-8. fix: save it as UTF-8, or name another")
+
+
+def read_lines(path: Path, errors: str = "surrogateescape") -> list[str]:
+    """The lines of a text file; names of files may have other bytes, as surrogates."""
+    return text_of(read_file(path), path, errors).splitlines()
 
 
 def first_column(line: str) -> str:

@@ -98,12 +98,16 @@ def find_media(source: str) -> list[Medium]:
         whole_name = re.sub(r"\W+", "-", medium.shown.partition("://")[2]).strip("-")
         return [replace(medium, name=whole_name if medium.is_video else os.path.basename(medium.shown))]
     base, is_folder, matches = source, os.path.isdir(source), set[str]()
+    left_out = list[str]()
     if os.path.isfile(source):
         paths = [Path(source)]
     else:
         suffixes = layouts.IMAGE_SUFFIXES.union(VIDEO_SUFFIXES)
-        pattern = os.path.abspath(source)
-        matches = {*(io.files_below(Path(source), suffixes) if is_folder else glob.glob(pattern, recursive=True))}
+        found = io.files_below(Path(source), suffixes, left_out) if is_folder else layouts.matches(source)
+        if not is_folder:
+            written = {*os.path.abspath(source).split("/")}
+            left_out = [path for path in found if any(map(io.is_of_system, {*path.split("/")} - written))]
+        matches = {*found} - {*left_out}
         paths = [Path(path) for path in matches if Path(path).suffix.lower() in suffixes and not os.path.isdir(path)]
     if not paths:
         is_there = os.path.exists(source) or glob.has_magic(source)
@@ -112,6 +116,8 @@ def find_media(source: str) -> list[Medium]:
     whole = sorted({Path(os.path.abspath(path)) for path in paths})
     if not is_folder:
         base = os.path.commonpath([path.parent for path in whole])
+    if left_out:
+        logger.warning("%d %s, first: %s", len(left_out), io.OF_SYSTEM, left_out[0])
     beside = layouts.unknown_files({str(path.parent) for path in whole} if matches else (), VIDEO_SUFFIXES)
     if unknown := [path for path in beside if is_folder or path in matches]:
         logger.warning("%d files that are not pictures or videos of a known type, first: %s", len(unknown), unknown[0])

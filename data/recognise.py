@@ -30,6 +30,16 @@ TRAINING_LISTS = ("trainval", "default")  # the latter is CVAT's
 NAMES_OF_LISTS = {*SPLIT_WORDS, *RARE_WORDS, *TRAINING_LISTS}
 COCO_KEYS = (b'"images"', b'"annotations"', b'"categories"')
 FILE_NAME = re.compile(rb'"(?:file_name|coco_url)"\s*:\s*("(?:[^"\\]|\\.)*")')
+BY_TOOL = "export it as COCO or YOLO in the tool that wrote it"
+OTHER_FORMATS = (  # by suffix and text: what it is, and the way to COCO or YOLO
+    (".json", rb'"shapes"\s*:', "labelme's json", "convert it to COCO, as labelme2coco does"),
+    (".json", rb'"coordinates"\s*:', "CreateML's json", BY_TOOL),
+    (".xml", rb"<annotations>", "CVAT's own xml", "export the task as COCO 1.0 in CVAT"),
+    (".txt", rb"(?m)^[A-Za-z]\S*( -?[\d.]+){14,15}\s*$", "KITTI's txt", "convert it to COCO, as Datumaro does"),
+    (".jsonl", rb"", "Hugging Face's jsonl", "write its pictures and boxes as one COCO json"),
+    (".csv", rb"", "csv", f"{BY_TOOL}, or write its rows as one COCO json"),
+    (".zip", rb"", "a zip", "unzip it, and data=<its folder>"),
+)
 READ_SUFFIXES = {".json", ".xml", ".txt", *layouts.IMAGE_SUFFIXES}
 
 
@@ -66,6 +76,8 @@ def recognise(place: Path) -> Options:
     if found is None and place.is_dir():
         tree = Tree(place)
         found = _coco_folder(tree) or _voc(tree) or _label_files(tree)
+    if found is None or found.get("names", found) is None:  # txt files without names may be KITTI's
+        _refuse_other_format(place)
     if found is None:
         around = place.parents[:2] if "images" in place.parts[-2:] else ()  # images/train, train/images
         above = next(filter(layouts.find_set_file, around), None)
@@ -74,6 +86,20 @@ def recognise(place: Path) -> Options:
     root = Path(found["root"])
     folder = root.parent if root.name in layouts.USUAL_NAMES else root
     return {"name": folder.name if folder.is_dir() else folder.stem, **found}
+
+
+def _refuse_other_format(place: Path) -> None:
+    """Raise ``DataError`` for a file of OTHER_FORMATS at ``place`` or below."""
+    from data import io
+
+    first = dict[str, str]()  # by suffix
+    for file in io.files_below(place, {row[0] for row in OTHER_FORMATS}) if place.is_dir() else [str(place)]:
+        first.setdefault(os.path.splitext(file)[1].lower(), file)
+    for suffix, text, what, fix in OTHER_FORMATS:
+        with suppress(OSError):
+            file = first.get(suffix)
+            if file and re.search(text, layouts.read_file(file, 2**16)) and not is_coco(Path(file)):
+                raise DataError(f"{place} is not a data set that can be read: {file} is {what}. fix: {fix}")
 
 
 def _set_file(place: Path) -> Options | None:
@@ -89,6 +115,7 @@ def _coco_file(place: Path) -> Options | None:
     # annotations/instances_train2017.json, annotations/instances_val2017.json, train2017/1.jpg
     if place.suffix.lower() != ".json" or place.is_dir():
         return None
+    _refuse_other_format(place)
     train, val = place, _twin_of(place)
     if split_in(f"{place.parent.name}/{place.name}") == "val":
         train, val = val, train
@@ -99,7 +126,7 @@ def _coco_folder(tree: Tree) -> Options | None:
     # annotations/instances_train.json, annotations/instances_val.json, train/1.jpg, val/2.jpg
     # train/_annotations.coco.json, train/1.jpg, valid/_annotations.coco.json, valid/2.jpg
     jsons = [tree.top / file for file in tree.files[".json"]]
-    called = [path for path in jsons if "instances" in path.name]
+    called = [path for path in jsons if "instances" in path.name and path.is_file()]
     by_split = defaultdict[str | None, list[Path]](list)
     for path in called or filter(is_coco, jsons):
         by_split[split_in(os.path.relpath(path, tree.top))].append(path)

@@ -22,6 +22,7 @@ from data.remote import Place
 
 BoxXywh = tuple[float, float, float, float]  # left, top, width, height
 Lookup = Callable[[str], Any]  # what is in a folder, which is read once
+MOST_PIXELS = 2**31  # of a side
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
 
@@ -48,12 +49,12 @@ def locate_voc(split: str, pairs: Sequence[tuple[Path, Place]], image_root: Path
 
     A list names files in ``Annotations`` and ``JPEGImages``, or anywhere else below that folder.
     """
-    listed, digests = list[_Listed](), list[str]()
+    listed, digests, left_out = list[_Listed](), list[str](), list[str]()
     for place, voc_root in pairs:
         if isinstance(voc_root, str):
             problem = f"data.{split}.images: format=voc reads folders on a disk"
             raise DataError(f"{problem}. fix: make a COCO json of the set")
-        items = _items_below(place, voc_root) if place.is_dir() else _items_of_list(place, voc_root)
+        items = _items_below(place, voc_root, left_out) if place.is_dir() else _items_of_list(place, voc_root)
         stamps = io.stamp_files([item.xml for item in items])
         if not stamps.is_file.any():
             where = f"names no image that has an xml file in {os.path.dirname(items[0].xml)}" if items else "holds none"
@@ -68,7 +69,7 @@ def locate_voc(split: str, pairs: Sequence[tuple[Path, Place]], image_root: Path
     return LocatedSplit(
         stamps=[*digests, io.stamp_files(sorted(folders)).digest, io.stamp_files(lists).digest],
         image_root=image_root,
-        read=lambda: read_voc(listed, path, image_root, names),
+        read=lambda: read_voc(listed, path, image_root, names, left_out),
     )
 
 
@@ -98,11 +99,11 @@ def _likely(item: _Listed, by_stem: dict[str, list[str]], image_list: Path) -> s
     return likely[0]
 
 
-def _items_below(folder: Path, images: Path) -> list[_Listed]:
+def _items_below(folder: Path, images: Path, left_out: list[str]) -> list[_Listed]:
     """The xml files below a folder. Their images are beside them or below ``images``."""
     usual = _folder_or(images, "JPEGImages")
     items = []
-    for xml in map(Path, io.files_below(folder, {".xml"})):
+    for xml in map(Path, io.files_below(folder, {".xml"}, left_out)):
         below = xml.parent.relative_to(folder)
         places = (str(xml.parent), str(usual / below), str(images / below))
         items.append(_Listed(xml.stem, str(xml), places, str(images)))
@@ -120,13 +121,16 @@ def _by_stem(folder: Path, suffixes: Collection[str]) -> dict[str, list[str]]:
     return files
 
 
-def read_voc(listed: list[_Listed], path: Path, image_root: Path, names: Sequence[str]) -> Source:
+def read_voc(
+    listed: list[_Listed], path: Path, image_root: Path, names: Sequence[str], left_out: Sequence[str] = ()
+) -> Source:
     """Read the listed images; ``names`` are the classes in order, ``path`` is for messages.
 
     Image ids count from 1 in the order of the lists, category ids from 1 in that of ``names``.
     """
     category_ids = {name: number for number, name in enumerate(names, start=1)}
     findings, notes = Findings(), Findings()
+    notes.add(io.OF_SYSTEM, left_out)
     names_in = cache(lambda folder: frozenset(layouts.names_in(folder)))
     images_below = cache(lambda folder: _by_stem(Path(folder), layouts.IMAGE_SUFFIXES))
     file_names = list[str]()
@@ -201,6 +205,8 @@ def _parse(xml: str) -> _Annotation | str:
     try:
         root = layouts.xml_root(xml)
         size = (int(root.findtext("size/height", "0")), int(root.findtext("size/width", "0")))
+        if max(map(abs, size)) > MOST_PIXELS:
+            raise ValueError("a side is beyond all bounds")
     except OSError as error:
         return f"{xml} cannot be read ({error.strerror})"
     except DataError as error:

@@ -42,6 +42,7 @@ class _Listed(NamedTuple):
     label_is_file: NDArray[np.bool_]
     others: dict[str, list[str]]  # files that go with none of the images, by kind
     num_classes: int  # that label files may name
+    seconds: list[tuple[str, str]]  # label files that are read, each with another one of the same image
 
 
 def locate_yolo(
@@ -53,6 +54,7 @@ def locate_yolo(
     below ``root``. Raises ``DataError`` if there are no images, labels or names.
     """
     images, read, named = list[str](), list[Path](), list[list[str]]()
+    left_out = list[str]()
     for place, base in pairs:
         is_set = place.is_file() and layouts.is_set_file(place)
         if isinstance(base, str) and (base.endswith(".tar") or base != image_root or is_set or place.is_dir()):
@@ -66,7 +68,7 @@ def locate_yolo(
             places = [layouts.find_place(entry, place, starts) for entry in _entries(content, split, place)]
         read += [place, *places]
         for each in places:
-            images += find_images(each, starts)
+            images += find_images(each, starts, left_out)
     path = pairs[0][0] if len(pairs) == 1 else root
     if any(other != named[0] for other in named):
         raise DataError(f"data.{split}.annotations: the data.yaml files differ in their names. fix: make them agree")
@@ -77,8 +79,10 @@ def locate_yolo(
             "data.root, one per line (data.names=classes.txt)"
         )
     categories = layouts.choose_classes(dict(enumerate(classes)), config.names, path)
-    labels, others = find_labels(images)
-    image_stamps, label_stamps = io.stamp_files(images), io.stamp_files(labels)
+    labels, seconds, others = find_labels(images)
+    others[io.OF_SYSTEM] = left_out
+    image_stamps, label_stamps = io.stamp_files(images), io.stamp_files([*labels, *(second for _, second in seconds)])
+    label_is_file = label_stamps.is_file[: len(labels)]
     image_is_file = image_stamps.is_file
     if isinstance(image_root, str):  # which are there, building the index finds out
         images = [f"{image_root}/{relative_name(image, root)}" for image in images]
@@ -88,12 +92,12 @@ def locate_yolo(
             f"none of the {len(labels)} images of {path} is there (first: {images[0][:300]}). "
             f"fix: set data.root or data.{split}.images to the folder that relative paths start from"
         )
-    if not label_stamps.is_file.any():
+    if not label_is_file.any():
         raise DataError(
             f"none of the {len(labels)} images of {path} has a label file (first: {labels[0]}). "
             "fix: put the .txt files there, or set data.format to that of the set"
         )
-    listed = _Listed(images, labels, image_is_file, label_stamps.is_file, others, len(classes))
+    listed = _Listed(images, labels, image_is_file, label_is_file, others, len(classes), seconds)
     lists = io.stamp_files([str(place) for place in read if place.is_file()])
     return LocatedSplit(
         stamps=[image_stamps.digest, label_stamps.digest, lists.digest, str(categories), str(others)],
@@ -118,6 +122,9 @@ def read_yolo(listed: _Listed, path: Path, image_root: remote.Place, categories:
     sizes, turned, rows, boxes_xywh = map(np.frombuffer, columns, COLUMNS)
     for kind, files in listed.others.items():
         notes.add(kind, files)
+    differing = [pair for pair in listed.seconds if _differ(*pair, listed.num_classes)]
+    differs = "{0[1]} is for the image of {0[0]}, too, and differs".format
+    findings.add("second label files that differ", differing, describe=differs)
     image_name = listed.images.__getitem__
     unlabelled = np.flatnonzero(listed.image_is_file & ~listed.label_is_file)
     notes.add("images without a label file, taken as background", unlabelled, describe=image_name)
@@ -190,8 +197,8 @@ def _read_chunk(
 def read_label_file(path: str, num_classes: int) -> tuple[list[list[float]], list[tuple[str, str]]]:
     """Line, class, cx, cy, w, h, number of columns of rows; kind and sentence of unusable ones."""
     try:
-        text = layouts.read_file(path).decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+        text = layouts.text_of(layouts.read_file(path), path)
+    except (OSError, DataError) as error:
         return [], [("label files that cannot be read", f"{path} cannot be read ({error})")]
     rows, problems = [], []
     for number, line in enumerate(text.splitlines(), start=1):
@@ -202,6 +209,12 @@ def read_label_file(path: str, num_classes: int) -> tuple[list[list[float]], lis
         except ValueError as error:
             problems.append(("rows that are not boxes", f"{path}:{number} holds {shown(line)}: {str(error)[:200]}"))
     return rows, problems
+
+
+def _differ(label: str, second: str, num_classes: int) -> bool:
+    """Whether a second label file has other boxes; any text may lie beside an image."""
+    (ours, _), (theirs, wrong) = read_label_file(label, num_classes), read_label_file(second, num_classes)
+    return sorted(row[1:] for row in ours) != sorted(row[1:] for row in theirs) and (bool(theirs) or not wrong)
 
 
 def _parse(line: str, num_classes: int) -> list[float]:
@@ -239,14 +252,14 @@ def _entries(content: dict[str, Any], split: str, path: Path) -> list[str]:
     return entries
 
 
-def find_images(place: Path, starts: Sequence[Path]) -> list[str]:
+def find_images(place: Path, starts: Sequence[Path], left_out: list[str]) -> list[str]:
     """The absolute paths of all images below a folder, sorted, or of a list with one path per line.
 
     Relative paths of a list start at one of ``starts``, or at the list's folder: wherever most
     exist. They may begin with the place where that folder was, as CVAT's "data/".
     """
     if place.is_dir():
-        images = io.files_below(Path(os.path.normpath(place)), layouts.IMAGE_SUFFIXES)
+        images = io.files_below(Path(os.path.normpath(place)), layouts.IMAGE_SUFFIXES, left_out)
     else:
         lines = [line.strip().replace("\\", "/") for line in layouts.read_lines(place)]  # as Windows writes
         images = layouts.find_files([line for line in lines if line], (*starts, place.parent))
@@ -256,16 +269,17 @@ def find_images(place: Path, starts: Sequence[Path]) -> list[str]:
     return images
 
 
-def find_labels(images: list[str]) -> tuple[list[str], dict[str, list[str]]]:
+def find_labels(images: list[str]) -> tuple[list[str], list[tuple[str, str]], dict[str, list[str]]]:
     """The path of each image's label file, whether or not it exists, and other files by kind.
 
-    It is in the first place of ``_label_folders`` with a file of the image's name.
+    It is in the first place of ``_label_folders`` with a file of the image's name; returned with it
+    are pairs of this and a second one.
     """
     names_in = cache(_label_names)
     places: dict[str, list[str]] = {}  # of a folder of images: where their label files may be
     stems_in: dict[str, set[str]] = {}  # of its images, listed or not
     used = defaultdict[str, set[str]](set)  # places of labels: the stems of their images
-    labels = []
+    labels, seconds = list[str](), list[tuple[str, str]]()
     for image in images:
         parent, _, name = image.rpartition("/")
         if parent not in places:
@@ -273,31 +287,37 @@ def find_labels(images: list[str]) -> tuple[list[str], dict[str, list[str]]]:
             stems_in[parent] = set(map(_stem, filter(layouts.is_image, layouts.names_in(parent))))
         stem = _stem(name)
         stems_in[parent].add(stem)  # it may be at an address
-        place = next((place for place in places[parent] if stem in names_in(place)), places[parent][0])
-        used[place].add(parent)
-        labels.append(f"{place}/{names_in(place).get(stem, stem + '.txt')}")
+        found = [f"{place}/{name}" for place in places[parent] for name in names_in(place).get(stem, ())]
+        labels.append(found[0] if found else f"{places[parent][0]}/{stem}.txt")
+        seconds += [(labels[-1], second) for second in found[1:]]
+        used[os.path.dirname(labels[-1])].add(parent)
     lonely = list[str]()
     for place, parents in used.items():
         of_images = set[str]().union(*(stems_in[parent] for parent in parents))
-        files = [f"{place}/{file}" for stem, file in names_in(place).items() if stem not in of_images]
+        files = [f"{place}/{file}" for stem in names_in(place).keys() - of_images for file in names_in(place)[stem]]
         lonely += filter(_has_boxes, files) if place in stems_in else files  # beside images there may be any text
-    return labels, {"label files of no image": sorted(lonely), layouts.UNKNOWN: layouts.unknown_files(places)}
+    of_one = set(labels)  # the label file of another image is no second one
+    seconds = [pair for pair in seconds if pair[1] not in of_one]
+    return labels, seconds, {"label files of no image": sorted(lonely), layouts.UNKNOWN: layouts.unknown_files(places)}
 
 
 def _stem(name: str) -> str:
     return os.path.splitext(name)[0]
 
 
-def _label_names(folder: str) -> dict[str, str]:
-    """The label files in a folder by their names without suffix."""
-    names = [name for name in layouts.names_in(folder) if name.lower().endswith(".txt")]
-    return {_stem(name): name for name in names if name not in layouts.CLASS_FILES}
+def _label_names(folder: str) -> dict[str, list[str]]:
+    """The label files in a folder by their names without suffix: a.txt, and perhaps a.TXT."""
+    by_stem = defaultdict[str, list[str]](list)
+    for name in sorted(layouts.names_in(folder), reverse=True):
+        if name.lower().endswith(".txt") and name not in layouts.CLASS_FILES:
+            by_stem[_stem(name)].append(name)
+    return by_stem
 
 
 def _has_boxes(path: str) -> bool:
     """Whether the first row of a text file has the numbers of a box or polygon."""
     with suppress(OSError, ValueError, DataError):
-        first = next(filter(str.strip, layouts.read_file(path, 4096).decode().splitlines()), "")
+        first = next(filter(str.strip, layouts.text_of(layouts.read_file(path, 4096), path).splitlines()), "")
         return len(list(map(float, first.split()))) >= BOX_COLUMNS
     return False
 

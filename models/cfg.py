@@ -9,6 +9,7 @@ might change what the network computes, so it is refused, never skipped.
 """
 
 import difflib
+import errno
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
@@ -159,11 +160,18 @@ class Cfg:
         return parse_cfg("\n".join(lines), self.source)
 
 
+def regular(path: Path) -> Path:
+    """The path itself. Raises OSError for a pipe or a device, which may never end."""
+    if path.is_fifo() or path.is_char_device():
+        raise OSError(errno.EINVAL, "not a regular file")
+    return path
+
+
 def load_cfg(path: str | Path) -> Cfg:
     """Read the .cfg file at `path`. Raises ModelError if it is missing or invalid."""
     try:
         # Comments of published files use many encodings. Everything else is ASCII.
-        content = Path(path).read_bytes()
+        content = regular(Path(path)).read_bytes()
     except OSError as error:
         message = f"cannot read the cfg file {path} ({error.strerror}). fix: set model.cfg to a Darknet .cfg"
         raise ModelError(message) from error

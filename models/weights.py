@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from models.cfg import ModelError, parse_cfg
+from models.cfg import ModelError, parse_cfg, regular
 from models.config import COCO_SYNONYMS
 from models.darknet import Darknet, Version
 from models.graph import BN_EPS
@@ -47,6 +47,8 @@ class WeightsReport:
     heads_left_out: bool = False  # the file's convolutions before [yolo] sections were not loaded
     cut: int | None = None  # the last layer of a partial file
     same_decoding: bool = False  # the file says how its heads are decoded, and the network does the same
+    other_layer: str = ""  # the first layer that computes something else than in the file
+    names: Sequence[str] = ()  # of the file's classes
     note: str = ""  # what else to know: which weights of the file, or what its class names mean for the heads
 
     @property
@@ -62,6 +64,8 @@ class WeightsReport:
             text += "; its heads were left out and start fresh"
             if self.num_classes not in (None, self.model_classes):
                 text += f" (for {self.num_classes} classes, here {self.model_classes})"
+        if self.other_layer:
+            text += f"; {self.other_layer}"
         return text + self.note
 
 
@@ -236,7 +240,7 @@ def load_darknet_weights(model: Darknet, path: str | Path, classes: ClassNames =
 def _open_weights(path: Path) -> tuple[Version, int, np.ndarray]:
     """The version, the images seen and the mapped values of a .weights file."""
     try:
-        with path.open("rb") as file:
+        with regular(path).open("rb") as file:
             header, size = file.read(MAX_HEADER_BYTES), path.stat().st_size
     except OSError as error:
         fix = "fix: set model.weights to a file"
@@ -338,7 +342,26 @@ def load_weights_of_checkpoint(
     check_shapes(path, needed, loads, SAME_NETWORK)
     check_values(path, loads.items())
     facts = {"num_classes": num_classes, "same_decoding": rows is not None, "note": note}
+    facts |= {"other_layer": other_layer(model, source), "names": of_file}
     return fill_network(model, path, loads, source.bn_eps, rows, **facts)
+
+
+def other_layer(model: Darknet, source: Darknet) -> str:
+    """The first layer that computes something else in two networks of the same shapes, in words."""
+    for index, section in enumerate(source.cfg.layers[: len(model.layers)]):
+        if index not in class_parts(model) and _function_of(source, index) != _function_of(model, index):
+            theirs, ours = set(section.options.items()), set(model.cfg.layers[index].options.items())
+            before, now = (", ".join(map("=".join, sorted(one))) or "none" for one in (theirs - ours, ours - theirs))
+            return f"layer {index}, [{section.kind}], was trained with {before} and has {now} here"
+    return ""
+
+
+def _function_of(model: Darknet, index: int) -> str:
+    """What a layer computes, and of what; not the eps of batch norm, which fill_network fits."""
+    layer = model.layers[index]
+    settings = {key: value for key, value in vars(layer).items() if key[0] != "_" and key != "training"}
+    is_dropout = isinstance(layer, nn.Dropout)  # training alone knows it
+    return re.sub("eps=[^,]*", "", f"{model.sources[index]} {'' if is_dropout else layer} {settings}")
 
 
 def network_of_checkpoint(

@@ -95,6 +95,8 @@ def build_model(
         given = f"{len(names)}, {', '.join(names[:4])}"
         fix = "fix: one name in each line, or the data of the weights"
         raise ConfigError(f"{path} has {report.num_classes} classes, but names= or data name {given}. {fix}")
+    if whole and report.other_layer:
+        raise ConfigError(f"{path}: {report.other_layer}. fix: the .cfg of its training, or ckpt= in place of model")
     if whole and not report.is_whole:
         raise ConfigError(f"{report}: this suits training only. fix: a whole file; data or names= with its classes")
     return model, report

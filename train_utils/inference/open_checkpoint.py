@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import torch
@@ -23,6 +23,8 @@ from models.config import COCO_NAMES
 from models.export import RUNS, read_metadata
 from train_utils import build, checkpoint
 from train_utils.distributed import World
+
+Count = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
 
 
 @dataclass(frozen=True)
@@ -94,12 +96,12 @@ def open_checkpoint(ckpt: str) -> TrainedNetwork:
 class Facts(msgspec.Struct):
     """What a file of export.py says about itself."""
 
-    names: list[str]
+    names: Annotated[list[str], msgspec.Meta(min_length=1)]
     category_ids: list[int]
-    image_size: list[int]  # height, width
-    stride: int
+    image_size: Annotated[list[Count], msgspec.Meta(min_length=2, max_length=2)]  # height, width
+    stride: Count
     open: list[str]  # axes of any length: batch, height, width
-    batch_size: int = 1
+    batch_size: Count = 1
     suppression: dict[str, float] = {}  # limits by option; empty for a file without
 
 
@@ -108,7 +110,9 @@ def read_facts(path: Path) -> dict[str, Any]:
     with _reading(path):
         texts = read_metadata(path)
         known = {key: json.loads(text) for key, text in texts.items() if text[:1] in '[{"0123456789'}
-        msgspec.convert(known, Facts)
+        facts = msgspec.convert(known, Facts)
+        if len(facts.category_ids) != len(facts.names):
+            raise ValueError("its category_ids and names differ in number")
     return {"batch_size": 1, "suppression": {}, **known}
 
 
@@ -165,13 +169,24 @@ class ExportedNetwork(Darknet):
         parts = []
         for part in images.contiguous().split(size):  # contiguous: a .pt2 of one batch has fixed strides
             missing = part.new_zeros(size - len(part), *part.shape[1:])
-            outputs = self.run(torch.cat((part, missing)) if len(missing) else part)
+            with _reading(self.path):
+                outputs = self.run(torch.cat((part, missing)) if len(missing) else part)
+                self._check(*outputs)
             parts.append([output[: len(part)] for output in outputs])
         boxes, scores, *classes = [torch.cat(column) for column in zip(*parts, strict=True)]
         if classes:
             of_all = scores.new_zeros(*scores.shape, self.num_classes)
             scores = of_all.scatter_(2, classes[0][..., None].long(), scores[..., None])
         return [boxes, scores]
+
+    def _check(self, boxes: Tensor, scores: Tensor, *classes: Tensor) -> None:
+        """Raise ValueError for outputs that are not boxes and scores of the file's classes."""
+        shape = boxes.shape[:2] if classes else (*boxes.shape[:2], self.num_classes)
+        if boxes.shape[2:] != (4,) or any(one.shape != shape for one in (scores, *classes[:1])):
+            raise ValueError("its outputs are not a box and scores of each class")
+        are_known = all(((one >= 0) & (one < self.num_classes)).all() for one in classes[:1])
+        if not (are_known and boxes.isfinite().all() and ((scores >= 0) & (scores <= 1)).all()):
+            raise ValueError("its outputs are not finite boxes, scores of 0 to 1 and classes of its own")
 
     def nearest_size(self, height: int, width: int) -> tuple[int, int]:
         """The (height, width) of images, in pixels, nearest to these that the file takes."""
