@@ -243,11 +243,10 @@ def _with_sections(schema: type) -> DictConfig:
 
 
 def _at_home(value: Any) -> Any:
-    """A text, also in lists, with the home folder for a leading ``~/``, as a shell gives it."""
+    """A text, also in lists, with the home folder for a leading ``~``, as a shell gives it."""
     if isinstance(value, list):
-        return [_at_home(entry) for entry in value]
-    is_there = isinstance(value, str) and (value == "~" or value.startswith("~/"))
-    return os.path.expanduser(value) if is_there else value
+        return list(map(_at_home, value))
+    return os.path.expanduser(value) if isinstance(value, str) else value
 
 
 def _drop_missing(tree: dict[str, Any]) -> dict[str, Any]:

@@ -45,9 +45,8 @@ _LARGEST = re.compile(rb"P[56](?:(?:\s|#[^\n]*\n)+(\d+)){3}\s")  # value in Netp
 AS_STORED = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION  # RGB; OpenCV turns only TIFF files
 CHECKED_IMAGES = 20  # read before a training starts
 MAX_UNREADABLE = 20  # in a row; also of a set of up to 2,000 images
-DARKEST = 16  # of 255; 12 bits in files of 16 stay below
-DARK = "images that are dark, as if they had 12 bits in files of 16"
-NARROW = "images of 16 bits in a narrow band, of which 8 bits keep few levels"
+LEVELS = 16  # of 256; 12 bits in files of 16 have no more
+FEW_LEVELS = "images with few of the 256 levels, as of 12 bits in files of 16, or in a narrow band of them"
 CACHE_VERSION = 4  # raise it when the file layout or the decoding changes
 MISSING = -1  # in place of the checksum of an image that could not be read
 
@@ -191,13 +190,12 @@ class ImageSource:
         """Read a few images, which may be gone. Returns paths by kind. Raises as ``read``."""
         indices = np.unique(np.linspace(0, len(self.annotations) - 1, CHECKED_IMAGES, dtype=np.int64)).tolist()
         self.begin(indices)
-        found: dict[str, list[str]] = {DARK: [], NARROW: [], headers.SEVERAL: []}
+        found: dict[str, list[str]] = {FEW_LEVELS: [], headers.SEVERAL: []}
         for index in indices:
             image, path = self.read(index, 1), self.annotations.path(index)
-            if image is not None and image.max() < DARKEST and not path.lower().endswith((".jpg", ".jpeg")):  # a row
-                found[DARK].append(path)
-            elif image is not None and np.ptp(np.percentile(image[::4, ::4], (1, 99))) < DARKEST and _has_16_bits(path):
-                found[NARROW].append(path)
+            is_whole = image is not None and not path.lower().endswith((".jpg", ".jpeg"))  # of these one row is read
+            if is_whole and np.ptp(np.percentile(image[::4, ::4], (1, 99))) < LEVELS:
+                found[FEW_LEVELS].append(path)
             if headers.has_frames(path):
                 found[headers.SEVERAL].append(path)
         return found
@@ -319,12 +317,6 @@ def build_image_cache(images: ImageSource, path: Path, kind: ImageCache) -> None
         temporary.rename(path)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def _has_16_bits(path: str) -> bool:
-    """Whether OpenCV decodes a file to 16 bits a channel."""
-    image = cv2.imdecode(np.frombuffer(read_file(path), dtype=np.uint8), cv2.IMREAD_UNCHANGED)
-    return image is not None and image.dtype == np.uint16
 
 
 def _is_empty(folder: str) -> bool:

@@ -40,12 +40,13 @@ TIMEOUT_SECONDS = 60.0  # of a download, without a byte
 MEGABYTE = 1_000_000  # bytes
 REPORTED_FINDINGS = 20
 OF_SYSTEM = "thumbnails, waste and conflict copies of a NAS, a system or a cloud, which are left out"
-SYSTEM_FOLDERS = frozenset(
-    "@eadir @recycle @recently-snapshot @__thumb @tmp @sharesnap #recycle #snapshot ~snapshot $recycle.bin recycler "
-    "recycled lost+found __macosx".split()
-) | {"system volume information", "network trash folder", "temporary items"}
 COPIES = frozenset("original originals thumb thumbs thumbnail thumbnails".split())  # of the pictures beside them
-CONFLICT = re.compile(r"conflicted copy|sync-conflict-\d|_conflict\b", re.IGNORECASE)
+SYSTEM_NAMES = re.compile(
+    r"(@(eadir|recycle|recently-snapshot|__thumb|tmp|sharesnap)|[#~](recycle|snapshot)|\$recycle\.bin"
+    r"|lost\+found|__macosx|system volume information|network trash folder|temporary items)$"
+    r"|.*(conflicted copy|sync-conflict-\d|_conflict\b)",
+    re.IGNORECASE,
+)
 ROTATED = "boxes with an attribute rotation, which are read as if it were 0"
 
 
@@ -65,35 +66,31 @@ def end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def is_of_system(name: str) -> bool:
-    """Whether a NAS, an operating system or a cloud gives this name to what no person put there."""
-    return name.lower() in SYSTEM_FOLDERS or CONFLICT.search(name) is not None
-
-
 def files_below(folder: Path, suffixes: Collection[str], left_out: list[str] | None = None) -> list[str]:
     """Sorted files with these suffixes below a folder, without hidden ones. Raises ``OSError``.
 
-    ``left_out`` gets what ``is_of_system`` hides, and folders of COPIES beside their originals.
+    ``left_out`` gets what has one of SYSTEM_NAMES, and folders of COPIES beside their originals.
     """
 
     def stop(error: OSError) -> None:
         raise error
 
-    def is_hidden(parent: str, name: str, files: Collection[str]) -> bool:
-        is_copy = name.lower() in COPIES and not set(files).isdisjoint(os.listdir(f"{parent}/{name}"))
-        if left_out is not None and (is_copy or is_of_system(name)):
+    def is_kept(parent: str, name: str, beside: Collection[str] = ()) -> bool:
+        is_copy = name.lower() in COPIES and not set(beside).isdisjoint(os.listdir(f"{parent}/{name}"))
+        is_waste = is_copy or SYSTEM_NAMES.match(name) is not None
+        if is_waste and left_out is not None:
             left_out.append(f"{parent}/{name}")
-        return is_copy or is_of_system(name) or name[0] == "."
+        return not is_waste and name[0] != "."
 
     files, visited, tops = list[str](), set[str](), [os.fspath(folder)]
     for top in tops:  # links follow, so that a folder keeps its own name; they may lead round in circles
         for parent, folders, names in os.walk(top, onerror=stop):
             target = os.path.realpath(parent)
-            folders[:] = [] if target in visited else [name for name in folders if not is_hidden(parent, name, names)]
+            folders[:] = [] if target in visited else [name for name in folders if is_kept(parent, name, names)]
             tops += [path for path in (f"{parent}/{name}" for name in folders) if os.path.islink(path)]
             if target not in visited:
                 wanted = [name for name in names if name[name.rfind(".") :].lower() in suffixes]
-                files += [f"{parent}/{name}" for name in wanted if not is_hidden(parent, name, ())]
+                files += [f"{parent}/{name}" for name in wanted if is_kept(parent, name)]
             visited.add(target)
     return sorted(files)
 

@@ -1,7 +1,7 @@
 """The files that name the images and classes of a set, and what lies beside the images."""
 
+import codecs
 import errno
-import glob
 import json
 import mmap
 import os
@@ -33,13 +33,10 @@ USUAL_NAMES = ("data.yaml", "data.yml", "obj.data")
 OTHER_SUFFIXES = frozenset(".cache .csv .data .html .json .labels .md .names .npy .txt .xml .yaml .yml".split())
 UNKNOWN = "files that are not images of a known type"
 CLASS_FILES = ("classes.txt", "obj.names", "data.names", "names", "_darknet.labels")
-MOST_VALUES = 50_000  # of a YAML file: more take minutes
-PARSER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C where it can be
-MOST_NAMES = 30_000  # of classes, likewise
-LONGEST_PATH = 4096  # characters, as on Linux
+MOST_FOLDERS = 100  # that a path may begin with in vain
 COMPARED_NAMES = 100  # of a list, to find out where its paths start
 NAME_FILES = "a text file with one class per line, a data.yaml, Darknet's obj.data or a COCO json"
-BYTE_ORDER_MARKS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
+UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _ENCODING = re.compile(rb"\s*<\?xml[^>]*?encoding=[\"']([\w.-]+)")
 
 
@@ -72,8 +69,8 @@ def xml_root(path: str | os.PathLike[str]) -> ElementTree.Element:
     declared = _ENCODING.match(content)  # not of UTF-16, which has a mark at its start
     try:
         # expat knows few encodings, and limits what entities expand to.
-        text = content.decode(declared[1].decode("ascii")) if declared else text_of(content, path)
-        root = ElementTree.fromstring(text)
+        encoding = declared[1].decode("ascii") if declared else ""
+        root = ElementTree.fromstring(text_of(content, path, encoding=encoding))
     except (ElementTree.ParseError, ValueError, LookupError) as error:  # LookupError: an unknown encoding
         raise DataError(f"{path} is not valid XML ({error})") from error
     for element in root.iter():
@@ -83,13 +80,6 @@ def xml_root(path: str | os.PathLike[str]) -> ElementTree.Element:
     return root
 
 
-def matches(pattern: str) -> list[str]:
-    """The absolute paths that a pattern matches. Folders that are there are meant as written."""
-    whole = Path(os.path.abspath(pattern))
-    folder = next(filter(Path.is_dir, whole.parents))
-    return glob.glob(os.path.join(glob.escape(str(folder)), whole.relative_to(folder)), recursive=True)
-
-
 def names_in(folder: str) -> list[str]:
     """The names in a folder, none of hidden files; none at all if it cannot be read."""
     with suppress(OSError):
@@ -97,12 +87,15 @@ def names_in(folder: str) -> list[str]:
     return []
 
 
-class _Plain(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
+YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in Python 100,000 values take minutes
+
+
+class _Plain(YAML_LOADER):  # type: ignore[misc]  # yaml has no types
     """Neither the last of two equal keys nor octal or base-60 numbers: 010 and 1:30 are texts."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - the base class has it so
         first: [pair for pair in pairs if pair[0] != "tag:yaml.org,2002:int"]
-        for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        for first, pairs in YAML_LOADER.yaml_implicit_resolvers.items()
     }
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:
@@ -127,9 +120,7 @@ def load_yaml(path: remote.Place) -> dict[str, Any]:
     """Read a YAML file, also at an address. Raises ``DataError`` if it does not hold keys."""
     text, depth = text_of(read_file(path), path), 0
     try:
-        for number, event in enumerate(yaml.parse(text, PARSER)):
-            if number > MOST_VALUES:
-                raise yaml.YAMLError(f"it holds more than {MOST_VALUES:,} values")
+        for event in yaml.parse(text, YAML_LOADER):
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if isinstance(event, yaml.AliasEvent) or depth > 100:  # reading takes the square of the depth
                 raise yaml.YAMLError("it has an alias or is nested deep: a few lines can be billions of values")
@@ -186,18 +177,16 @@ def find_place(name: str, path: Path, starts: list[Path]) -> Path:
     Roboflow writes "../train/images" for a folder beside the file, others where the folder once
     was: "/content/set/train/images".
     """
-    if len(name) > LONGEST_PATH:
-        raise DataError(f"{path} names {shown(name)}, which is too long for a path. fix: correct it")
     name = name.replace("\\", "/")  # it may be written on Windows
     inside = re.sub(r"^(\.\./)+", "", name)
     tries = [path.parent / inside, *(start / tried for tried in (name, inside) for start in starts)]
-    tries += [path.parent / tail(inside, count) for count in range(1, inside.count("/") + 1)]
+    tries += [path.parent / tail(inside, count) for count in range(1, min(inside.count("/"), MOST_FOLDERS) + 1)]
     places = list(dict.fromkeys(map(os.path.normpath, tries)))
     for place in places:
         if os.path.exists(place):
             return Path(place)
     looked = ", ".join(places)
-    raise DataError(f"{path} names {name}, but there is no such place (looked for {looked}). fix: correct it")
+    raise DataError(f"{path} names {name[:300]}, but there is no such place (looked for {looked}). fix: correct it")
 
 
 def tail(name: str, dropped: int) -> str:
@@ -217,8 +206,8 @@ def count_files(names: Sequence[str], bases: Sequence[Path]) -> tuple[int, list[
 
     If none is, the names begin with folders that are not there: the fewest are dropped.
     """
-    first = [name for name in names[:COMPARED_NAMES] if len(name) <= LONGEST_PATH]
-    for dropped in range(max((name.count("/") for name in first), default=0) + 1):
+    first = names[:COMPARED_NAMES]
+    for dropped in range(min(max((name.count("/") for name in first), default=0), MOST_FOLDERS) + 1):
         counts = [sum(os.path.isfile(base / tail(name, dropped)) for name in first) for base in bases]
         if any(counts):
             return dropped, counts
@@ -232,8 +221,6 @@ def class_names(names: Any, where: str) -> list[str]:
         raise DataError(
             f"{where} must be a list of texts, got {shown(names)}. fix: write one, with yes and no in quotes"
         )
-    if len(names) > MOST_NAMES:
-        raise DataError(f"{where} lists {len(names):,} classes, at most {MOST_NAMES:,} are read. fix: merge some")
     texts = list(map(str, names))
     for name, times in Counter(texts).items():
         if times > 1:
@@ -305,11 +292,10 @@ def _names_in(path: Path) -> list[str]:
     return lines
 
 
-def text_of(content: bytes, path: object, errors: str = "strict") -> str:
-    """A text in UTF-8, or in UTF-16 with a mark at its start. Raises ``DataError`` for others."""
+def text_of(content: bytes, path: object, errors: str = "strict", encoding: str = "") -> str:
+    """A text in ``encoding``, by default UTF-8, or UTF-16 with a mark. Raises ``DataError``."""
     with suppress(UnicodeDecodeError):
-        encodings = [name for mark, name in BYTE_ORDER_MARKS.items() if content.startswith(mark)]
-        text = content.decode(encodings[0] if encodings else "utf-8", errors)
+        text = content.decode(encoding or ("utf-16" if content[:2] in UTF_16 else "utf-8-sig"), errors)
         if "\0" not in text:
             return text
     raise DataError(f"{path} is not a text file in UTF-8. fix: save it as UTF-8, or name another")

@@ -4,6 +4,7 @@ import glob
 import logging
 import os
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ logger = logging.getLogger(__name__)
 VIDEO_SUFFIXES = tuple(".3gp .asf .avi .flv .m2ts .m4v .mkv .mov .mp4 .mpeg .mpg .mts .ts .webm .wmv".split())
 DEFAULT_RATE, MAX_RATE = 25.0, 120.0  # frames per second where nothing tells it, and at most
 TIMED_FRAMES = 50  # by whose times a file has its rate: its header may say 1,000, for times in milliseconds
+UNKNOWN = "files that are not pictures or videos of a known type"
 MAX_WAITING = 4  # batches of decoded pictures in unfinished batches
 _FIX = "fix: replace the file, or set on_error=skip to leave such files out"
 
@@ -97,17 +99,17 @@ def find_media(source: str) -> list[Medium]:
         medium = Medium.at(source, "")
         whole_name = re.sub(r"\W+", "-", medium.shown.partition("://")[2]).strip("-")
         return [replace(medium, name=whole_name if medium.is_video else os.path.basename(medium.shown))]
-    base, is_folder, matches = source, os.path.isdir(source), set[str]()
-    left_out = list[str]()
+    base, is_folder = source, os.path.isdir(source)
+    matches, left_out = list[str](), list[str]()
+    suffixes = layouts.IMAGE_SUFFIXES.union(VIDEO_SUFFIXES)
     if os.path.isfile(source):
         paths = [Path(source)]
-    else:
-        suffixes = layouts.IMAGE_SUFFIXES.union(VIDEO_SUFFIXES)
-        found = io.files_below(Path(source), suffixes, left_out) if is_folder else layouts.matches(source)
-        if not is_folder:
-            written = {*os.path.abspath(source).split("/")}
-            left_out = [path for path in found if any(map(io.is_of_system, {*path.split("/")} - written))]
-        matches = {*found} - {*left_out}
+    elif is_folder:
+        paths = list(map(Path, io.files_below(Path(source), suffixes, left_out)))
+    else:  # a pattern; folders that are there are meant as written
+        top = next(filter(Path.is_dir, Path(os.path.abspath(source)).parents))
+        for name in glob.glob(os.path.relpath(source, top), root_dir=top, recursive=True):
+            (left_out if any(map(io.SYSTEM_NAMES.match, name.split("/"))) else matches).append(f"{top}/{name}")
         paths = [Path(path) for path in matches if Path(path).suffix.lower() in suffixes and not os.path.isdir(path)]
     if not paths:
         is_there = os.path.exists(source) or glob.has_magic(source)
@@ -116,14 +118,13 @@ def find_media(source: str) -> list[Medium]:
     whole = sorted({Path(os.path.abspath(path)) for path in paths})
     if not is_folder:
         base = os.path.commonpath([path.parent for path in whole])
-    if left_out:
-        logger.warning("%d %s, first: %s", len(left_out), io.OF_SYSTEM, left_out[0])
-    beside = layouts.unknown_files({str(path.parent) for path in whole} if matches else (), VIDEO_SUFFIXES)
-    if unknown := [path for path in beside if is_folder or path in matches]:
-        logger.warning("%d files that are not pictures or videos of a known type, first: %s", len(unknown), unknown[0])
+    beside = layouts.unknown_files({str(path.parent) for path in whole}, VIDEO_SUFFIXES)
+    unknown = [path for path in beside if is_folder or path in matches]
     looked_at = tracked(whole, len(whole), "looking for several frames", unit="file")
-    if several := [path for path in looked_at if headers.has_frames(str(path))]:
-        logger.warning("%d %s, first: %s", len(several), headers.SEVERAL, several[0])
+    several = [str(path) for path in looked_at if headers.has_frames(str(path))]
+    for kind, files in {io.OF_SYSTEM: left_out, UNKNOWN: unknown, headers.SEVERAL: several}.items():
+        if files:
+            logger.warning("%d %s, first: %s", len(files), kind, files[0])
     return [Medium(path, path.relative_to(os.path.abspath(base)).as_posix()) for path in whole]
 
 
@@ -176,6 +177,8 @@ def read_video(medium: Medium, cut: list[str]) -> Iterator[Frame]:
     ``cut`` gets a sentence if the container of a file ends early. What a header says of their
     number is an estimate, where rates vary or the sound is longer.
     """
+    if not medium.address:
+        _check_filled(medium)
     capture, number = _capture(medium), 0
     promised = capture.get(cv2.CAP_PROP_FRAME_COUNT)
     # A stream may be there for one reader, and have the rate of a clock, as 90,000.
@@ -193,6 +196,22 @@ def read_video(medium: Medium, cut: list[str]) -> Iterator[Frame]:
         of_all = f" of {promised:.0f}" if promised > number else ""
         cut.append(f"{medium.shown} ends after {number}{of_all} frames")
         logger.warning(printable(cut[-1]))
+
+
+def _check_filled(medium: Medium) -> None:
+    """Raise DataError for a file of which OpenCV fills no frame: with FFmpeg 8 an interlaced one.
+
+    What it gives is memory as it was: zeros to the end, or not the same in two captures at a time.
+    """
+    capture, other = _capture(medium), _capture(medium)
+    first, again = capture.read()[1], other.read()[1]
+    image = first
+    while image is not None and not image.any():
+        image = capture.read()[1]
+    other.read()  # what the two leave behind in memory must differ, too
+    if first is not None and (image is None or not np.array_equal(first, again)):
+        fix = shlex.join(["ffmpeg", "-i", medium.shown, "-vf", "yadif", "out.mp4"])
+        raise DataError(f"{medium.shown} is black in all frames, or interlaced, which OpenCV cannot read. fix: {fix}")
 
 
 def _frame_rate(medium: Medium) -> float:

@@ -30,12 +30,14 @@ TRAINING_LISTS = ("trainval", "default")  # the latter is CVAT's
 NAMES_OF_LISTS = {*SPLIT_WORDS, *RARE_WORDS, *TRAINING_LISTS}
 COCO_KEYS = (b'"images"', b'"annotations"', b'"categories"')
 FILE_NAME = re.compile(rb'"(?:file_name|coco_url)"\s*:\s*("(?:[^"\\]|\\.)*")')
+KITTI = rb"(?m)^[A-Za-z]\S*( -?[\d.]+){14,15}\s*$"
+LOOKED_INTO = 20  # files of a suffix, to find out what they are
 BY_TOOL = "export it as COCO or YOLO in the tool that wrote it"
 OTHER_FORMATS = (  # by suffix and text: what it is, and the way to COCO or YOLO
     (".json", rb'"shapes"\s*:', "labelme's json", "convert it to COCO, as labelme2coco does"),
     (".json", rb'"coordinates"\s*:', "CreateML's json", BY_TOOL),
     (".xml", rb"<annotations>", "CVAT's own xml", "export the task as COCO 1.0 in CVAT"),
-    (".txt", rb"(?m)^[A-Za-z]\S*( -?[\d.]+){14,15}\s*$", "KITTI's txt", "convert it to COCO, as Datumaro does"),
+    (".txt", KITTI, "KITTI's txt", "convert it to COCO, as Datumaro does"),
     (".jsonl", rb"", "Hugging Face's jsonl", "write its pictures and boxes as one COCO json"),
     (".csv", rb"", "csv", f"{BY_TOOL}, or write its rows as one COCO json"),
     (".zip", rb"", "a zip", "unzip it, and data=<its folder>"),
@@ -76,9 +78,8 @@ def recognise(place: Path) -> Options:
     if found is None and place.is_dir():
         tree = Tree(place)
         found = _coco_folder(tree) or _voc(tree) or _label_files(tree)
-    if found is None or found.get("names", found) is None:  # txt files without names may be KITTI's
-        _refuse_other_format(place)
     if found is None:
+        _refuse_other_format(place)
         around = place.parents[:2] if "images" in place.parts[-2:] else ()  # images/train, train/images
         above = next(filter(layouts.find_set_file, around), None)
         fix = f"data={above}" if above is not None else f"name {layouts.SET_KINDS}"
@@ -92,14 +93,17 @@ def _refuse_other_format(place: Path) -> None:
     """Raise ``DataError`` for a file of OTHER_FORMATS at ``place`` or below."""
     from data import io
 
-    first = dict[str, str]()  # by suffix
-    for file in io.files_below(place, {row[0] for row in OTHER_FORMATS}) if place.is_dir() else [str(place)]:
-        first.setdefault(os.path.splitext(file)[1].lower(), file)
+    files = io.files_below(place, {row[0] for row in OTHER_FORMATS}) if place.is_dir() else [str(place)]
     for suffix, text, what, fix in OTHER_FORMATS:
-        with suppress(OSError):
-            file = first.get(suffix)
-            if file and re.search(text, layouts.read_file(file, 2**16)) and not is_coco(Path(file)):
+        for file in [file for file in files if file.lower().endswith(suffix)][:LOOKED_INTO]:
+            if _holds(file, text) and not is_coco(Path(file)):
                 raise DataError(f"{place} is not a data set that can be read: {file} is {what}. fix: {fix}")
+
+
+def _holds(file: str | Path, text: bytes) -> bool:
+    with suppress(OSError):
+        return re.search(text, layouts.read_file(file, 2**16)) is not None
+    return False
 
 
 def _set_file(place: Path) -> Options | None:
@@ -177,7 +181,9 @@ def _voc(tree: Tree) -> Options | None:
 def _label_files(tree: Tree) -> Options | None:
     # images/train/1.jpg, labels/train/1.txt, images/val/2.jpg, labels/val/2.txt, classes.txt
     # obj_train_data/1.jpg, obj_train_data/1.txt, obj.names, train.txt
-    if tree.stems("image").isdisjoint(tree.stems(".txt")):
+    images = tree.stems("image")
+    labels = [tree.top / file for file in tree.files[".txt"] if stem_of(file) in images]
+    if not labels or _holds(labels[0], KITTI):
         return None
     names, folders = _class_file(tree), tree.folders("image")
     splits = _splits_of(folders) or _both(folders)

@@ -7,9 +7,9 @@ polygons, but all have as many columns.
 
 import math
 import os
+import sys
 from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,7 +42,7 @@ class _Listed(NamedTuple):
     label_is_file: NDArray[np.bool_]
     others: dict[str, list[str]]  # files that go with none of the images, by kind
     num_classes: int  # that label files may name
-    seconds: list[tuple[str, str]]  # label files that are read, each with another one of the same image
+    seconds: dict[str, str]  # other label files of the images, each with the one that is read
 
 
 def locate_yolo(
@@ -81,9 +81,8 @@ def locate_yolo(
     categories = layouts.choose_classes(dict(enumerate(classes)), config.names, path)
     labels, seconds, others = find_labels(images)
     others[io.OF_SYSTEM] = left_out
-    image_stamps, label_stamps = io.stamp_files(images), io.stamp_files([*labels, *(second for _, second in seconds)])
-    label_is_file = label_stamps.is_file[: len(labels)]
-    image_is_file = image_stamps.is_file
+    image_stamps, label_stamps = io.stamp_files(images), io.stamp_files([*labels, *seconds])
+    image_is_file, label_is_file = image_stamps.is_file, label_stamps.is_file[: len(labels)]
     if isinstance(image_root, str):  # which are there, building the index finds out
         images = [f"{image_root}/{relative_name(image, root)}" for image in images]
         image_is_file = np.ones(len(images), dtype=bool)
@@ -122,9 +121,9 @@ def read_yolo(listed: _Listed, path: Path, image_root: remote.Place, categories:
     sizes, turned, rows, boxes_xywh = map(np.frombuffer, columns, COLUMNS)
     for kind, files in listed.others.items():
         notes.add(kind, files)
-    differing = [pair for pair in listed.seconds if _differ(*pair, listed.num_classes)]
-    differs = "{0[1]} is for the image of {0[0]}, too, and differs".format
-    findings.add("second label files that differ", differing, describe=differs)
+    differing = [pair for pair in listed.seconds.items() if _differ(*pair, listed.num_classes)]
+    says = "{0[0]} is for the image of {0[1]}, too, and differs".format
+    findings.add("second label files that differ", differing, describe=says)
     image_name = listed.images.__getitem__
     unlabelled = np.flatnonzero(listed.image_is_file & ~listed.label_is_file)
     notes.add("images without a label file, taken as background", unlabelled, describe=image_name)
@@ -211,10 +210,12 @@ def read_label_file(path: str, num_classes: int) -> tuple[list[list[float]], lis
     return rows, problems
 
 
-def _differ(label: str, second: str, num_classes: int) -> bool:
+def _differ(second: str, label: str, num_classes: int) -> bool:
     """Whether a second label file has other boxes; any text may lie beside an image."""
-    (ours, _), (theirs, wrong) = read_label_file(label, num_classes), read_label_file(second, num_classes)
-    return sorted(row[1:] for row in ours) != sorted(row[1:] for row in theirs) and (bool(theirs) or not wrong)
+    (theirs, wrong), (ours, _) = read_label_file(second, num_classes), read_label_file(label, num_classes)
+    if wrong and not theirs:
+        return False
+    return sorted(row[1:] for row in ours) != sorted(row[1:] for row in theirs)
 
 
 def _parse(line: str, num_classes: int) -> list[float]:
@@ -269,17 +270,17 @@ def find_images(place: Path, starts: Sequence[Path], left_out: list[str]) -> lis
     return images
 
 
-def find_labels(images: list[str]) -> tuple[list[str], list[tuple[str, str]], dict[str, list[str]]]:
+def find_labels(images: list[str]) -> tuple[list[str], dict[str, str], dict[str, list[str]]]:
     """The path of each image's label file, whether or not it exists, and other files by kind.
 
     It is in the first place of ``_label_folders`` with a file of the image's name; returned with it
-    are pairs of this and a second one.
+    is this file for each second one.
     """
     names_in = cache(_label_names)
     places: dict[str, list[str]] = {}  # of a folder of images: where their label files may be
     stems_in: dict[str, set[str]] = {}  # of its images, listed or not
     used = defaultdict[str, set[str]](set)  # places of labels: the stems of their images
-    labels, seconds = list[str](), list[tuple[str, str]]()
+    labels, seconds = list[str](), dict[str, str]()
     for image in images:
         parent, _, name = image.rpartition("/")
         if parent not in places:
@@ -289,15 +290,16 @@ def find_labels(images: list[str]) -> tuple[list[str], list[tuple[str, str]], di
         stems_in[parent].add(stem)  # it may be at an address
         found = [f"{place}/{name}" for place in places[parent] for name in names_in(place).get(stem, ())]
         labels.append(found[0] if found else f"{places[parent][0]}/{stem}.txt")
-        seconds += [(labels[-1], second) for second in found[1:]]
+        seconds |= dict.fromkeys(found[1:], labels[-1])
         used[os.path.dirname(labels[-1])].add(parent)
     lonely = list[str]()
     for place, parents in used.items():
         of_images = set[str]().union(*(stems_in[parent] for parent in parents))
         files = [f"{place}/{file}" for stem in names_in(place).keys() - of_images for file in names_in(place)[stem]]
-        lonely += filter(_has_boxes, files) if place in stems_in else files  # beside images there may be any text
-    of_one = set(labels)  # the label file of another image is no second one
-    seconds = [pair for pair in seconds if pair[1] not in of_one]
+        # Beside images there may be any text.
+        lonely += [file for file in files if place not in stems_in or read_label_file(file, sys.maxsize)[0]]
+    for label in labels:  # that of another image is no second one
+        seconds.pop(label, None)
     return labels, seconds, {"label files of no image": sorted(lonely), layouts.UNKNOWN: layouts.unknown_files(places)}
 
 
@@ -312,14 +314,6 @@ def _label_names(folder: str) -> dict[str, list[str]]:
         if name.lower().endswith(".txt") and name not in layouts.CLASS_FILES:
             by_stem[_stem(name)].append(name)
     return by_stem
-
-
-def _has_boxes(path: str) -> bool:
-    """Whether the first row of a text file has the numbers of a box or polygon."""
-    with suppress(OSError, ValueError, DataError):
-        first = next(filter(str.strip, layouts.text_of(layouts.read_file(path, 4096), path).splitlines()), "")
-        return len(list(map(float, first.split()))) >= BOX_COLUMNS
-    return False
 
 
 def _label_folders(parent: str) -> list[str]:

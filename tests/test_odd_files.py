@@ -111,11 +111,10 @@ def test_what_would_hang_ends_at_once(tmp_path: Path) -> None:
     assert not recognise.is_coco(tmp_path / "instances.json") and not [
         *recognise.file_names_in(tmp_path / "instances.json")
     ]
-    names = ",".join(f"n{number}" for number in range(layouts.MOST_VALUES))
+    names = ",".join(f"n{number}" for number in range(100_000))
     (tmp_path / "data.yaml").write_text(f"names: [{names}]")
-    with pytest.raises(DataError, match="more than"):
-        layouts.load_yaml(tmp_path / "data.yaml")
-    with pytest.raises(DataError, match="too long for a path"):
+    assert len(layouts.load_yaml(tmp_path / "data.yaml")["names"]) == 100_000
+    with pytest.raises(DataError, match="there is no such place"):
         layouts.find_place("a/" * 20_000, tmp_path / "data.yaml", [tmp_path])
 
 
@@ -144,17 +143,18 @@ def test_layers_that_compute_something_else(old: str, new: str, said: str, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("word", "quoted"),
+    ("word", "read"),
     [
-        ("run_dir=~/x y", 'run_dir="~/x y"'),
+        ("run_dir=~/x y", "run_dir=HOME/x y"),
         ('run_dir="~/x"', 'run_dir="~/x"'),
-        ("plugins=[~/x.py,~/y.py]", 'plugins=["~/x.py","~/y.py"]'),
+        ("plugins=[~/x.py,~/y.py]", "plugins=[HOME/x.py,HOME/y.py]"),
+        ("~/set", "HOME/set"),
         ("~data", "~data"),
         ("source=http://a/~b", "source=http://a/~b"),
     ],
 )
-def test_home_folder_on_a_command_line(word: str, quoted: str) -> None:
-    assert AT_HOME.sub(r'\1"\2"', word) == quoted
+def test_home_folder_on_a_command_line(word: str, read: str) -> None:
+    assert AT_HOME.sub("HOME", word) == read
 
 
 def test_home_folder_in_options() -> None:

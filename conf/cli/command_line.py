@@ -24,7 +24,7 @@ UNUSABLE = (
 )  # fmt: skip
 BUG_EXIT_CODE, USAGE_EXIT_CODE = 1, 2
 OF_RUN_FOLDERS = ("hydra.run.", "hydra.sweep.", "hydra.output_subdir", "hydra.job.chdir")  # Hydra's keys
-AT_HOME = re.compile(r"([=\[,:]\s*)(~(?:/[^\],}\"']*)?)(?=[\],}]|$)")  # a text without quotes that Hydra cannot read
+AT_HOME = re.compile(r"(?<![^=\[,: ])~(?=/|$)")  # without quotes, where Hydra cannot read it
 LONGEST_SENTENCE = 2000  # characters; it may quote a file of any length
 
 
@@ -69,7 +69,7 @@ def prepare_arguments(arguments: Sequence[str], schema: type, command: str, bare
         word = typed.removeprefix("train.") if typed.startswith("train.device=") else typed
         if word != typed:
             STDERR.write("train.device is called device now, as in the other programs\n")
-        word = os.path.expanduser(word) if word.startswith("~/") else AT_HOME.sub(r'\1"\2"', word)
+        word = AT_HOME.sub(os.path.expanduser("~"), word)
         if os.path.isdir(CONF_DIR / word.partition("=")[0].removeprefix("+")):  # each group is in the defaults already
             word = word.removeprefix("+")
         # torch.distributed.launch adds the local rank, which is in the environment as well.

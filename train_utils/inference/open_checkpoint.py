@@ -70,7 +70,9 @@ def open_weights(
     note = str(report)
     if not names:
         of_coco, _ = data.read_names(COCO_NAMES)
-        names = of_coco if model.num_classes == len(of_coco) else list(map(str, range(model.num_classes)))
+        names = list(report.names) if report is not None else []
+        if not names:
+            names = of_coco if model.num_classes == len(of_coco) else list(map(str, range(model.num_classes)))
         note += f"; without names=, the classes are {names[0]} to {names[-1]}"
     ids = category_ids or list(range(1, len(names) + 1))
     origin = f"the weights {Path(str(config.weights)).name}"
@@ -181,11 +183,10 @@ class ExportedNetwork(Darknet):
 
     def _check(self, boxes: Tensor, scores: Tensor, *classes: Tensor) -> None:
         """Raise ValueError for outputs that are not boxes and scores of the file's classes."""
-        shape = boxes.shape[:2] if classes else (*boxes.shape[:2], self.num_classes)
-        if boxes.shape[2:] != (4,) or any(one.shape != shape for one in (scores, *classes[:1])):
-            raise ValueError("its outputs are not a box and scores of each class")
-        are_known = all(((one >= 0) & (one < self.num_classes)).all() for one in classes[:1])
-        if not (are_known and boxes.isfinite().all() and ((scores >= 0) & (scores <= 1)).all()):
+        classes, shape = classes[:1], boxes.shape[:2] if classes else (*boxes.shape[:2], self.num_classes)
+        fits = boxes.shape[2:] == (4,) and boxes.isfinite().all() and ((scores >= 0) & (scores <= 1)).all()
+        are_known = all(((one >= 0) & (one < self.num_classes)).all() for one in classes)
+        if not (fits and are_known and all(one.shape == shape for one in (scores, *classes))):
             raise ValueError("its outputs are not finite boxes, scores of 0 to 1 and classes of its own")
 
     def nearest_size(self, height: int, width: int) -> tuple[int, int]:
