@@ -215,7 +215,7 @@ def explain(error: Exception, schema: Any) -> str:
         group, name = choice.groups()
         if group in ("data", "experiment") and is_path(name):
             known = layouts.SET_KINDS if group == "data" else "a YAML file"
-            return f"{group}={name}: there is no {os.path.expanduser(name)}. fix: a name, or the path of {known}"
+            return f"{group}={name}: there is no {name}. fix: a name, or the path of {known}"
         listed = re.findall(r"^\t(?!base$)(\S+)$", text, flags=re.MULTILINE)  # not if the choice is one of several
         choices = listed or choices_of(group)
         near = get_close_matches(name.lower(), choices, n=1) if len(name) > 3 else []
@@ -272,7 +272,7 @@ class _FileChoices(ConfigSource):
 
     def load_config(self, config_path: str) -> ConfigResult:
         group, _, word = config_path.partition("/")
-        path, package = Path(word).expanduser(), None
+        path, package = Path(word), None
         if group == "data":
             content = _data_options(path)
         else:
@@ -288,7 +288,7 @@ class _FileChoices(ConfigSource):
 
     def is_config(self, config_path: str) -> bool:
         group, _, word = config_path.partition("/")
-        path = Path(word).expanduser()
+        path = Path(word)
         if group == "experiment":
             return path.suffix.lower() in layouts.YAML_SUFFIXES and path.is_file()
         return group == "data" and is_path(word) and path.exists()

@@ -165,7 +165,7 @@ def _decoded(text: memoryview) -> _Instances:
         raise
     except msgspec.DecodeError as error:
         with suppress(ValueError):  # Python's reader is slower, and takes NaN where nobody needs a number
-            return msgspec.convert(json.loads(bytes(text)), type=_Whole, strict=False)
+            return msgspec.convert(json.loads(str(text, "utf-8")), type=_Whole, strict=False)
         raise error
 
 

@@ -87,7 +87,8 @@ def names_in(folder: str) -> list[str]:
     return []
 
 
-YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in Python 100,000 values take minutes
+YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # many times faster, where it is there
+MOST_VALUES = 50_000  # of a YAML file, which is read several times
 
 
 class _Plain(YAML_LOADER):  # type: ignore[misc]  # yaml has no types
@@ -120,7 +121,9 @@ def load_yaml(path: remote.Place) -> dict[str, Any]:
     """Read a YAML file, also at an address. Raises ``DataError`` if it does not hold keys."""
     text, depth = text_of(read_file(path), path), 0
     try:
-        for event in yaml.parse(text, YAML_LOADER):
+        for number, event in enumerate(yaml.parse(text, YAML_LOADER)):
+            if number > MOST_VALUES:
+                raise yaml.YAMLError(f"it holds more than {MOST_VALUES:,} values")
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if isinstance(event, yaml.AliasEvent) or depth > 100:  # reading takes the square of the depth
                 raise yaml.YAMLError("it has an alias or is nested deep: a few lines can be billions of values")
@@ -208,7 +211,7 @@ def count_files(names: Sequence[str], bases: Sequence[Path]) -> tuple[int, list[
     """
     first = names[:COMPARED_NAMES]
     for dropped in range(min(max((name.count("/") for name in first), default=0), MOST_FOLDERS) + 1):
-        counts = [sum(os.path.isfile(base / tail(name, dropped)) for name in first) for base in bases]
+        counts = [sum(os.path.isfile(os.path.join(base, tail(name, dropped))) for name in first) for base in bases]
         if any(counts):
             return dropped, counts
     return 0, [0] * len(bases)
@@ -313,7 +316,9 @@ def first_column(line: str) -> str:
 
 
 def mapped(path: Path) -> bytes | mmap.mmap:
-    """The content of a file, without a copy: it may be gigabytes."""
+    """The content of a file, not copied: it may be gigabytes. A pipe, maybe endless, has none."""
+    if path.is_fifo():
+        return b""
     with path.open("rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if path.stat().st_size else b""
 

@@ -8,7 +8,9 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any, Self
 
 import cv2
@@ -27,6 +29,7 @@ HOST = torch.device("cpu")
 PREFETCHED_BATCHES = 4  # per worker, at most
 PINNED_BYTES = 2e9  # of waiting batches in page-locked memory, which other programs cannot use
 PATIENCE = 0.4  # share of the time-out: the cause is reported before other ranks stop waiting
+LOOKING_SECONDS = 10.0  # without a batch, to look whether the workers are alive
 DEVICE_FIELDS = ("images", "targets", "gains")  # that the device needs; the others stay on the host
 MIN_DIVISOR = 1e-6  # of colours: far below the distance between two levels
 NO_GAINS = torch.empty((0, 3))
@@ -149,36 +152,50 @@ class BatchLoader(torch.utils.data.DataLoader[Batch]):
     """A torch loader that copies batches to a GPU ahead, and raises DataError if workers hang."""
 
     copies: torch.cuda.Stream | None  # on a GPU; one for all epochs, as torch keeps freed memory for each stream
+    patience: float  # seconds without a batch; each ``timeout`` torch looks for dead workers
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         return self._loaded() if self.copies is None else copied_ahead(self._loaded(), self.copies)
 
     def _loaded(self) -> Iterator[Batch]:
         """The batches on the host."""
-        batches: Any = super().__iter__()
+        batches, waited = None, 0.0
         while True:
             try:
+                batches = super().__iter__() if batches is None else batches
                 batch = next(batches, None)
             except RuntimeError as error:
                 if sentence := of_killed_loader(error):
                     raise DataError(sentence) from error
                 if not (self.timeout and "timed out" in str(error)):
                     raise
+                waited += self.timeout
+                workers = multiprocessing.active_children()
+                if batches is not None and waited < self.patience and not any(map(_is_stopped, workers)):
+                    continue
                 # A hung worker may ignore SIGTERM, and the program could not exit.
                 handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's raises an error for each death
-                for worker in batches._workers:
+                for worker in workers:
                     worker.kill()
                     worker.join()
                 signal.signal(signal.SIGCHLD, handler)
                 raise DataError(
-                    f"{counted(self.num_workers, 'worker process')} gave no batch for {self.timeout:g} s. fix: look "
-                    "for a disk that does not respond, raise data.workers, or allow a longer time-out"
+                    f"{counted(self.num_workers, 'worker process')} gave no batch for {waited:g} s. fix: look for a "
+                    "stopped process, a disk that does not respond, raise data.workers, or allow a longer time-out"
                 ) from error
             if batch is None:
                 return
+            waited = 0.0
             passed_on = [batch]
             del batch  # or the next call would spend milliseconds on freeing it
             yield passed_on.pop()
+
+
+def _is_stopped(worker: multiprocessing.process.BaseProcess) -> bool:
+    """Whether a signal has stopped a process; False where the system is not Linux."""
+    with suppress(OSError):
+        return Path(f"/proc/{worker.pid}/stat").read_text().rpartition(") ")[2].startswith("T")
+    return False
 
 
 def make_loader(
@@ -214,8 +231,9 @@ def make_loader(
         generator=torch.Generator(),  # of the workers' seeds; the global one stays untouched
         persistent_workers=workers > 0,
         prefetch_factor=min(max(1, fitting), PREFETCHED_BATCHES) if workers else None,
-        timeout=PATIENCE * timeout_seconds if workers else 0,
+        timeout=min(PATIENCE * timeout_seconds, LOOKING_SECONDS) if workers else 0,
     )
+    loader.patience = PATIENCE * timeout_seconds
     loader.copies = torch.cuda.Stream(device) if pinned else None
     return loader
 

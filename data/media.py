@@ -107,8 +107,9 @@ def find_media(source: str) -> list[Medium]:
     elif is_folder:
         paths = list(map(Path, io.files_below(Path(source), suffixes, left_out)))
     else:  # a pattern; folders that are there are meant as written
-        top = next(filter(Path.is_dir, Path(os.path.abspath(source)).parents))
-        for name in glob.glob(os.path.relpath(source, top), root_dir=top, recursive=True):
+        pattern = Path(os.path.abspath(source))
+        top = next(filter(Path.is_dir, pattern.parents))
+        for name in glob.glob(str(pattern.relative_to(top)), root_dir=top, recursive=True):
             (left_out if any(map(io.SYSTEM_NAMES.match, name.split("/"))) else matches).append(f"{top}/{name}")
         paths = [Path(path) for path in matches if Path(path).suffix.lower() in suffixes and not os.path.isdir(path)]
     if not paths:

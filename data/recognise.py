@@ -30,14 +30,13 @@ TRAINING_LISTS = ("trainval", "default")  # the latter is CVAT's
 NAMES_OF_LISTS = {*SPLIT_WORDS, *RARE_WORDS, *TRAINING_LISTS}
 COCO_KEYS = (b'"images"', b'"annotations"', b'"categories"')
 FILE_NAME = re.compile(rb'"(?:file_name|coco_url)"\s*:\s*("(?:[^"\\]|\\.)*")')
-KITTI = rb"(?m)^[A-Za-z]\S*( -?[\d.]+){14,15}\s*$"
 LOOKED_INTO = 20  # files of a suffix, to find out what they are
 BY_TOOL = "export it as COCO or YOLO in the tool that wrote it"
 OTHER_FORMATS = (  # by suffix and text: what it is, and the way to COCO or YOLO
     (".json", rb'"shapes"\s*:', "labelme's json", "convert it to COCO, as labelme2coco does"),
     (".json", rb'"coordinates"\s*:', "CreateML's json", BY_TOOL),
     (".xml", rb"<annotations>", "CVAT's own xml", "export the task as COCO 1.0 in CVAT"),
-    (".txt", KITTI, "KITTI's txt", "convert it to COCO, as Datumaro does"),
+    (".txt", rb"(?m)^[A-Za-z]\S*( -?[\d.]+){14,15}\s*$", "KITTI's txt", "convert it to COCO, as Datumaro does"),
     (".jsonl", rb"", "Hugging Face's jsonl", "write its pictures and boxes as one COCO json"),
     (".csv", rb"", "csv", f"{BY_TOOL}, or write its rows as one COCO json"),
     (".zip", rb"", "a zip", "unzip it, and data=<its folder>"),
@@ -96,14 +95,9 @@ def _refuse_other_format(place: Path) -> None:
     files = io.files_below(place, {row[0] for row in OTHER_FORMATS}) if place.is_dir() else [str(place)]
     for suffix, text, what, fix in OTHER_FORMATS:
         for file in [file for file in files if file.lower().endswith(suffix)][:LOOKED_INTO]:
-            if _holds(file, text) and not is_coco(Path(file)):
-                raise DataError(f"{place} is not a data set that can be read: {file} is {what}. fix: {fix}")
-
-
-def _holds(file: str | Path, text: bytes) -> bool:
-    with suppress(OSError):
-        return re.search(text, layouts.read_file(file, 2**16)) is not None
-    return False
+            with suppress(OSError):
+                if re.search(text, layouts.read_file(file, 2**16)) and not is_coco(Path(file)):
+                    raise DataError(f"{place} is not a data set that can be read: {file} is {what}. fix: {fix}")
 
 
 def _set_file(place: Path) -> Options | None:
@@ -183,8 +177,9 @@ def _label_files(tree: Tree) -> Options | None:
     # obj_train_data/1.jpg, obj_train_data/1.txt, obj.names, train.txt
     images = tree.stems("image")
     labels = [tree.top / file for file in tree.files[".txt"] if stem_of(file) in images]
-    if not labels or _holds(labels[0], KITTI):
+    if not labels:
         return None
+    _refuse_other_format(labels[0])
     names, folders = _class_file(tree), tree.folders("image")
     splits = _splits_of(folders) or _both(folders)
     for lists in list(_lists(tree, "image").values())[:1]:
@@ -346,7 +341,7 @@ def _lists(tree: Tree, kind: str) -> dict[str, dict[str, str]]:
 def is_coco(path: Path) -> bool:
     """Whether a json has the keys of COCO."""
     with suppress(OSError):
-        text = layouts.mapped(path) if path.is_file() else b""  # a pipe may never end
+        text = layouts.mapped(path)
         return all(text.find(key) >= 0 for key in COCO_KEYS)
     return False
 

@@ -22,7 +22,6 @@ from data.remote import Place
 
 BoxXywh = tuple[float, float, float, float]  # left, top, width, height
 Lookup = Callable[[str], Any]  # what is in a folder, which is read once
-MOST_PIXELS = 2**31  # of a side
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
 
@@ -39,7 +38,7 @@ class _Annotation(NamedTuple):
     """The content of an xml file."""
 
     file_name: str  # of the image, below <folder>; may be empty
-    size: tuple[int, int]  # height, width
+    size: tuple[np.int64, np.int64]  # height, width
     objects: list[tuple[str, BoxXywh | None]]  # class and left, top, width, height; None: a corner is missing
     rotated: int  # number of objects that CVAT says are rotated
 
@@ -134,7 +133,7 @@ def read_voc(
     names_in = cache(lambda folder: frozenset(layouts.names_in(folder)))
     images_below = cache(lambda folder: _by_stem(Path(folder), layouts.IMAGE_SUFFIXES))
     file_names = list[str]()
-    images = list[tuple[int, ...]]()  # id, height, width
+    images = list[tuple[Any, ...]]()  # id, height, width
     boxes = list[tuple[float, ...]]()  # image id, category id, number in its file, left, top, width, height
     chunks = io.in_chunks(lambda items: [_parse(item.xml) for item in items], listed, "reading labels")
     for image_id, (item, annotation) in enumerate(zip(listed, chain.from_iterable(chunks), strict=True), start=1):
@@ -204,14 +203,12 @@ def _parse(xml: str) -> _Annotation | str:
     """Return the content of an xml file, or a sentence that says why it is unusable."""
     try:
         root = layouts.xml_root(xml)
-        size = (int(root.findtext("size/height", "0")), int(root.findtext("size/width", "0")))
-        if max(map(abs, size)) > MOST_PIXELS:
-            raise ValueError("a side is beyond all bounds")
+        size = (np.int64(root.findtext("size/height", "0")), np.int64(root.findtext("size/width", "0")))
     except OSError as error:
         return f"{xml} cannot be read ({error.strerror})"
     except DataError as error:
         return str(error)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         return f"{xml} is not valid XML with width and height in <size> ({error})"
     objects = []
     for element in root.iter("object"):

@@ -276,22 +276,20 @@ def find_labels(images: list[str]) -> tuple[list[str], dict[str, str], dict[str,
     It is in the first place of ``_label_folders`` with a file of the image's name; returned with it
     is this file for each second one.
     """
-    names_in = cache(_label_names)
-    places: dict[str, list[str]] = {}  # of a folder of images: where their label files may be
-    stems_in: dict[str, set[str]] = {}  # of its images, listed or not
+    names_in, places_of = cache(_label_names), cache(_label_folders)
+    stems_in = defaultdict[str, set[str]](set)  # of the images in a folder, listed or not
     used = defaultdict[str, set[str]](set)  # places of labels: the stems of their images
     labels, seconds = list[str](), dict[str, str]()
     for image in images:
         parent, _, name = image.rpartition("/")
-        if parent not in places:
-            places[parent] = _label_folders(parent)
-            stems_in[parent] = set(map(_stem, filter(layouts.is_image, layouts.names_in(parent))))
         stem = _stem(name)
-        stems_in[parent].add(stem)  # it may be at an address
-        found = [f"{place}/{name}" for place in places[parent] for name in names_in(place).get(stem, ())]
-        labels.append(found[0] if found else f"{places[parent][0]}/{stem}.txt")
+        stems_in[parent].add(stem)
+        found = [f"{place}/{name}" for place in places_of(parent) for name in names_in(place).get(stem, ())]
+        labels.append(found[0] if found else f"{places_of(parent)[0]}/{stem}.txt")
         seconds |= dict.fromkeys(found[1:], labels[-1])
         used[os.path.dirname(labels[-1])].add(parent)
+    for parent, stems in stems_in.items():
+        stems.update(map(_stem, filter(layouts.is_image, layouts.names_in(parent))))
     lonely = list[str]()
     for place, parents in used.items():
         of_images = set[str]().union(*(stems_in[parent] for parent in parents))
@@ -300,7 +298,8 @@ def find_labels(images: list[str]) -> tuple[list[str], dict[str, str], dict[str,
         lonely += [file for file in files if place not in stems_in or read_label_file(file, sys.maxsize)[0]]
     for label in labels:  # that of another image is no second one
         seconds.pop(label, None)
-    return labels, seconds, {"label files of no image": sorted(lonely), layouts.UNKNOWN: layouts.unknown_files(places)}
+    others = {"label files of no image": sorted(lonely), layouts.UNKNOWN: layouts.unknown_files(stems_in)}
+    return labels, seconds, others
 
 
 def _stem(name: str) -> str:
@@ -323,7 +322,7 @@ def _label_folders(parent: str) -> list[str]:
     beside or in place of the last folders.
     """
     parts = parent.split("/")
-    deepest_first = range(len(parts) - 1, 0, -1)
+    deepest_first = range(len(parts) - 1, 0, -1)[: layouts.MOST_FOLDERS]
     replaced = {at: "/".join([*parts[:at], "labels", *parts[at + 1 :]]) for at in deepest_first}
     usual = [replaced[at] for folder in IMAGE_FOLDERS for at in replaced if parts[at] == folder]
     above, _, last = parent.rpartition("/")

@@ -349,10 +349,10 @@ def load_weights_of_checkpoint(
 def other_layer(model: Darknet, source: Darknet) -> str:
     """The first layer that computes something else in two networks of the same shapes, in words."""
     for index, section in enumerate(source.cfg.layers[: len(model.layers)]):
-        if index not in class_parts(model) and _function_of(source, index) != _function_of(model, index):
-            theirs, ours = set(section.options.items()), set(model.cfg.layers[index].options.items())
-            before, now = (", ".join(map("=".join, sorted(one))) or "none" for one in (theirs - ours, ours - theirs))
-            return f"layer {index}, [{section.kind}], was trained with {before} and has {now} here"
+        is_free = section.kind == "dropout" or index in class_parts(model)
+        if not is_free and _function_of(source, index) != _function_of(model, index):
+            trained = ", ".join(map("=".join, section.options.items()))
+            return f"layer {index}, [{section.kind}], was trained with other options: {trained}"
     return ""
 
 
@@ -360,8 +360,7 @@ def _function_of(model: Darknet, index: int) -> str:
     """What a layer computes, and of what; not the eps of batch norm, which fill_network fits."""
     layer = model.layers[index]
     settings = {key: value for key, value in vars(layer).items() if key[0] != "_" and key != "training"}
-    is_dropout = isinstance(layer, nn.Dropout)  # training alone knows it
-    return re.sub("eps=[^,]*", "", f"{model.sources[index]} {'' if is_dropout else layer} {settings}")
+    return re.sub("eps=[^,]*", "", f"{model.sources[index]} {layer} {settings}")
 
 
 def network_of_checkpoint(

@@ -15,6 +15,7 @@ from data.errors import DataError
 from data.index import read_annotations
 from data.io import OF_SYSTEM
 from data.media import find_media
+from models import ModelError
 from models.cfg import load_cfg
 from models.darknet import Darknet
 from models.weights import other_layer
@@ -111,9 +112,10 @@ def test_what_would_hang_ends_at_once(tmp_path: Path) -> None:
     assert not recognise.is_coco(tmp_path / "instances.json") and not [
         *recognise.file_names_in(tmp_path / "instances.json")
     ]
-    names = ",".join(f"n{number}" for number in range(100_000))
+    names = ",".join(f"n{number}" for number in range(layouts.MOST_VALUES))
     (tmp_path / "data.yaml").write_text(f"names: [{names}]")
-    assert len(layouts.load_yaml(tmp_path / "data.yaml")["names"]) == 100_000
+    with pytest.raises(DataError, match="more than"):
+        layouts.load_yaml(tmp_path / "data.yaml")
     with pytest.raises(DataError, match="there is no such place"):
         layouts.find_place("a/" * 20_000, tmp_path / "data.yaml", [tmp_path])
 
@@ -126,9 +128,9 @@ CFG += "anchors=1,2,3,4,5,6\nnum=3\nclasses=1\n"
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("leaky", "relu", "activation=leaky and has activation=relu"),
-        ("size=3\nstride=1", "size=5\nstride=1", "size=3 and has size=5"),
-        ("pad=1\n", "pad=1\ndilation=2\n", "dilation=2"),
+        ("leaky", "relu", "activation=leaky"),
+        ("size=3\nstride=1", "size=5\nstride=1", "size=3"),
+        ("pad=1\n", "pad=1\ndilation=2\n", "layer 0, [convolutional]"),
         ("width=64", "bn_eps=0.001\nwidth=64", ""),  # the variances follow it
         ("activation=linear", "activation = linear # the same", ""),
     ],
@@ -146,7 +148,7 @@ def test_layers_that_compute_something_else(old: str, new: str, said: str, tmp_p
     ("word", "read"),
     [
         ("run_dir=~/x y", "run_dir=HOME/x y"),
-        ('run_dir="~/x"', 'run_dir="~/x"'),
+        ('run_dir="~/x"', 'run_dir="HOME/x"'),
         ("plugins=[~/x.py,~/y.py]", "plugins=[HOME/x.py,HOME/y.py]"),
         ("~/set", "HOME/set"),
         ("~data", "~data"),
@@ -180,9 +182,11 @@ BOXES, SCORES = torch.ones(1, 9, 4), torch.full((1, 9, 2), 0.5)
 def test_outputs_of_exported_files(outputs: tuple[torch.Tensor, ...], is_right: bool) -> None:
     network = ExportedNetwork.__new__(ExportedNetwork)
     torch.nn.Module.__init__(network)
-    network.num_classes = 2
+    network.num_classes, network.batch_size, network.path = 2, None, Path("a.onnx")
+    network.run = lambda _: outputs
+    images = torch.zeros(1, 3, 64, 64)
     if is_right:
-        network._check(*outputs)
+        assert [tuple(one.shape) for one in network(images)] == [(1, 9, 4), (1, 9, 2)]
     else:
-        with pytest.raises(ValueError, match="its outputs are not"):
-            network._check(*outputs)
+        with pytest.raises(ModelError, match=r"a\.onnx cannot be read"):
+            network(images)

@@ -24,7 +24,7 @@ UNUSABLE = (
 )  # fmt: skip
 BUG_EXIT_CODE, USAGE_EXIT_CODE = 1, 2
 OF_RUN_FOLDERS = ("hydra.run.", "hydra.sweep.", "hydra.output_subdir", "hydra.job.chdir")  # Hydra's keys
-AT_HOME = re.compile(r"(?<![^=\[,: ])~(?=/|$)")  # without quotes, where Hydra cannot read it
+AT_HOME = re.compile(r"(?<![^=\[,: \"'])~(?=/|$)")  # Hydra cannot read it without quotes
 LONGEST_SENTENCE = 2000  # characters; it may quote a file of any length
 
 
@@ -37,7 +37,7 @@ def options_and_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     while waiting:
         word = waiting.pop(0)
         if word in ("--config-dir", "-cd"):
-            folder = Path(*waiting[:1]).expanduser().absolute()
+            folder = Path(*waiting[:1]).absolute()
             if not waiting or not folder.is_dir():
                 raise ConfigError(
                     f"{word}: there is no folder {folder}. fix: {word} <the folder above data/ or model/>"

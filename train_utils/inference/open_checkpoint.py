@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import torch
@@ -24,7 +24,7 @@ from models.export import RUNS, read_metadata
 from train_utils import build, checkpoint
 from train_utils.distributed import World
 
-Count = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
+LARGEST = 2**16  # side, stride or batch of an exported file
 
 
 @dataclass(frozen=True)
@@ -98,12 +98,12 @@ def open_checkpoint(ckpt: str) -> TrainedNetwork:
 class Facts(msgspec.Struct):
     """What a file of export.py says about itself."""
 
-    names: Annotated[list[str], msgspec.Meta(min_length=1)]
+    names: list[str]
     category_ids: list[int]
-    image_size: Annotated[list[Count], msgspec.Meta(min_length=2, max_length=2)]  # height, width
-    stride: Count
+    image_size: list[int]  # height, width
+    stride: int
     open: list[str]  # axes of any length: batch, height, width
-    batch_size: Count = 1
+    batch_size: int = 1
     suppression: dict[str, float] = {}  # limits by option; empty for a file without
 
 
@@ -113,8 +113,10 @@ def read_facts(path: Path) -> dict[str, Any]:
         texts = read_metadata(path)
         known = {key: json.loads(text) for key, text in texts.items() if text[:1] in '[{"0123456789'}
         facts = msgspec.convert(known, Facts)
-        if len(facts.category_ids) != len(facts.names):
-            raise ValueError("its category_ids and names differ in number")
+        sizes = [*facts.image_size, facts.stride, facts.batch_size]
+        are_sizes = len(sizes) == 4 and min(sizes) > 0 and max(sizes) < LARGEST
+        if not (are_sizes and 0 < len(facts.names) == len(facts.category_ids)):
+            raise ValueError("its names, category_ids and sizes do not fit")
     return {"batch_size": 1, "suppression": {}, **known}
 
 
@@ -169,25 +171,19 @@ class ExportedNetwork(Darknet):
         """
         size = self.batch_size or len(images)
         parts = []
-        for part in images.contiguous().split(size):  # contiguous: a .pt2 of one batch has fixed strides
-            missing = part.new_zeros(size - len(part), *part.shape[1:])
-            with _reading(self.path):
+        with _reading(self.path):
+            for part in images.contiguous().split(size):  # contiguous: a .pt2 of one batch has fixed strides
+                missing = part.new_zeros(size - len(part), *part.shape[1:])
                 outputs = self.run(torch.cat((part, missing)) if len(missing) else part)
-                self._check(*outputs)
-            parts.append([output[: len(part)] for output in outputs])
-        boxes, scores, *classes = [torch.cat(column) for column in zip(*parts, strict=True)]
-        if classes:
-            of_all = scores.new_zeros(*scores.shape, self.num_classes)
-            scores = of_all.scatter_(2, classes[0][..., None].long(), scores[..., None])
+                parts.append([output[: len(part)] for output in outputs])
+            boxes, scores, *classes = [torch.cat(column) for column in zip(*parts, strict=True)]
+            if classes:
+                of_all = scores.new_zeros(*scores.shape, self.num_classes)
+                scores = of_all.scatter_(2, classes[0][..., None].long(), scores[..., None])
+            fits = boxes.shape[2:] == (4,) and scores.shape == (*boxes.shape[:2], self.num_classes)
+            if not (fits and boxes.isfinite().all() and ((scores >= 0) & (scores <= 1)).all()):
+                raise ValueError("its outputs are not finite boxes, and scores of 0 to 1 for its classes")
         return [boxes, scores]
-
-    def _check(self, boxes: Tensor, scores: Tensor, *classes: Tensor) -> None:
-        """Raise ValueError for outputs that are not boxes and scores of the file's classes."""
-        classes, shape = classes[:1], boxes.shape[:2] if classes else (*boxes.shape[:2], self.num_classes)
-        fits = boxes.shape[2:] == (4,) and boxes.isfinite().all() and ((scores >= 0) & (scores <= 1)).all()
-        are_known = all(((one >= 0) & (one < self.num_classes)).all() for one in classes)
-        if not (fits and are_known and all(one.shape == shape for one in (scores, *classes))):
-            raise ValueError("its outputs are not finite boxes, scores of 0 to 1 and classes of its own")
 
     def nearest_size(self, height: int, width: int) -> tuple[int, int]:
         """The (height, width) of images, in pixels, nearest to these that the file takes."""
