@@ -242,18 +242,12 @@ def _with_sections(schema: type) -> DictConfig:
     return tree
 
 
-def _at_home(value: Any) -> Any:
-    """A text, also in lists, with the home folder for a leading ``~``, as a shell gives it."""
-    if isinstance(value, list):
-        return list(map(_at_home, value))
-    return os.path.expanduser(value) if isinstance(value, str) else value
-
-
 def _drop_missing(tree: dict[str, Any]) -> dict[str, Any]:
-    """The tree without missing values and the sections that have no others; ``~/`` is home."""
+    """The tree without missing values and the sections without others; ``~`` is the home folder."""
     full: dict[str, Any] = {}
     for key, value in tree.items():
-        content = _drop_missing(value) if isinstance(value, dict) else _at_home(value)
+        content = os.path.expanduser(value) if isinstance(value, str) else value
+        content = _drop_missing(content) if isinstance(content, dict) else content
         if content != "???" and (content != {} or value == {}):
             full[key] = content
     return full

@@ -69,8 +69,8 @@ def xml_root(path: str | os.PathLike[str]) -> ElementTree.Element:
     declared = _ENCODING.match(content)  # not of UTF-16, which has a mark at its start
     try:
         # expat knows few encodings, and limits what entities expand to.
-        encoding = declared[1].decode("ascii") if declared else ""
-        root = ElementTree.fromstring(text_of(content, path, encoding=encoding))
+        text = text_of(content, path, encoding=declared[1].decode("ascii") if declared else "")
+        root = ElementTree.fromstring(text)
     except (ElementTree.ParseError, ValueError, LookupError) as error:  # LookupError: an unknown encoding
         raise DataError(f"{path} is not valid XML ({error})") from error
     for element in root.iter():
@@ -189,7 +189,7 @@ def find_place(name: str, path: Path, starts: list[Path]) -> Path:
         if os.path.exists(place):
             return Path(place)
     looked = ", ".join(places)
-    raise DataError(f"{path} names {name[:300]}, but there is no such place (looked for {looked}). fix: correct it")
+    raise DataError(f"{path} names {name}, but there is no such place (looked for {looked}). fix: correct it")
 
 
 def tail(name: str, dropped: int) -> str:

@@ -29,7 +29,6 @@ logger = logging.getLogger(__name__)
 VIDEO_SUFFIXES = tuple(".3gp .asf .avi .flv .m2ts .m4v .mkv .mov .mp4 .mpeg .mpg .mts .ts .webm .wmv".split())
 DEFAULT_RATE, MAX_RATE = 25.0, 120.0  # frames per second where nothing tells it, and at most
 TIMED_FRAMES = 50  # by whose times a file has its rate: its header may say 1,000, for times in milliseconds
-UNKNOWN = "files that are not pictures or videos of a known type"
 MAX_WAITING = 4  # batches of decoded pictures in unfinished batches
 _FIX = "fix: replace the file, or set on_error=skip to leave such files out"
 
@@ -123,7 +122,8 @@ def find_media(source: str) -> list[Medium]:
     unknown = [path for path in beside if is_folder or path in matches]
     looked_at = tracked(whole, len(whole), "looking for several frames", unit="file")
     several = [str(path) for path in looked_at if headers.has_frames(str(path))]
-    for kind, files in {io.OF_SYSTEM: left_out, UNKNOWN: unknown, headers.SEVERAL: several}.items():
+    other = "files that are not pictures or videos of a known type"
+    for kind, files in ((io.OF_SYSTEM, left_out), (other, unknown), (headers.SEVERAL, several)):
         if files:
             logger.warning("%d %s, first: %s", len(files), kind, files[0])
     return [Medium(path, path.relative_to(os.path.abspath(base)).as_posix()) for path in whole]

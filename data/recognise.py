@@ -30,7 +30,6 @@ TRAINING_LISTS = ("trainval", "default")  # the latter is CVAT's
 NAMES_OF_LISTS = {*SPLIT_WORDS, *RARE_WORDS, *TRAINING_LISTS}
 COCO_KEYS = (b'"images"', b'"annotations"', b'"categories"')
 FILE_NAME = re.compile(rb'"(?:file_name|coco_url)"\s*:\s*("(?:[^"\\]|\\.)*")')
-LOOKED_INTO = 20  # files of a suffix, to find out what they are
 BY_TOOL = "export it as COCO or YOLO in the tool that wrote it"
 OTHER_FORMATS = (  # by suffix and text: what it is, and the way to COCO or YOLO
     (".json", rb'"shapes"\s*:', "labelme's json", "convert it to COCO, as labelme2coco does"),
@@ -94,7 +93,7 @@ def _refuse_other_format(place: Path) -> None:
 
     files = io.files_below(place, {row[0] for row in OTHER_FORMATS}) if place.is_dir() else [str(place)]
     for suffix, text, what, fix in OTHER_FORMATS:
-        for file in [file for file in files if file.lower().endswith(suffix)][:LOOKED_INTO]:
+        for file in [file for file in files if file.lower().endswith(suffix)][:20]:  # lists may come first
             with suppress(OSError):
                 if re.search(text, layouts.read_file(file, 2**16)) and not is_coco(Path(file)):
                     raise DataError(f"{place} is not a data set that can be read: {file} is {what}. fix: {fix}")
@@ -124,7 +123,7 @@ def _coco_folder(tree: Tree) -> Options | None:
     # annotations/instances_train.json, annotations/instances_val.json, train/1.jpg, val/2.jpg
     # train/_annotations.coco.json, train/1.jpg, valid/_annotations.coco.json, valid/2.jpg
     jsons = [tree.top / file for file in tree.files[".json"]]
-    called = [path for path in jsons if "instances" in path.name and path.is_file()]
+    called = [path for path in jsons if "instances" in path.name]
     by_split = defaultdict[str | None, list[Path]](list)
     for path in called or filter(is_coco, jsons):
         by_split[split_in(os.path.relpath(path, tree.top))].append(path)
