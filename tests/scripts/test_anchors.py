@@ -2,12 +2,15 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
 from conf import ConfigError
 from conf.compose import compose
 from conf.schema import AnchorsConfig, TrainConfig
+from data import open_annotations
+from data.anchors import SEED, kmeans_anchors, match_anchors, network_sizes, recall
 from models import Darknet, ModelError
 from scripts.anchors import find_anchors
 from train_utils.build import load_network
@@ -21,9 +24,15 @@ def test_the_override_gives_the_network_the_anchors(tmp_path: Path, capsys: pyte
         "data=shapes", f"data.root={tmp_path}/shapes", f"data.index_dir={tmp_path}/index", SHAPES, "model=yolov4-tiny",
         "image_size=128", "rounds=50", f"out={out}",
     ]  # fmt: skip
-    found = find_anchors(compose("anchors", AnchorsConfig, overrides))
+    config = compose("anchors", AnchorsConfig, overrides)
+    found = find_anchors(config)
     printed = capsys.readouterr().out
     assert "yolov4-tiny as it is" in printed and "refined" in printed
+    sizes = network_sizes(open_annotations(config.data, "train"), 128)
+    start = kmeans_anchors(sizes, 5, np.random.default_rng(SEED)).round(1)
+    used = found[1:]
+    assert f"{len(sizes)} boxes" in printed and f"recall {recall(sizes, used, config.min_iou):.4f}" in printed
+    assert match_anchors(sizes, used)[0].mean() > match_anchors(sizes, start)[0].mean(), "not refined"
     mine = f"hydra.searchpath=[file://{tmp_path}/mine]"  # what --config-dir does
     config = compose("train", TrainConfig, [mine, "model=drawn", "model.width=0.25"])
     model = Darknet(load_network(config.model), width=config.model.width)

@@ -12,6 +12,8 @@ from conf.compose import compose
 from conf.schema import CheckDataConfig
 from data import DataFormat
 from data.io import Findings
+from data.validate import CUT, UNLIKE
+from scripts import check_data
 from scripts.check_data import CheckedSet, check, check_dataset, text_report
 from tests.data.drawn_set import DrawnSet
 
@@ -19,7 +21,9 @@ NETWORK = (128, np.array([[20.0, 20.0], [60.0, 40.0]]), 0.2)
 Plant = Callable[["DrawnSet"], None]
 
 
-def test_the_report_and_a_set_that_stays_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_and_a_set_that_stays_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch
+) -> None:
     drawn, out = DrawnSet(tmp_path / "set"), tmp_path / "out"
     drawn.copy("train", 0, "val", 7)
     drawn.image("train", 2).write_bytes(b"")
@@ -50,6 +54,15 @@ def test_the_report_and_a_set_that_stays_as_it_is(tmp_path: Path, capsys: pytest
     assert {path.name for path in out.iterdir()} == {"report.txt", "labels.jpg"}
     sheet = cv2.imread(str(out / "labels.jpg"))
     assert sheet.std() > 10 and sheet.shape[1] > 4 * 440
+    monkeypatch.setattr(check_data, "check", lambda _: checked)
+    with pytest.raises(SystemExit, match="1"):
+        check_data.main(config)
+
+
+def test_a_report_without_pictures(drawn: DrawnSet, tmp_path: Path) -> None:
+    config = compose("check_data", CheckDataConfig, ["data=shapes", "pictures=0", f"out={tmp_path}/out"])
+    assert check(replace(config, data=drawn.config(COCO))).num_problems == 0
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["report.txt"]
 
 
 @pytest.fixture
@@ -83,6 +96,24 @@ def box_twice(drawn: DrawnSet) -> None:
     boxes.append(boxes[2] | {"id": 1000, "category_id": 5})  # another class, so no copy
 
 
+def white_of_two_sizes(drawn: DrawnSet) -> None:
+    for number, (height, width) in {0: (96, 128), 1: (128, 96)}.items():  # the same bytes
+        cv2.imwrite(str(drawn.image("train", number)), np.full((height, width, 3), 255, np.uint8))
+        drawn.json["train"]["images"][number] |= {"height": height, "width": width}
+    drawn.copy("train", 3, "train", 7)
+
+
+def damaged(drawn: DrawnSet) -> None:
+    content = bytearray(drawn.image("train", 2).read_bytes())
+    middle = content.index(b"\xff\xda") + 200  # of the scan
+    content[middle : middle + 2] = b"\xff\xd5"  # a restart marker where none belongs
+    drawn.image("train", 2).write_bytes(content)
+
+
+def cut(drawn: DrawnSet) -> None:
+    drawn.json["train"]["annotations"][4]["bbox"] = [100, 50, 40, 20]
+
+
 def rows(split: str, number: int, text: str) -> Plant:
     def plant(drawn: DrawnSet) -> None:
         with drawn.label(split, number).open("a") as file:
@@ -96,6 +127,9 @@ PLANTED: dict[str, tuple[Plant, DataFormat, str, str, str]] = {
     "no image": (not_an_image, COCO, "val", "images that cannot be read", "val/1.jpg is not an image"),
     "image twice": (copied("train"), COCO, "train", "repeated images", "train/0.jpg and "),
     "leak": (copied("val"), COCO, "train and val", "images in both sets", "val/7.jpg"),
+    "damage": (damaged, COCO, "train", "images that are damaged inside", "train/2.jpg: "),
+    "two sizes": (white_of_two_sizes, COCO, "train", "repeated images", "train/3.jpg and "),
+    "cut": (cut, COCO, "train", CUT, "annotation 20"),
     "size": (other_size, COCO, "train", "images that cannot be read", "train/3.jpg has 128 x 96"),
     "box twice": (box_twice, COCO, "train", "repeated boxes", "1.jpg: cat [21, 30, 40, 24]"),
     "yolo pixels": (rows("val", 0, "1 60 50 20 20\n"), YOLO, "val", "rows that are not boxes", "0.txt:3 holds '1 60"),
@@ -126,6 +160,7 @@ def test_what_may_be_meant_so_is_a_note(drawn: DrawnSet) -> None:
     content = drawn.json["val"]
     content["annotations"] = [box for box in content["annotations"] if box["image_id"] != 1 and box["category_id"] == 1]
     content["annotations"].append({"id": 5, "image_id": 2, "category_id": 1, "bbox": [9, 9, 2, 3]})
+    content["annotations"].append(content["annotations"][0] | {"id": 6, "iscrowd": 1})  # no copy
     checked = check_of(drawn, DataFormat.coco)
     assert not counts(checked.problems)
     assert counts(checked.notes) == {
@@ -134,6 +169,13 @@ def test_what_may_be_meant_so_is_a_note(drawn: DrawnSet) -> None:
         ("val", "boxes that no anchor fits"): 1,
     }
     assert checked.recall["val"] == pytest.approx(2 / 3)
+
+
+def test_boxes_that_are_corners_are_a_problem(drawn: DrawnSet) -> None:
+    for box in drawn.json["val"]["annotations"]:
+        x, y, w, h = box["bbox"]
+        box |= {"bbox": [x, y, x + w, y + h], "area": w * h}
+    assert counts(check_of(drawn, COCO).problems)["val", f"{UNLIKE}[left, top, right, bottom]"] == 6
 
 
 def test_classes_that_differ_are_a_problem(drawn: DrawnSet) -> None:

@@ -4,6 +4,7 @@ import math
 import shlex
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -82,6 +83,36 @@ def test_a_study_finds_the_best_options_prunes_the_hopeless_and_goes_on(configur
     for other in (["train.epochs=300", RATE], ["train.epochs=6", "optim.lr=0.1,0.2"]):
         with pytest.raises(ConfigError, match=r"the study runs/x searches with data=shapes .* fix: name=<a new one>"):
             tune.tune(configured("trials=12", "--", "data=shapes", "name=a b", "train.seed=0,1", *other))
+
+
+def test_a_line_that_is_half_written_is_no_score(tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").write_text("epoch,step,AP\n1,10,0.25\n2,20,0.5")
+    assert tune.scores_of(tmp_path) == {1: 0.25}
+
+
+def test_a_trial_has_its_best_score(monkeypatch, tmp_path: Path) -> None:
+    training = "import sys\nfolder = sys.argv[-1].partition('=')[2].strip('\"')\n"
+    training += "open(folder + '/metrics.csv', 'w').write('epoch,step,AP\\n1,1,0.5\\n2,2,0.25\\n')\n"
+    (tmp_path / "training.py").write_text(training)
+    monkeypatch.setattr(tune, "TRAIN", tmp_path / "training.py")
+    trial = SimpleNamespace(number=0, report=lambda *_: None, should_prune=lambda: False)
+    assert tune.run_trial(trial, [], {}, tmp_path) == 0.5
+
+
+def test_whole_numbers_logarithms_and_points_of_their_own(configured, monkeypatch) -> None:
+    drawn = []
+
+    def run(trial, fixed, space, folder) -> float:
+        drawn.append([tune.draw(trial, key, values) for key, values in space.items()])
+        return 0.5
+
+    monkeypatch.setattr(tune, "run_trial", run)
+    searched = "--", "data=shapes", "train.epochs=int(interval(20,1000))", RATE
+    tune.tune(configured("trials=4", *searched))
+    tune.tune(configured("trials=2", "name=y", "seed=5", *searched))
+    epochs, rates = zip(*drawn, strict=True)
+    assert all(type(value) is int for value in epochs) and len(set(epochs)) == 6
+    assert min(rates) < 0.01, "not drawn by the logarithm"
 
 
 def test_a_search_that_is_stopped_leaves_no_training_behind(configured, monkeypatch) -> None:
