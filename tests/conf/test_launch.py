@@ -1,9 +1,20 @@
 """Launchers' variables, given as dictionaries."""
 
+import os
+from pathlib import Path
+
 import pytest
 
 from conf import ConfigError, DistributedError
-from conf.cli.launch import Launch, allowed_restarts, check_credentials, job_folder_name, read_launch
+from conf.cli.launch import (
+    Launch,
+    allowed_restarts,
+    check_credentials,
+    environment_of_one,
+    job_folder_name,
+    keep_compiled,
+    read_launch,
+)
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "node1", "MASTER_PORT": "1234"}
 RANK_5 = Launch("torchrun", 5, 8, 1, "env://", store=("node1", 1234))
@@ -78,6 +89,17 @@ def test_variables_of_a_bucket_are_sent_or_refused_by_name() -> None:
         with pytest.raises(ConfigError, match=f"{name} holds .* fix: ") as caught:
             check_credentials({name: value})
         assert value not in str(caught.value)
+
+
+def test_a_process_alone_gets_no_launcher_s_variables(monkeypatch, tmp_path: Path) -> None:
+    for name in (*TORCHRUN, *SRUN, "MASTER_ADDR", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    assert read_launch(environment_of_one()) == Launch("none") and "PATH" in environment_of_one()
+    monkeypatch.setattr("os.environ", dict(os.environ))
+    for folder in ("a", "b"):  # a choice that is there stays
+        keep_compiled(tmp_path / folder)
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "a")
 
 
 def test_srun_steps_side_by_side_meet_at_different_ports() -> None:

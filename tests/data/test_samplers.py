@@ -62,12 +62,20 @@ def test_an_epoch_holds_no_image_twice_and_epochs_and_seeds_differ() -> None:
     assert [len(indices) for indices in images] == [96, 96] == [epoch.total() for epoch in epochs]
     assert images[0] != images[1]
 
-    def order(seed: int, epoch: int) -> list[int]:
-        sampler = sampler_of(40, 8, seed=seed)
+    def requests(seed: int, epoch: int, **more: Any) -> list[Request]:
+        sampler = sampler_of(40, 8, seed=seed, **more)
         sampler.sampler.set_epoch(epoch)
-        return [request.index for batch in sampler for request in batch]
+        return [request for batch in sampler for request in batch]
 
-    assert len({tuple(order(seed, epoch)) for seed in (0, 1) for epoch in (0, 1)}) == 4
+    orders, partners, shapes, repeats = (set[tuple[Any, ...]]() for _ in range(4))
+    for seed, epoch in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        order = [request.index for request in requests(seed, epoch)]
+        orders.add(tuple(order))
+        partners.add(tuple(order.index(image) for request in requests(seed, epoch) for image in request.pool))
+        grouped = [request.index for request in requests(seed, epoch, image_sizes=SIDES[:40])]
+        shapes.add(tuple(frozenset(grouped[start : start + 8]) for start in range(0, 40, 8)))
+        repeats.add(tuple(sorted(request.index for request in requests(seed, epoch, factors=FACTORS[:40]))))
+    assert [len(orders), len(partners), len(shapes), len(repeats)] == [4, 4, 4, 4]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 64, 97, 4097, 100_003])

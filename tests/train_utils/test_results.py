@@ -23,6 +23,7 @@ from train_utils.results import (
     DETECTION_AS_READ,
     GroundTruth,
     ImageResult,
+    canonical_order,
     categories_json,
     check_images,
     coco_files,
@@ -211,10 +212,29 @@ def test_ids_may_be_texts_and_rows_of_other_categories_are_counted(tmp_path: Pat
 def test_boxes_in_other_units_are_a_warning(scale, is_xyxy, said, capsys) -> None:
     found = np.zeros(4, DETECTION_AS_READ)
     found["image_id"] = [9, 7, 7, 9]
-    found["box_xywh"] = np.array([60, 10, 30, 20]) * scale + [0, 0, 60 * is_xyxy, 10 * is_xyxy]
-    warn_of_units(Path("a.json"), found, np.array([9, 7]), np.array([[50, 100], [50, 100]]))
+    wide, high = [60, 10, 30, 20], [10, 60, 20, 30]  # each fits only into its own image
+    found["box_xywh"] = np.array([wide, high, high, wide]) * scale
+    found["box_xywh"][:, 2:] += found["box_xywh"][:, :2] * is_xyxy
+    warn_of_units(Path("a.json"), found, np.array([9, 7]), np.array([[50, 100], [100, 50]]))
     printed = capsys.readouterr().out
     assert said in printed and bool(said) == bool(printed)
+
+
+def test_the_order_of_detections_does_not_depend_on_that_of_batches() -> None:
+    corners = np.array([[0, 0, 4, 4], [1, 1, 5, 5], [2, 2, 6, 6]], dtype=np.float32)
+    parts = [make_detections(image, np.array([1, 0, 0]), np.array([0.5, 0.5, 0.9]), corners) for image in (3, 1)]
+    found = np.concatenate(parts)
+    ordered = canonical_order(found)
+    assert [tuple(row) for row in ordered[["image_id", "class"]].tolist()] == [
+        (1, 0),
+        (1, 0),
+        (1, 1),
+        (3, 0),
+        (3, 0),
+        (3, 1),
+    ]
+    assert ordered["score"].tolist() == pytest.approx([0.9, 0.5, 0.5] * 2)
+    assert np.array_equal(canonical_order(found[::-1]), ordered)
 
 
 @pytest.mark.parametrize("wrong", [{"file_name": "b.jpg"}, {"height": 9}, {"categories": IDS[::-1]}])
