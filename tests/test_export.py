@@ -4,6 +4,7 @@ import copy
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +16,11 @@ import torch
 from conf import ConfigError
 from conf.cli.program import options_of
 from conf.compose import compose
-from conf.schema import TrainConfig
-from data import ShapesConfig, ensure_shapes
+from conf.schema import ExportConfig, TrainConfig
+from data import EvalDataset, ImageSource, OnError, Request, ShapesConfig, ensure_shapes, open_annotations
 from data.shapes import CLASSES
 from eval import evaluate
-from export import export
+from export import calibration_batches, export
 from models import Darknet, ModelError, parse_cfg, save_darknet_weights
 from models.export import METADATA_FILE, DetectorGraph, read_metadata, run_onnx, write_onnx, write_torch
 from models.quantise import equalise, neighbours, quantise
@@ -246,3 +247,20 @@ def test_scaled_channels_change_no_result_and_share_a_range(tmp_path: Path) -> N
         zeros = [stored[node.input[2]] for node in graph.node if node.op_type == "QuantizeLinear"]
         assert {str(zero.dtype) for zero in zeros} == {"int8" if symmetric else "uint8"}
         assert not symmetric or not any(map(np.any, zeros))
+        for node in graph.node:
+            weights = stored.get(node.input[0]) if node.op_type == "DequantizeLinear" else None
+            if weights is not None and weights.ndim == 4:
+                scales = stored[node.input[1]]
+                assert scales.shape == (len(weights),), "one for each channel"
+                ranges = np.abs(weights).max((1, 2, 3)) * scales
+                assert weights.shape[1] != 3 or ranges.max() / ranges.min() < 100, "10,000 before"
+
+
+def test_calibration_takes_images_of_the_training_set_from_all_over_it(tmp_path: Path) -> None:
+    drawn = "data.shapes={train_images: 11, val_images: 3, image_size: 64}"
+    of_data = ["data=shapes", f"data.root={tmp_path}/shapes", f"data.index_dir={tmp_path}/index", drawn]
+    config = replace(compose("export", ExportConfig, [*MODEL, *of_data]), calibration=4, batch_size=3)
+    train_set = open_annotations(config.data, "train")
+    images = EvalDataset(train_set, ImageSource(train_set, OnError.stop), config.evaluate.resize)
+    wanted = images.__getitems__([Request(index, 64, 64, 0) for index in (0, 3, 6, 10, 0, 3)]).network_input()
+    assert torch.equal(torch.cat(list(calibration_batches(config, (64, 64)))), wanted)

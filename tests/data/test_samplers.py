@@ -56,7 +56,7 @@ def test_steps_are_the_same_at_any_world_size_and_accumulation_and_after_a_resum
     assert shares_of(2, 3, 1, start_step=5, **more) == [share[10:] for share in shares_of(2, 3, 1, **more)]
 
 
-def test_an_epoch_holds_no_image_twice_and_epochs_and_seeds_differ() -> None:
+def test_an_epoch_holds_no_image_twice_and_epochs_and_seeds_differ(monkeypatch) -> None:
     epochs = [sum(steps_of(1, BATCH, epoch), Counter()) for epoch in range(2)]
     images = [{request.index for request in epoch} for epoch in epochs]
     assert [len(indices) for indices in images] == [96, 96] == [epoch.total() for epoch in epochs]
@@ -76,6 +76,9 @@ def test_an_epoch_holds_no_image_twice_and_epochs_and_seeds_differ() -> None:
         shapes.add(tuple(frozenset(grouped[start : start + 8]) for start in range(0, 40, 8)))
         repeats.add(tuple(sorted(request.index for request in requests(seed, epoch, factors=FACTORS[:40]))))
     assert [len(orders), len(partners), len(shapes), len(repeats)] == [4, 4, 4, 4]
+    monkeypatch.setattr("data.samplers.TABLE_IMAGES", 10)  # the order is computed then
+    computed = {tuple(request.index for request in requests(seed, epoch)) for seed in (0, 1) for epoch in (0, 1)}
+    assert len(computed | orders) == 8
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 64, 97, 4097, 100_003])
