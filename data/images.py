@@ -193,8 +193,8 @@ class ImageSource:
         found: dict[str, list[str]] = {FEW_LEVELS: [], headers.SEVERAL: []}
         for index in indices:
             image, path = self.read(index, 1), self.annotations.path(index)
-            is_whole = image is not None and not path.lower().endswith((".jpg", ".jpeg"))  # of these one row is read
-            if is_whole and np.ptp(np.percentile(image[::4, ::4], (1, 99))) < LEVELS:
+            is_cut = path.lower().endswith((".jpg", ".jpeg"))  # of these one row is read
+            if image is not None and not is_cut and np.ptp(np.percentile(image[::4, ::4], (1, 99))) < LEVELS:
                 found[FEW_LEVELS].append(path)
             if headers.has_frames(path):
                 found[headers.SEVERAL].append(path)

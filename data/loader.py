@@ -159,7 +159,8 @@ class BatchLoader(torch.utils.data.DataLoader[Batch]):
 
     def _loaded(self) -> Iterator[Batch]:
         """The batches on the host."""
-        batches, waited = None, 0.0
+        batches: Any = None
+        waited = 0.0
         while True:
             try:
                 batches = super().__iter__() if batches is None else batches

@@ -172,6 +172,18 @@ def test_a_tar_that_changes_is_read_again_and_one_that_ends_early_is_named(pictu
         opened(picture_set, "s3://b/images/t-*.tar")
 
 
+def test_a_file_in_parts_is_read_like_any_other(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(random.Random(0).randbytes(200_000))
+    parts = io.BufferedReader(remote._Parts(str(path), 200_000), remote.BLOCK)
+    with path.open("rb") as file:
+        for offset, whence in ((9, 0), (70_000, 1), (-50, 1), (-1000, 2), (3, 0), (1, 1)):
+            assert parts.seek(offset, whence) == file.seek(offset, whence) == parts.tell()
+            assert parts.read(1000) == file.read(1000)
+    raw = remote._Parts(str(path), 200_000)
+    assert [raw.seek(5), raw.seek(7, 1), raw.seek(-5, 2)] == [5, 12, 199_995]
+
+
 def test_a_name_stands_for_the_one_picture_of_a_tar_that_it_can_mean(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "t.tar", "w") as file:
         for name in ("cam1/1.png", "new/2.png", "old/2.png", "3.png", "set/4.png", "LICENSE", "LICENSE"):
