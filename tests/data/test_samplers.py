@@ -72,8 +72,9 @@ def test_an_epoch_holds_no_image_twice_and_epochs_and_seeds_differ(monkeypatch) 
         order = [request.index for request in requests(seed, epoch)]
         orders.add(tuple(order))
         partners.add(tuple(order.index(image) for request in requests(seed, epoch) for image in request.pool))
-        grouped = [request.index for request in requests(seed, epoch, image_sizes=SIDES[:40])]
-        shapes.add(tuple(frozenset(grouped[start : start + 8]) for start in range(0, 40, 8)))
+        rectangular = sampler_of(40, 8, seed=seed, image_sizes=SIDES[:40]).sampler
+        rectangular.set_epoch(epoch)
+        shapes.add(tuple(np.argsort(rectangular.rectangles[:, 0] / rectangular.rectangles[:, 1])))
         repeats.add(tuple(sorted(request.index for request in requests(seed, epoch, factors=FACTORS[:40]))))
     assert [len(orders), len(partners), len(shapes), len(repeats)] == [4, 4, 4, 4]
     monkeypatch.setattr("data.samplers.TABLE_IMAGES", 10)  # the order is computed then
