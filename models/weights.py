@@ -342,7 +342,7 @@ def load_weights_of_checkpoint(
     check_shapes(path, needed, loads, SAME_NETWORK)
     check_values(path, loads.items())
     facts = {"num_classes": num_classes, "same_decoding": rows is not None, "note": note}
-    facts |= {"other_layer": other_layer(model, source), "names": of_file}
+    facts |= {"other_layer": other_layer(model, source), "names": classes.of_file}
     return fill_network(model, path, loads, source.bn_eps, rows, **facts)
 
 
