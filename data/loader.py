@@ -171,7 +171,7 @@ class BatchLoader(torch.utils.data.DataLoader[Batch]):
                 if not (self.timeout and "timed out" in str(error)):
                     raise
                 waited += self.timeout
-                workers = multiprocessing.active_children()
+                workers = getattr(self._iterator, "_workers", ())  # of this loader alone
                 if batches is not None and waited < self.patience and not any(map(_is_stopped, workers)):
                     continue
                 # A hung worker may ignore SIGTERM, and the program could not exit.
@@ -192,7 +192,7 @@ class BatchLoader(torch.utils.data.DataLoader[Batch]):
             yield passed_on.pop()
 
 
-def _is_stopped(worker: multiprocessing.process.BaseProcess) -> bool:
+def _is_stopped(worker: Any) -> bool:
     """Whether a signal has stopped a process; False where the system is not Linux."""
     with suppress(OSError):
         return Path(f"/proc/{worker.pid}/stat").read_text().rpartition(") ")[2].startswith("T")

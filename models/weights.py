@@ -124,7 +124,8 @@ class ClassNames:
         if rows == [*range(here)]:
             return rows, ""
         if rows is None and self.partial and not (_are_numbers(known) or _are_numbers(wanted)):
-            rows = [(class_order(known, [name]) or [None])[0] for name in wanted]
+            orders = [class_order(known, [name]) for name in wanted]
+            rows = [order[0] if order else None for order in orders]
         if rows is None:
             return None, f"; its classes are {_listed(known)}, here {_listed(wanted)}"
         kept = [name for name, row in zip(wanted, rows, strict=True) if row is not None]
@@ -149,7 +150,8 @@ def _with_class_rows(part: RawPart, own: Tensor, stored: Tensor, rows: Rows) -> 
     for number, row in enumerate(rows):
         if row is not None:
             filled[:, box + number] = stored[:, box + row]
-    return filled.flatten(0, 1)
+    tensor: Tensor = filled.flatten(0, 1)
+    return tensor
 
 
 def fill_network(
