@@ -4,7 +4,7 @@
     python eval.py ckpt=runs/coco/... data=bccd data.root=../other evaluate.image_size=416
     torchrun --nproc-per-node=2 eval.py ckpt=runs/coco/... out=results
     python eval.py ckpt=runs/coco/... plots=true   # precision and recall, confusions
-    python eval.py ckpt=runs/coco/... split=test   # the test images of the data set
+    python eval.py ckpt=runs/coco/... split=test   # the test images of the data set, or train
     python eval.py model_file=best.onnx ckpt=runs/coco/... # a file, on the data of the run
     python eval.py detections=results.json data=coco    # any system's, scored as by pycocotools
 
@@ -39,8 +39,8 @@ from train_utils.report import plots, report_page
 def evaluate(config: EvalConfig) -> program.Outcome:
     """Score ``ckpt``, or Darknet weights of ``model``, or ``model_file``, or ``detections``.
 
-    Returns the metrics, and the folder if there is one. Takes a list of overrides, too:
-    ``evaluate(["ckpt=best.pt"])``.
+    Returns the metrics with those at the best F1, and the folder if there is one. Takes a list of
+    overrides, too: ``evaluate(["ckpt=best.pt"])``.
     """
     world = distributed.init_distributed_mode(config.device.value, config.timeout_seconds)
     out = run_folder.open_out(world, config.out, "eval") if config.plots or config.out is not None else None
@@ -69,7 +69,7 @@ def evaluate(config: EvalConfig) -> program.Outcome:
         log.info(f"{config.data.name} has no boxes to score against{more}")
     if out is not None:
         write_results(out, config, val_set, evaluation)
-    return program.Outcome(evaluation.metrics, out)
+    return program.Outcome(evaluation.metrics | evaluation.at_best_f1, out, evaluation.per_class)
 
 
 def score_detections(config: EvalConfig, val_set: Annotations, world: World) -> coco_eval.Evaluation | None:

@@ -32,7 +32,7 @@ from torch import Tensor
 import data
 from conf import ConfigError, install_command, schema
 from conf.cli import launch, program
-from conf.cli.run_files import CHECKPOINTS, refuse_existing
+from conf.cli.run_files import SUFFIXES, exported_beside, refuse_existing
 from data.errors import printable
 from data.geometry import PAD_VALUE
 from data.progress import counted, log
@@ -46,7 +46,6 @@ from train_utils.inference import open_checkpoint
 
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 PACKAGES = {"onnx": ONNX_PACKAGES, "openvino": (*ONNX_PACKAGES, "openvino"), "torch": ()}
-SUFFIXES = {"onnx": ".onnx", "openvino": ".xml", "torch": ".pt2"}
 MAX_DROP = {"float32": 0.005, "float16": 0.005, "int8": 0.02}  # AP
 RESAMPLES = 500  # of the validation images, for the interval of a loss
 DRAWN_SIDE = 320  # pixels
@@ -156,6 +155,8 @@ def score(config: schema.ExportConfig, detector: open_checkpoint.TrainedNetwork,
         options.multi_label = False
     as_file = replace(config, evaluate=options)
     scored: list[coco_eval.Evaluation] = []
+    limits = f"confidence {options.confidence:g}, nms_iou {options.nms_iou:g}"
+    log.info(f"at {limits} (eval.py: confidence {config.evaluate.confidence:g})")
     for name, network in (("network", detector), ("file", open_checkpoint.open_checkpoint(str(path)))):
         evaluation = score_network(as_file, network, val_set, world)
         assert evaluation is not None  # on rank 0
@@ -203,8 +204,7 @@ def output_path(config: schema.ExportConfig, suffix: str) -> Path:
     if config.out is not None:
         out = Path(config.out)
     elif weights:
-        source = Path(weights)
-        out = (source / CHECKPOINTS / "best" if source.is_dir() else source).with_suffix(suffix)
+        out = exported_beside(weights, config.format.value)
     else:
         raise ConfigError(build.NO_WEIGHTS)
     if out.suffix != suffix:

@@ -135,6 +135,8 @@ def _option(keys: Sequence[str], value: str, kinds: Kinds) -> str:
     """The first of ``keys`` with its own value or that typed; "" if there is none that fits."""
     key, _, own = "".join(keys[:1]).partition("=")
     typed = own or value or ("true" if kinds.get(key) is bool else "")
+    if key == "data" and os.path.isdir(typed):
+        typed = os.path.join(typed, "")  # else it names a choice
     if key == "" or typed == "" or not _fits(key, typed, kinds):
         return ""
     return shlex.quote(f"{key}={typed}") if typed[:1] == "[" else option(key, typed)
@@ -145,6 +147,8 @@ def _meant(name: str, value: str, kinds: Kinds) -> tuple[str, str]:
     typed = value or "true"
     keys, note = _keys(name, typed, kinds)
     if meant := _option(keys, value, kinds):
+        return meant, ""
+    if "," in value and (meant := _option(keys, f"[{value}]", kinds)):
         return meant, ""
     if note:
         return "", note

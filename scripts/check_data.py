@@ -3,10 +3,11 @@
     python -m scripts.check_data data=bccd model=yolov3-tiny image_size=320
     python -m scripts.check_data --config-dir ~/mine data=cats out=report
 
-Prints a report and writes it to a folder, as report.txt and labels.jpg, some images with their
-boxes. *Problems* are wrong entries. *Notes* may be intended but are worth a look: empty images,
-classes without boxes, anchors that do not fit the boxes. Exit code 0: no problems, 1: some, 2: a
-wrong data set or option.
+Prints a report and writes it to a folder: report.txt, labels.jpg (some images with their boxes) and
+statistics.png (boxes by class, sizes, places). Test images are checked if there are any. *Problems*
+are wrong entries. *Notes* may be intended but are worth a look: empty images, classes without
+boxes, anchors that do not fit the boxes. Exit code 0: no problems, 1: some, 2: a wrong data set or
+option.
 """
 
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
@@ -36,6 +37,7 @@ from data.index import read_annotations
 from data.io import Findings
 from data.progress import counted, log, tracked
 from train_utils import build
+from train_utils.report import plots
 from train_utils.report.draw import draw_cell, save_sheet
 
 BOTH = "train and val"
@@ -50,6 +52,7 @@ class CheckedSet:
     problems: dict[str, Findings]
     notes: dict[str, Findings]
     recall: dict[str, float]  # share of the boxes that an anchor fits; NaN without boxes
+    no_tests: str = ""  # why there is no split test
 
     @property
     def num_problems(self) -> int:
@@ -85,6 +88,7 @@ def check(config: schema.CheckDataConfig) -> CheckedSet:
                 cells.append((drawn, f"{split}: {annotations.file_name(index)}"))
     if cells:
         save_sheet(cells, out / "labels.jpg")
+    plots.draw_labels(out / "statistics.png", checked.splits, log.info)
     lines = [f"{config.data.name}: {config.data.root}", *text_report(checked)]
     (out / "report.txt").write_text("\n".join(lines) + "\n", encoding="utf-8", errors="backslashreplace")
     log.info("\n".join(lines[:-1]))
@@ -93,15 +97,21 @@ def check(config: schema.CheckDataConfig) -> CheckedSet:
 
 
 def check_dataset(config: DataConfig, image_size: int | Sequence[int], anchors: Sizes, min_iou: float) -> CheckedSet:
-    """Read all labels and decode all images of both sets.
+    """Read all labels and decode all images of both sets, and of the tests if there are.
 
     ``anchors`` (k, 2) are those of the network at ``image_size`` pixels; it learns the boxes that
     overlap one by more than ``min_iou``. Raises ``DataError`` if a set as a whole is missing or
     broken.
     """
     checked = CheckedSet({}, defaultdict(Findings), defaultdict(Findings), {})
-    for split in ("train", "val"):
-        annotations, problems, changed = read_annotations(config, split)
+    for split in ("train", "val", "test"):
+        try:
+            annotations, problems, changed = read_annotations(config, split)
+        except DataError as error:
+            if split != "test":
+                raise
+            checked.no_tests = _without_fix(error)
+            continue
         checked.splits[split], checked.problems[split] = annotations, problems
         notes = checked.notes[split]
         for kind, count in changed.counts.items():
@@ -120,10 +130,12 @@ def check_dataset(config: DataConfig, image_size: int | Sequence[int], anchors: 
             sentence = f"{1 - reached:.1%} of the boxes overlap no anchor by more than {min_iou:g}. Try "
             example = sentence + fix_of_anchors(reached, min_iou)
             notes.add("boxes that no anchor fits", [example], round((1 - reached) * len(sizes)))
-    try:
-        check_same_classes(*checked.splits.values())
-    except DataError as error:
-        checked.problems[BOTH].add("classes that differ", [_without_fix(error)])
+    train_set, *others = checked.splits.items()
+    for split, annotations in others:
+        try:
+            check_same_classes(train_set[1], annotations, "validation" if split == "val" else split)
+        except DataError as error:
+            checked.problems[f"train and {split}"].add("classes that differ", [_without_fix(error)])
     if not is_installed("simplejpeg"):
         checked.notes[BOTH].add("checks left out", ["JPEG files are not checked inside: uv pip install simplejpeg"])
     _check_images(checked)
@@ -150,7 +162,7 @@ def _check_images(checked: CheckedSet) -> None:
                 other, number = first.setdefault(result, (split, index))
                 pair = f"{checked.splits[other].path(number)} and {annotations.path(index)}"
                 if other != split:
-                    checked.problems[BOTH].add("images in both sets", [pair])
+                    checked.problems[f"{other} and {split}"].add("images in both sets", [pair])
                 elif number != index:
                     problems.add("repeated images", [pair])
 
@@ -191,9 +203,11 @@ def text_report(checked: CheckedSet) -> list[str]:
         for name, number in zip(annotations.names, numbers.tolist(), strict=True):
             boxes[name][split] = number
     width = max(map(len, ["class", *boxes]))
-    lines += ["", f"{'class':{width}} {'train boxes':>12} {'val boxes':>12}"]
+    if checked.no_tests:
+        lines.append(f"test: not checked ({checked.no_tests})")
+    lines += ["", f"{'class':{width}} " + " ".join(f"{f'{split} boxes':>12}" for split in checked.splits)]
     for name, of_split in sorted(boxes.items(), key=lambda row: -row[1].total()):
-        lines.append(f"{name:{width}} {of_split['train']:>12,} {of_split['val']:>12,}")
+        lines.append(f"{name:{width}} " + " ".join(f"{of_split[split]:>12,}" for split in checked.splits))
     for title, by_split in (("notes", checked.notes), ("problems", checked.problems)):
         if any(findings.counts for findings in by_split.values()):
             lines += ["", f"{title}:"]

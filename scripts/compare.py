@@ -22,6 +22,7 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from glob import glob
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,7 +68,8 @@ def compare(config: schema.CompareConfig) -> list[Gain]:
 
     A single run gets its report instead. Raises TrainError if runs cannot be read or compared.
     """
-    folders = [Path(run_files.full_name(run)) for run in config.runs]
+    named = [path for run in config.runs for path in sorted(glob(run)) or [run]]
+    folders = [Path(run_files.full_name(run)) for run in named]
     if len(folders) == 1:
         log.info(f"page: {report_page.write_report(folders[0])}")
         return []

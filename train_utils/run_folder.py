@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
-from conf import CheckpointError, TrainError, options
+from conf import CheckpointError, TrainError
 from conf.cli import launch, run_files
 from conf.schema import TrainConfig
 from data.remote import is_remote
@@ -50,11 +50,8 @@ def reserve_run_folder(world: World, config: TrainConfig) -> Iterator[Callable[[
             folder = _locked(given, "run_dir")
             # A fetch that was cut off has no options yet, and may go on.
             is_cut_off = is_fetched and not (folder / "config.yaml").exists()
-            if run_files.has_checkpoint(folder) and not is_cut_off:
-                raise TrainError(
-                    f"run_dir={folder} already holds a run. fix: {options.option('resume', folder)} to continue it"
-                    " (resume=auto finds it), or another run_dir"
-                )
+            if not is_cut_off:
+                run_files.refuse_run(folder)
         if resume is not None:
             mirror.fetch(resume, folder)
 

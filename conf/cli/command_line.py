@@ -60,6 +60,8 @@ def prepare_arguments(arguments: Sequence[str], schema: type, command: str, bare
     is dropped. ``bare`` is the option that a bare word of ``command`` sets; with "..." all of them,
     as a list. Raises ConfigError for what Hydra would end with its usage, or take and not do.
     """
+    if "--hydra-help" in arguments:  # Hydra composes nothing for it
+        return ["--hydra-help"]
     behind = list[str]()
     if "--" in arguments:
         at = list(arguments).index("--")

@@ -22,7 +22,7 @@ from typing import Any, NoReturn, TypeVar
 import hydra
 
 from conf import CONF_DIR, ConfigError, compose, schema
-from conf.cli import command_line, help, launch
+from conf.cli import command_line, help, launch, run_files
 from conf.cli.from_checkpoint import complete_conversion, complete_from_checkpoint, complete_training
 from conf.options import refuse_unread
 from data.errors import as_started, word_of
@@ -60,6 +60,8 @@ class Program:
 
             import_plugins(plugins)
         refuse_unread(self.command, options, named)
+        if launch.read_launch().launcher == "none":  # a rank may find what another one has just made
+            run_files.refuse_overwriting(options)
         if self.fill_in is not None:
             options = self.fill_in(options, named)
         if "plugins" in options:  # only the name is kept: no file may have another file imported
@@ -182,12 +184,14 @@ def run_by_hydra(name: str, program: Program, arguments: list[str]) -> None:
 
 
 def find_files(config: Any, splits: Sequence[str]) -> None:
-    """Raise an error for a missing or wrong .cfg, weights or data before torch is imported.
+    """Raise an error for wrong .cfg, weights, data or run_dir before torch is imported.
 
     Ranks of a launcher look later, when they can tell the others that they fail.
     """
     if launch.read_launch().launcher != "none":
         return
+    if isinstance(config, schema.TrainConfig) and config.run_dir is not None and config.resume is None:
+        run_files.refuse_run(Path(config.run_dir).resolve())
     network = getattr(config, "model", None)
     goes_on = getattr(config, "ckpt", None) or getattr(config, "resume", None)  # with weights of its own
     if network is not None and network.cfg and not goes_on:
@@ -240,11 +244,17 @@ def start_ranks(count: int, arguments: Sequence[str]) -> NoReturn:
 
 
 class Outcome(dict[str, float]):
-    """Metrics by name, empty except on rank 0; ``folder`` holds what was written, or is None."""
+    """Metrics by name, empty except on rank 0.
 
-    def __init__(self, metrics: Mapping[str, float], folder: Path | None) -> None:
+    ``folder`` holds what was written, or is None. ``per_class`` has those of eval.py by class name.
+    """
+
+    def __init__(
+        self, metrics: Mapping[str, float], folder: Path | None, per_class: Mapping[str, Mapping[str, float]] = {}
+    ) -> None:
         super().__init__(metrics)
         self.folder = folder
+        self.per_class = dict(per_class)
 
 
 def callable_from_python(name: str) -> Callable[[Callable[[Any], Result]], Callable[..., Result]]:
@@ -258,7 +268,9 @@ def callable_from_python(name: str) -> Callable[[Callable[[Any], Result]], Calla
         @functools.wraps(function)
         def call(options: Any = (), **words: Any) -> Result:
             if words or isinstance(options, str):
-                given = options.split() if isinstance(options, str) else list(options)
+                key = "data" if name == "train" else "ckpt"
+                bare = options.split() if isinstance(options, str) else options
+                given = [word if "=" in word else f"{key}={word}" for word in bare]
                 fix = [*given, *(f"{key}={value}" for key, value in words.items())]
                 raise ConfigError(f"options are a list here. fix: {function.__name__}({fix})")
             if is_dataclass(options):

@@ -21,7 +21,8 @@ from data.remote import Place
 from models.config import ALIASES, Published
 
 CHECKPOINTS = "checkpoints"  # a folder in the run folder
-EXPORTED = (".onnx", ".pt2", ".xml")  # suffixes of the files of export.py
+SUFFIXES = {"onnx": ".onnx", "openvino": ".xml", "torch": ".pt2"}  # of the files of export.py, by format
+EXPORTED = tuple(SUFFIXES.values())
 NAME_A_RUN = "fix: give a run folder or a .pt file of train.py"
 
 
@@ -161,7 +162,10 @@ def read_config(folder: Place, key: str = "resume=") -> dict[str, Any]:
     except (DataError, OSError) as error:
         is_missing = isinstance(error, FileNotFoundError)
         problem = f"there is no {path}" if is_missing else str(error).partition(". fix: ")[0]
-        raise ConfigError(f"{key}{folder}: {problem}. fix: the folder of a run or its last.pt, last or auto") from error
+        fix = "fix: the folder of a run or its last.pt, last or auto"
+        if is_missing and os.path.isdir(folder):
+            fix = "fix: the first command again if the run saved nothing yet, else " + fix.removeprefix("fix: ")
+        raise ConfigError(f"{key}{folder}: {problem}. {fix}") from error
     if "train" not in saved or "name" not in saved.get("data", {}):
         raise ConfigError(f"{path} is incomplete. fix: a copy of it, or a new run")
     return saved
@@ -183,6 +187,29 @@ def refuse_existing(path: Path, key: str) -> None:
     if first is not None and os.path.lexists(first):
         new = "folder" if path.is_dir() else "file"
         raise TrainError(f"{first} is there already and would be overwritten. fix: {key}=<a new {new}>")
+
+
+def exported_beside(weights: str, form: str) -> Path:
+    """The file that export.py writes in the format ``form`` without ``out``."""
+    source = Path(weights)
+    return (source / CHECKPOINTS / "best" if source.is_dir() else source).with_suffix(SUFFIXES[form])
+
+
+def refuse_overwriting(options: Mapping[str, Any]) -> None:
+    """Raise TrainError, before torch is imported, for what is where a program would write."""
+    out, ckpt = options.get("out"), options.get("ckpt")
+    if out is None and ckpt is not None and "format" in options:
+        out = exported_beside(full_name(ckpt), options["format"])
+    if out is not None and not has_checkpoint(Path(out)):  # eval.py writes into a run
+        refuse_existing(Path(out), "out")
+
+
+def refuse_run(folder: Path) -> None:
+    """Raise TrainError if ``folder``, of ``run_dir``, has a checkpoint."""
+    if not has_checkpoint(folder):
+        return
+    fix = f"fix: {option('resume', folder)} to continue it (resume=auto finds it), or another run_dir"
+    raise TrainError(f"run_dir={folder} already holds a run. {fix}")
 
 
 @contextmanager

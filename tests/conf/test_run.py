@@ -23,6 +23,7 @@ from conf.cli.program import PROGRAMS, ranks_to_start, start
 from conf.compose import compose
 from conf.schema import TrainConfig
 from data import DataError, ShapesConfig, ensure_shapes, io
+from data.shapes import CLASSES
 from eval import evaluate
 from train import train
 
@@ -179,7 +180,10 @@ def test_a_training_and_its_evaluation_called_twice_in_one_process(tmp_path, mon
     assert run.folder is not None and run.folder.parent == tmp_path / "runs" / "shapes" and 0 <= run["AP"] <= 1
     assert (run.folder / "checkpoints" / "best.pt").is_file()
     scored = evaluate([f"ckpt={run.folder}", "device=cpu", "out=scored"])
-    assert scored == run and scored.folder == tmp_path / "scored"
+    assert {key: scored[key] for key in run} == run and {"precision", "recall", "f1", "threshold"} <= scored.keys()
+    assert [*scored.per_class] == list(CLASSES) and scored.folder == tmp_path / "scored"
+    with pytest.raises(ConfigError, match=r"options are a list here. fix: evaluate\(\['ckpt=last'\]\)"):
+        evaluate("last")
     more = train([f"resume={run.folder}", "train.epochs=2"])
     assert more.folder == run.folder and len((run.folder / "metrics.csv").read_text().splitlines()) == 3
     assert state_of_the_process() == before

@@ -1,5 +1,6 @@
 """The data set check: its report, and no side effects."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from data.validate import CUT, UNLIKE
 from scripts import check_data
 from scripts.check_data import CheckedSet, check, check_dataset, text_report
 from tests.data.drawn_set import DrawnSet
+from train_utils.report.plots import draw_labels
 
 NETWORK = (128, np.array([[20.0, 20.0], [60.0, 40.0]]), 0.2)
 Plant = Callable[["DrawnSet"], None]
@@ -51,7 +53,7 @@ def test_the_report_and_a_set_that_stays_as_it_is(
         ("train", "boxes that reach out of their image and are cut there"),
         ("train and val", "images in both sets"),
     }
-    assert {path.name for path in out.iterdir()} == {"report.txt", "labels.jpg"}
+    assert {path.name for path in out.iterdir()} == {"report.txt", "labels.jpg", "statistics.png"}
     sheet = cv2.imread(str(out / "labels.jpg"))
     assert sheet.std() > 10 and sheet.shape[1] > 4 * 440
     monkeypatch.setattr(check_data, "check", lambda _: checked)
@@ -149,6 +151,21 @@ def test_a_planted_mistake_is_reported_and_nothing_else(drawn: DrawnSet, name: s
     lines = text_report(report)
     assert f"  {split}: {kind} (1)" in lines and lines[-1].startswith("1 problem in ")
     assert words.split()[0] in "".join(line.strip() for line in lines)
+
+
+def test_the_tests_are_checked_too_and_their_absence_is_said(drawn: DrawnSet) -> None:
+    said = "test: not checked ("
+    assert sum(line.startswith(said) for line in text_report(check_of(drawn, COCO))) == 1
+    config = drawn.config(COCO)
+    content = drawn.json["val"] | {"annotations": [{**drawn.json["val"]["annotations"][0], "bbox": [9, 9, 0, 5]}]}
+    (drawn.root / "test.json").write_text(json.dumps(content))
+    report = check_dataset(config, *NETWORK)
+    assert [*report.splits] == ["train", "val", "test"] and {split for split, _ in counts(report.problems)} >= {"test"}
+    assert report.problems["val and test"].counts["images in both sets"] == len(drawn.json["val"]["images"])
+    assert any(line.split()[:2] == ["class", "train"] and "test boxes" in line for line in text_report(report))
+    warned: list[str] = []
+    draw_labels(drawn.root / "new" / "statistics.png", report.splits, warned.append)
+    assert not warned and cv2.imread(str(drawn.root / "new" / "statistics.png")).std() > 10
 
 
 def test_the_boxes_of_each_class_are_counted(drawn: DrawnSet) -> None:

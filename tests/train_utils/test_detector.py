@@ -13,9 +13,10 @@ import cv2
 import numpy as np
 import pytest
 import torch
+import torchvision
 from PIL import Image, ImageOps, ImageShow
 
-from conf import ConfigError, TrainError
+from conf import ConfigError, TrainError, schema
 from conf.cli.command_line import override
 from data import DataError
 from data.shapes import CLASSES
@@ -172,6 +173,18 @@ def test_a_prediction_is_read_as_arrays_one_by_one_and_drawn(folder, pictures, t
     assert found.save(tmp_path / "new" / "drawn.png") == tmp_path / "new" / "drawn.png"
     with pytest.raises(TrainError, match=r"cannot write .*drawn\.xyz \(.*extension.* fix: .* another path"):
         found.save(tmp_path / "drawn.xyz")
+    with pytest.raises(TrainError, match=r"out says no format. fix: .*out\.jpg$"):
+        found.save(tmp_path / "out")
+    assert found.xyxy is found.boxes_xyxy
+    assert np.allclose(torchvision.ops.box_convert(torch.tensor(found.xyxy), "xyxy", "cxcywh"), found.xywh)
+    crops = [cv2.imread(str(path)).shape[:2] for path in found.save_crops(tmp_path / "crops")]
+    sides = np.ceil(found.xyxy[:, [3, 2]]) - np.floor(found.xyxy[:, [1, 0]])
+    assert np.array_equal(crops, sides) and len(found) > 0
+    if schema.is_installed("pandas"):
+        assert np.array_equal(found.to_df()[["xmin", "ymin", "xmax", "ymax"]], found.xyxy)
+    else:
+        with pytest.raises(ConfigError, match=r"to_df\(\) needs pandas"):
+            found.to_df()
     drawn = cv2.imread(str(tmp_path / "new" / "drawn.png"))
     assert np.array_equal(drawn, found.plot()) and not np.array_equal(drawn, found.image)
     assert found._repr_jpeg_()[:2] == b"\xff\xd8" and "200x150" in repr(found)
@@ -244,13 +257,13 @@ def test_sources_are_answered_in_one_sentence(folder: Path, pictures: list[Path]
     for source, message in (
         (str(pictures[0])[:-5] + "9.jpg", "is not a file or folder"),
         (np.zeros((8, 8, 3)), r"an array is float64 \(8, 8, 3\)\. fix: uint8 \(height, width, 3\) in BGR"),
-        (torch.zeros(3, 8, 8), "is not a picture. fix: a path, URL, array, Pillow image, list"),
+        (torch.zeros(3, 8, 8), r"^a Tensor \(3, 8, 8\) is not a picture. fix: a path, URL, array, Pillow image, list"),
         (Image.new("F", (8, 8)), "mode=F .* cannot be read .*32 bits"),
         (Image.new("La", (8, 8)), "mode=La .* cannot be read"),
         (Image.new("RGB", (8, 8)).crop((3, 3, 3, 6)), r"is uint8 \(3, 0, 3\)"),
         (Image.open(tmp_path / "cut.png"), "PngImageFile .* cannot be read .*fix: "),
         ([0], "0 is not a picture"),
-        ([pictures[0], tmp_path / "film.avi"], "film.avi'\\) is not a picture"),
+        ([pictures[0], tmp_path / "film.avi"], "film.avi is not a picture"),
         ([pictures[0], tmp_path / "empty.jpg"], "empty.jpg is not an image"),  # a list of another length would mislead
     ):
         with pytest.raises(DataError, match=message):

@@ -34,7 +34,6 @@ GPU_BATCH_SIZE = 8  # on a CPU it is 1: threads process several batches at a tim
 # Attributes of Ultralytics' results and models: what to write here.
 WORDS = {
     "boxes": ".boxes_xyxy, .scores and .classes",
-    "xyxy": ".boxes_xyxy",
     "conf": ".scores",
     "cls": ".classes",
     "names": ".all_class_names",
@@ -44,6 +43,7 @@ WORDS = {
     "val": "evaluate([...])",
     "export": "export([...])",
     "track": "see docs/use/python.md",
+    "speed": "predict.py prints the time of an image",
 }
 FORKS: list[int] = []  # processes that forks made, from the first to this one
 os.register_at_fork(after_in_child=lambda: FORKS.append(os.getpid()))
@@ -72,6 +72,17 @@ class Prediction(_Answers):
     def class_names(self) -> list[str]:
         """The class name of each object."""
         return [self.all_class_names[index] for index in self.classes.tolist()]
+
+    @property
+    def xyxy(self) -> ndarray:
+        """``boxes_xyxy``, as other programs call it."""
+        return self.boxes_xyxy
+
+    @property
+    def xywh(self) -> ndarray:
+        """Centre x, centre y, width and height in pixels, float64 (n, 4)."""
+        low, high = np.hsplit(self.boxes_xyxy, 2)
+        return np.hstack([(low + high) / 2, high - low])
 
     @property
     def image(self) -> ndarray:
@@ -121,6 +132,24 @@ class Prediction(_Answers):
             data={"class_name": np.array(self.class_names, dtype=np.str_)},
         )
 
+    def to_df(self) -> Any:
+        """A pandas ``DataFrame`` with a row for each object; raises ConfigError without pandas."""
+        require("pandas", "to_df()")
+        import pandas
+
+        table = pandas.DataFrame(self.boxes_xyxy, columns=["xmin", "ymin", "xmax", "ymax"])
+        return table.assign(confidence=self.scores, **{"class": self.classes, "name": self.class_names})
+
+    def save_crops(self, folder: str | os.PathLike[str]) -> list[Path]:
+        """Write each object as ``<folder>/<class>/<picture>_<number>.jpg``; raises TrainError."""
+        image, files = self.image, list[Path]()
+        stem = self.path.stem if self.path is not None else "picture"
+        for number, (name, box) in enumerate(zip(self.class_names, self.boxes_xyxy, strict=True)):
+            left, top, right, bottom = *np.floor(box[:2]).astype(int), *np.ceil(box[2:]).astype(int)
+            files.append(Path(folder, name.replace("/", "_").strip(".") or "_", f"{stem}_{number}.jpg"))
+            draw.write_image(files[-1], image[top:bottom, left:right], "or another folder")
+        return files
+
     def plot(self) -> ndarray:
         """A copy of the picture with boxes, names and scores: uint8 (h, w, 3) in BGR."""
         drawn = draw.draw_boxes(self.frame.image, self.boxes_xyxy, self.classes, self.all_class_names, self.scores)
@@ -128,6 +157,8 @@ class Prediction(_Answers):
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the drawn picture and return its path. Raises TrainError if that fails."""
+        if not Path(path).suffix:
+            raise TrainError(f"{path} says no format. fix: {path}.jpg")
         draw.write_image(Path(path), self.plot(), "or another path")
         return Path(path)
 
@@ -348,4 +379,6 @@ def _picture(source: Any, number: int, exif: Exif) -> Medium:
         medium = Medium.at(str(source), str(number))
         if not medium.is_video:
             return medium
-    raise DataError(f"{source!r} is not a picture. fix: a path, URL, array, Pillow image, list; call videos alone")
+    if hasattr(source, "shape"):  # a tensor, of any length
+        source = f"a {type(source).__name__} {tuple(source.shape)}"
+    raise DataError(f"{source!s} is not a picture. fix: a path, URL, array, Pillow image, list; call videos alone")

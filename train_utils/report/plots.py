@@ -2,13 +2,14 @@
 
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from data import Annotations
 from data.errors import printable
 from train_utils.coco_eval import ABSENT, Evaluation, find_matches, match, over_scores
 from train_utils.report import mistakes
@@ -204,6 +205,30 @@ def draw_over_confidence(evaluation: Evaluation) -> Any:
             axis.set(**SHARES, title=title, xlabel="confidence")
             axis.plot(scores[::step], curve[::step], **style)
     axes[-1].legend(**BESIDE)
+    return figure
+
+
+def draw_labels(out: Path, splits: Mapping[str, Annotations], warn: Warn) -> None:
+    """Draw the boxes by class, their sizes and their centres in each split of a data set."""
+    _draw(out, warn, _label_statistics, splits)
+
+
+def _label_statistics(splits: Mapping[str, Annotations]) -> Any:
+    figure = new_figure(12, 3.6 * len(splits))
+    for row, (split, annotations) in zip(figure.subplots(len(splits), 3, squeeze=False), splits.items(), strict=True):
+        counts = np.bincount(annotations.classes, minlength=len(annotations.names))
+        most = np.argsort(-counts, kind="stable")[:MOST_CONFUSED]
+        row[0].bar([label(annotations.names[index]) for index in most], counts[most])
+        row[0].tick_params(axis="x", rotation=90 if len(most) > 5 else 0)
+        left_out = f", {len(most)} of {len(counts)} classes" if len(most) < len(counts) else ""
+        row[0].set(title=f"{split}: boxes by class{left_out}")
+        sides = np.repeat(annotations.sizes[:, ::-1], np.diff(annotations.offsets), axis=0)  # width, height
+        sizes = annotations.boxes_xywh[:, 2:] / sides
+        centres = annotations.boxes_xywh[:, :2] / sides + sizes / 2
+        for axis, title, points in ((row[1], "width and height", sizes), (row[2], "centres", centres)):
+            axis.hist2d(*points.T, bins=40, range=[(0, 1), (0, 1)], cmin=1)  # no colour: none
+            axis.set(title=f"{split}: {title}", xlabel="share of the image", aspect="equal")
+        row[2].invert_yaxis()  # as an image has it
     return figure
 
 
