@@ -1,40 +1,75 @@
 """Train, evaluate and use YOLO detectors: ``from hydra_yolov3_spp import Detector, train``.
 
-The wheel keeps the modules of the repository in ``project/``, because conf, data and models are
-names that other code has, too. They can be imported once one of ``__all__`` was asked for.
+The project calls its modules conf, data, models and so on, and others have such names, too. So an
+application gets them as ``hydra_yolov3_spp.project.data``, and *their* ``import data`` means this
+one. The application's ``import data`` means its own, or ours if it has none. In the folder of a
+clone, and in the project's own programs, nothing of this happens: there is no other ``data``.
 """
 
+import builtins
 import sys
 from importlib import import_module
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 _HERE = Path(__file__).resolve().parent
 PROJECT = _HERE / "project" if (_HERE / "project").is_dir() else _HERE.parent  # the latter in a clone
+_INSIDE = f"{__name__}.project."
 _MODULES = ("conf", "data", "models", "train_utils", "scripts", "train", "eval", "predict", "export", "plugins")
 _OFFERED = {"Detector": "predict", "train": "train", "evaluate": "eval", "predict": "predict", "export": "export"}
 __all__ = list(_OFFERED)
 
 
-def add_project() -> None:
-    """Put the project's modules first on ``sys.path``.
+def _is_ours() -> bool:
+    """Whether this process is a program of the project, or was started in the folder of a clone."""
+    return Path(*sys.path[:1]).resolve() == PROJECT
 
-    Raises ImportError if another module with the name of one of them was imported before.
-    """
-    for name in _MODULES:
-        module = sys.modules.get(name)
-        place = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), name)
-        if module is not None and not Path(place).resolve().is_relative_to(PROJECT):
-            raise ImportError(
-                f"hydra_yolov3_spp has its own module {name}, but {place} was imported by this name before. "
-                "fix: run it in a process of its own, by the command hydra-yolov3-spp or from another script"
-            )
-    if sys.path[:1] != [str(PROJECT)]:
-        sys.path.insert(0, str(PROJECT))
+
+def _import(name: str, globals: Any, locals: Any, fromlist: Any, level: int) -> Any:
+    """What ``import`` does in the project's modules."""
+    top = name.partition(".")[0]
+    if top not in _MODULES or level > 0:
+        return builtins.__import__(name, globals, locals, fromlist, level)
+    module = builtins.__import__(_INSIDE + name, globals, locals, fromlist)
+    return module if fromlist else sys.modules[_INSIDE + top]
+
+
+class _Loader(SourceFileLoader):
+    """Loads a module of the project; that of a short name is the same one."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        if module.__name__.startswith(_INSIDE):
+            vars(module)["__builtins__"] = vars(builtins) | {"__import__": _import}
+            super().exec_module(module)
+        else:
+            sys.modules[module.__name__] = import_module(_INSIDE + module.__name__)
+
+
+class _Finder(PathFinder):
+    """Finds the project's modules, by a short name if there is no other of this name."""
+
+    @classmethod
+    def find_spec(cls, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        is_short = name.partition(".")[0] in _MODULES and not _is_ours()
+        if not is_short and not name.startswith(_INSIDE):
+            return None
+        spec = super().find_spec(name, path)
+        if spec is None and path is None:
+            spec = super().find_spec(name, [str(PROJECT)])
+        if spec is not None and Path(spec.origin or "").is_relative_to(PROJECT):
+            spec.loader = _Loader(name, str(spec.origin))
+        return spec
 
 
 def __getattr__(name: str) -> Any:
     if name not in _OFFERED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    add_project()
-    return getattr(import_module(_OFFERED[name]), name)
+    return getattr(import_module(("" if _is_ours() else _INSIDE) + _OFFERED[name]), name)
+
+
+project = ModuleType(_INSIDE[:-1])
+project.__path__ = [str(PROJECT)]
+sys.modules[project.__name__] = project
+sys.meta_path.insert(0, _Finder)

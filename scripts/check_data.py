@@ -52,7 +52,6 @@ class CheckedSet:
     problems: dict[str, Findings]
     notes: dict[str, Findings]
     recall: dict[str, float]  # share of the boxes that an anchor fits; NaN without boxes
-    no_tests: str = ""  # why there is no split test
 
     @property
     def num_problems(self) -> int:
@@ -88,7 +87,7 @@ def check(config: schema.CheckDataConfig) -> CheckedSet:
                 cells.append((drawn, f"{split}: {annotations.file_name(index)}"))
     if cells:
         save_sheet(cells, out / "labels.jpg")
-    plots.draw_labels(out / "statistics.png", checked.splits, log.info)
+    plots.save_plot(out / "statistics.png", log.info, plots.draw_labels, checked.splits)
     lines = [f"{config.data.name}: {config.data.root}", *text_report(checked)]
     (out / "report.txt").write_text("\n".join(lines) + "\n", encoding="utf-8", errors="backslashreplace")
     log.info("\n".join(lines[:-1]))
@@ -110,8 +109,8 @@ def check_dataset(config: DataConfig, image_size: int | Sequence[int], anchors: 
         except DataError as error:
             if split != "test":
                 raise
-            checked.no_tests = _without_fix(error)
-            continue
+            checked.notes[split].add("not checked", [_without_fix(error)])
+            break
         checked.splits[split], checked.problems[split] = annotations, problems
         notes = checked.notes[split]
         for kind, count in changed.counts.items():
@@ -130,10 +129,8 @@ def check_dataset(config: DataConfig, image_size: int | Sequence[int], anchors: 
             sentence = f"{1 - reached:.1%} of the boxes overlap no anchor by more than {min_iou:g}. Try "
             example = sentence + fix_of_anchors(reached, min_iou)
             notes.add("boxes that no anchor fits", [example], round((1 - reached) * len(sizes)))
-    train_set, *others = checked.splits.items()
-    for split, annotations in others:
         try:
-            check_same_classes(train_set[1], annotations, "validation" if split == "val" else split)
+            check_same_classes(checked.splits["train"], annotations, split)
         except DataError as error:
             checked.problems[f"train and {split}"].add("classes that differ", [_without_fix(error)])
     if not is_installed("simplejpeg"):
@@ -203,11 +200,9 @@ def text_report(checked: CheckedSet) -> list[str]:
         for name, number in zip(annotations.names, numbers.tolist(), strict=True):
             boxes[name][split] = number
     width = max(map(len, ["class", *boxes]))
-    if checked.no_tests:
-        lines.append(f"test: not checked ({checked.no_tests})")
-    lines += ["", f"{'class':{width}} " + " ".join(f"{f'{split} boxes':>12}" for split in checked.splits)]
+    lines += ["", f"{'class':{width}}" + "".join(f"{split + ' boxes':>13}" for split in checked.splits)]
     for name, of_split in sorted(boxes.items(), key=lambda row: -row[1].total()):
-        lines.append(f"{name:{width}} " + " ".join(f"{of_split[split]:>12,}" for split in checked.splits))
+        lines.append(f"{name:{width}}" + "".join(f"{of_split[split]:>13,}" for split in checked.splits))
     for title, by_split in (("notes", checked.notes), ("problems", checked.problems)):
         if any(findings.counts for findings in by_split.values()):
             lines += ["", f"{title}:"]

@@ -55,7 +55,9 @@ class Program:
     def complete(self, options: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
         """Import the plugins that the composed ``options`` name, then fill in the options."""
         plugins = options.get("plugins", [])
-        if plugins or "plugins" in sys.modules:  # otherwise there is nothing to do, and this imports torch
+        if (
+            plugins or __name__.replace("conf.cli.program", "plugins") in sys.modules
+        ):  # otherwise there is nothing to do, and this imports torch
             from plugins import import_plugins
 
             import_plugins(plugins)

@@ -2,6 +2,7 @@
 
 import logging
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -47,7 +48,7 @@ NameOf = Callable[[int], str]
 
 def draw_training(folder: Path, metrics_csv: Path, warn: Warn) -> None:
     """Draw the curves of a training into ``folder``."""
-    _draw(folder / "curves.png", warn, draw_curves, metrics_csv)
+    save_plot(folder / "curves.png", warn, draw_curves, metrics_csv)
 
 
 def draw_evaluation(folder: Path, evaluation: Evaluation, read: Read, name_of: NameOf, warn: Warn) -> None:
@@ -60,15 +61,15 @@ def draw_evaluation(folder: Path, evaluation: Evaluation, read: Read, name_of: N
     if threshold == ABSENT:
         threshold = USUAL_THRESHOLD
     sheet = folder / "val_detections.jpg"
-    _draw(folder / "precision_recall.png", warn, draw_precision_recall, evaluation)
-    _draw(folder / "confidence.png", warn, draw_over_confidence, evaluation)
-    _draw(folder / "confusion.png", warn, draw_confusion, evaluation, threshold)
-    _draw(sheet, warn, draw_detections, evaluation, read, name_of, max(threshold, LEAST_SCORE), sheet)
+    save_plot(folder / "precision_recall.png", warn, draw_precision_recall, evaluation)
+    save_plot(folder / "confidence.png", warn, draw_over_confidence, evaluation)
+    save_plot(folder / "confusion.png", warn, draw_confusion, evaluation, threshold)
+    save_plot(sheet, warn, draw_detections, evaluation, read, name_of, max(threshold, LEAST_SCORE), sheet)
     sheet = folder / "mistakes.jpg"
-    _draw(sheet, warn, mistakes.draw_mistakes, evaluation, threshold, read, name_of, sheet)
+    save_plot(sheet, warn, mistakes.draw_mistakes, evaluation, threshold, read, name_of, sheet)
 
 
-def _draw(out: Path, warn: Warn, draw: Callable[..., Any], *arguments: Any) -> None:
+def save_plot(out: Path, warn: Warn, draw: Callable[..., Any], *arguments: Any) -> None:
     """Draw, and save the figure if there is one; an error is only a warning: the run goes on."""
     try:
         import matplotlib
@@ -208,27 +209,22 @@ def draw_over_confidence(evaluation: Evaluation) -> Any:
     return figure
 
 
-def draw_labels(out: Path, splits: Mapping[str, Annotations], warn: Warn) -> None:
-    """Draw the boxes by class, their sizes and their centres in each split of a data set."""
-    _draw(out, warn, _label_statistics, splits)
-
-
-def _label_statistics(splits: Mapping[str, Annotations]) -> Any:
-    figure = new_figure(12, 3.6 * len(splits))
-    for row, (split, annotations) in zip(figure.subplots(len(splits), 3, squeeze=False), splits.items(), strict=True):
-        counts = np.bincount(annotations.classes, minlength=len(annotations.names))
-        most = np.argsort(-counts, kind="stable")[:MOST_CONFUSED]
-        row[0].bar([label(annotations.names[index]) for index in most], counts[most])
-        row[0].tick_params(axis="x", rotation=90 if len(most) > 5 else 0)
-        left_out = f", {len(most)} of {len(counts)} classes" if len(most) < len(counts) else ""
-        row[0].set(title=f"{split}: boxes by class{left_out}")
-        sides = np.repeat(annotations.sizes[:, ::-1], np.diff(annotations.offsets), axis=0)  # width, height
-        sizes = annotations.boxes_xywh[:, 2:] / sides
-        centres = annotations.boxes_xywh[:, :2] / sides + sizes / 2
-        for axis, title, points in ((row[1], "width and height", sizes), (row[2], "centres", centres)):
-            axis.hist2d(*points.T, bins=40, range=[(0, 1), (0, 1)], cmin=1)  # no colour: none
-            axis.set(title=f"{split}: {title}", xlabel="share of the image", aspect="equal")
-        row[2].invert_yaxis()  # as an image has it
+def draw_labels(splits: Mapping[str, Annotations]) -> Any:
+    """Draw how many boxes each class has in each split, how large they are and where they lie."""
+    figure = new_figure(12, 4 * len(splits))
+    rows = figure.subplots(len(splits), 3, squeeze=False)
+    for (bars, *maps), (split, found) in zip(rows, splits.items(), strict=True):
+        for number, count in Counter(found.classes.tolist()).most_common(MOST_CONFUSED):
+            bars.bar(label(found.names[number]), count, color="C0")
+        bars.set(title=f"{split}: boxes by class")
+        bars.tick_params(axis="x", rotation=90)
+        sides = np.repeat(found.sizes[:, ::-1], np.diff(found.offsets), axis=0)  # width, height
+        sizes = found.boxes_xywh[:, 2:] / sides
+        centres = found.boxes_xywh[:, :2] / sides + sizes / 2
+        for axis, title, points in zip(maps, ("width, height", "centre"), (sizes, centres), strict=True):
+            axis.hist2d(*points.T, bins=40, range=[(0, 1), (0, 1)], cmin=1)  # empty cells stay white
+            axis.set(title=f"{title} in shares of the image")
+        maps[1].invert_yaxis()  # as an image has it
     return figure
 
 
