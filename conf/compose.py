@@ -219,23 +219,18 @@ def explain(error: Exception, schema: Any) -> str:
         listed = re.findall(r"^\t(?!base$)(\S+)$", text, flags=re.MULTILINE)  # not if the choice is one of several
         choices = listed or choices_of(group)
         near = get_close_matches(name.lower(), choices, n=1) if len(name) > 3 else []
-        more = "; --config-dir <folder> adds yours" if group in ("data", "model", "experiment") else ""
         near = [f"{name}/"] if group == "data" and os.path.isdir(name) else near
         hint = f"did you mean {group}={near[0]}? " if near else ""
-        return f"no choice {group}={name}; {hint}there are: {', '.join(choices)}{more}"
+        return f"no choice {group}={name}; {hint}there are: {', '.join(choices)}, and those of --config-dir"
     details = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
     full_key, first_line = getattr(details, "full_key", None), str(details).partition("\n")[0]
     if not full_key:
         return " ".join(text.split())
     if "missing mandatory value" in first_line.lower():
         return f"{full_key} has no value. fix: give {full_key}=... on the command line or in a YAML file"
-    value, kind = getattr(details, "value", None), kinds_of(schema).get(full_key)
-    if "could not be converted" in first_line and kind is not None:
-        return f"{full_key} cannot be {value}. fix: {full_key}=<{kind_in_words(kind)}>, without a unit"
-    if "does not support deletion" in first_line:
-        return f"~{full_key}: every option has a value. fix: leave it out, or give another value"
-    brackets = f" fix: brackets, as in {full_key}=[{value}]" if "ListConfig" in first_line else ""
-    return f"{full_key}: {first_line}{brackets}"
+    kind, is_list = kinds_of(schema).get(full_key, Any), "ListConfig" in first_line
+    wanted = f"[{getattr(details, 'value', '')}]" if is_list else f"<{kind_in_words(kind)}>"
+    return f"{full_key}: {first_line.rstrip('.')}. fix: {full_key}={wanted}"
 
 
 def _with_sections(schema: type) -> DictConfig:

@@ -131,39 +131,30 @@ def _fits(key: str, value: str, kinds: Kinds) -> bool:
     return not SEVERAL.fullmatch(value)
 
 
-def _option(keys: Sequence[str], value: str, kinds: Kinds) -> str:
-    """The first of ``keys`` with its own value or that typed; "" if there is none that fits."""
+def _meant(name: str, value: str, kinds: Kinds) -> tuple[str, str]:
+    """The option that a mistake means, or else what to do about it."""
+    keys, note = _keys(name, value or "true", kinds)
     key, _, own = "".join(keys[:1]).partition("=")
     typed = own or value or ("true" if kinds.get(key) is bool else "")
     if key == "data" and os.path.isdir(typed):
         typed = os.path.join(typed, "")  # else it names a choice
-    if key == "" or typed == "" or not _fits(key, typed, kinds):
-        return ""
-    return shlex.quote(f"{key}={typed}") if typed[:1] == "[" else option(key, typed)
-
-
-def _meant(name: str, value: str, kinds: Kinds) -> tuple[str, str]:
-    """The option that a mistake means, or else what to do about it."""
-    typed = value or "true"
-    keys, note = _keys(name, typed, kinds)
-    if meant := _option(keys, value, kinds):
-        return meant, ""
-    if "," in value and (meant := _option(keys, f"[{value}]", kinds)):
-        return meant, ""
+    if key and typed and _fits(key, typed, kinds):
+        return shlex.quote(f"{key}={typed}") if typed[:1] == "[" else option(key, typed), ""
+    if key and typed and _fits(key, f"[{typed}]", kinds):
+        return shlex.quote(f"{key}=[{typed}]"), ""
     if note:
         return "", note
-    if keys:
-        key = keys[0].partition("=")[0]
+    if key:
         words = ", ".join(choices_of(key)) or kind_in_words(kinds[key])
         return "", f"{key} takes: {words}{'; commas stand in brackets only' if ',' in value else ''}"
     for program, schema in PROGRAMS.items():
-        if _keys(name, typed, kinds_of(schema))[0]:
+        if _keys(name, value or "true", kinds_of(schema))[0]:
             return "", f"leave it out here, it is for {program}"
     section, dot, word = name.rpartition(".")
     words_of_keys = [key.rpartition(".")[2] for key in kinds]
     for near in get_close_matches(word.lower(), words_of_keys, n=1, cutoff=0.8) if len(word) > 3 else []:
-        if meant := _option(_keys(section + dot + near, typed, kinds)[0], value, kinds):
-            return meant, ""
+        if near != word:
+            return _meant(section + dot + near, value, kinds)
     for near in get_close_matches(name.partition(".")[0], filter(choices_of, kinds), n=1):
         return "", f"--help lists the options of {near}"
     return "", "--help lists all options"

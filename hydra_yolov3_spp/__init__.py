@@ -9,7 +9,7 @@ clone, and in the project's own programs, nothing of this happens: there is no o
 import builtins
 import sys
 from importlib import import_module
-from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.machinery import PathFinder, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -51,13 +51,11 @@ class _Finder(PathFinder):
     """Finds the project's modules, by a short name if there is no other of this name."""
 
     @classmethod
-    def find_spec(cls, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+    def find_spec(cls, name: str, path: Any = None, target: Any = None) -> Any:
         is_short = name.partition(".")[0] in _MODULES and not _is_ours()
         if not is_short and not name.startswith(_INSIDE):
             return None
-        spec = super().find_spec(name, path)
-        if spec is None and path is None:
-            spec = super().find_spec(name, [str(PROJECT)])
+        spec = super().find_spec(name, path) or super().find_spec(name, path or project.__path__)
         if spec is not None and Path(spec.origin or "").is_relative_to(PROJECT):
             spec.loader = _Loader(name, str(spec.origin))
         return spec

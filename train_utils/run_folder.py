@@ -49,8 +49,7 @@ def reserve_run_folder(world: World, config: TrainConfig) -> Iterator[Callable[[
             _refuse_foreign_files(given)
             folder = _locked(given, "run_dir")
             # A fetch that was cut off has no options yet, and may go on.
-            is_cut_off = is_fetched and not (folder / "config.yaml").exists()
-            if not is_cut_off:
+            if not is_fetched or (folder / "config.yaml").exists():
                 run_files.refuse_run(folder)
         if resume is not None:
             mirror.fetch(resume, folder)

@@ -55,9 +55,8 @@ class Program:
     def complete(self, options: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
         """Import the plugins that the composed ``options`` name, then fill in the options."""
         plugins = options.get("plugins", [])
-        if (
-            plugins or __name__.replace("conf.cli.program", "plugins") in sys.modules
-        ):  # otherwise there is nothing to do, and this imports torch
+        ours = __name__.replace("conf.cli.program", "plugins")  # hydra_yolov3_spp.project.plugins in an application
+        if plugins or ours in sys.modules:  # otherwise there is nothing to do, and this imports torch
             from plugins import import_plugins
 
             import_plugins(plugins)
@@ -149,8 +148,8 @@ def run_by_hydra(name: str, program: Program, arguments: list[str]) -> None:
     exit_codes: list[int] = []  # of the jobs that failed
     options, flags = command_line.options_and_flags(arguments)
     is_multirun = "-m" in flags or "--multirun" in flags
-    if "-c" in flags or "--cfg" in flags:
-        compose.compose(name, program.schema, options, program.complete)  # what a run refuses is refused
+    if "-c" in flags or "--cfg" in flags:  # what a run refuses is refused
+        find_files(compose.compose(name, program.schema, options, program.complete), program.splits)
     typed = sys.argv[1:]
 
     @hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name=name)
@@ -192,7 +191,7 @@ def find_files(config: Any, splits: Sequence[str]) -> None:
     """
     if launch.read_launch().launcher != "none":
         return
-    if isinstance(config, schema.TrainConfig) and config.run_dir is not None and config.resume is None:
+    if getattr(config, "run_dir", None) is not None and config.resume is None:
         run_files.refuse_run(Path(config.run_dir).resolve())
     network = getattr(config, "model", None)
     goes_on = getattr(config, "ckpt", None) or getattr(config, "resume", None)  # with weights of its own
@@ -251,16 +250,14 @@ class Outcome(dict[str, float]):
     ``folder`` holds what was written, or is None. ``per_class`` has those of eval.py by class name.
     """
 
-    def __init__(
-        self, metrics: Mapping[str, float], folder: Path | None, per_class: Mapping[str, Mapping[str, float]] = {}
-    ) -> None:
+    def __init__(self, metrics: Mapping[str, float], folder: Path | None, per_class: Any = None) -> None:
         super().__init__(metrics)
         self.folder = folder
-        self.per_class = dict(per_class)
+        self.per_class = per_class or {}
 
 
 def callable_from_python(name: str) -> Callable[[Callable[[Any], Result]], Callable[..., Result]]:
-    """Let the function of the program ``name`` also take a list of overrides.
+    """Let the function of the program ``name`` also take a list of overrides, or keywords.
 
     They are as on the command line, such as ``["data=coco", "train.epochs=2"]``. Either way ranks
     stay in their process group: several calls may follow, and ``start`` ends it.
@@ -269,16 +266,12 @@ def callable_from_python(name: str) -> Callable[[Callable[[Any], Result]], Calla
     def decorate(function: Callable[[Any], Result]) -> Callable[..., Result]:
         @functools.wraps(function)
         def call(options: Any = (), **words: Any) -> Result:
-            if words or isinstance(options, str):
-                key = "data" if name == "train" else "ckpt"
-                bare = options.split() if isinstance(options, str) else options
-                given = [word if "=" in word else f"{key}={word}" for word in bare]
-                fix = [*given, *(f"{key}={value}" for key, value in words.items())]
-                raise ConfigError(f"options are a list here. fix: {function.__name__}({fix})")
             if is_dataclass(options):
                 return function(options)
             escape_output()
-            return function(options_of(name, options))
+            typed = options.split() if isinstance(options, str) else options
+            named = [command_line.override(key, value) for key, value in words.items()]
+            return function(options_of(name, [*typed, *named]))
 
         return call
 

@@ -162,9 +162,7 @@ def read_config(folder: Place, key: str = "resume=") -> dict[str, Any]:
     except (DataError, OSError) as error:
         is_missing = isinstance(error, FileNotFoundError)
         problem = f"there is no {path}" if is_missing else str(error).partition(". fix: ")[0]
-        fix = "fix: the folder of a run or its last.pt, last or auto"
-        if is_missing and os.path.isdir(folder):
-            fix = "fix: the first command again if the run saved nothing yet, else " + fix.removeprefix("fix: ")
+        fix = "fix: the folder of a run or its last.pt, last or auto, or its first command if it saved nothing yet"
         raise ConfigError(f"{key}{folder}: {problem}. {fix}") from error
     if "train" not in saved or "name" not in saved.get("data", {}):
         raise ConfigError(f"{path} is incomplete. fix: a copy of it, or a new run")
@@ -206,10 +204,9 @@ def refuse_overwriting(options: Mapping[str, Any]) -> None:
 
 def refuse_run(folder: Path) -> None:
     """Raise TrainError if ``folder``, of ``run_dir``, has a checkpoint."""
-    if not has_checkpoint(folder):
-        return
-    fix = f"fix: {option('resume', folder)} to continue it (resume=auto finds it), or another run_dir"
-    raise TrainError(f"run_dir={folder} already holds a run. {fix}")
+    if has_checkpoint(folder):
+        fix = f"fix: {option('resume', folder)} to continue it (resume=auto finds it), or another run_dir"
+        raise TrainError(f"run_dir={folder} already holds a run. {fix}")
 
 
 @contextmanager

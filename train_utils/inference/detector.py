@@ -1,6 +1,7 @@
 """The Python API: ``Detector``, a trained network, and the ``Prediction`` it returns; its files."""
 
 import os
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -81,7 +82,7 @@ class Prediction(_Answers):
     @property
     def xywh(self) -> ndarray:
         """Centre x, centre y, width and height in pixels, float64 (n, 4)."""
-        low, high = np.hsplit(self.boxes_xyxy, 2)
+        low, high = self.boxes_xyxy[:, :2], self.boxes_xyxy[:, 2:]
         return np.hstack([(low + high) / 2, high - low])
 
     @property
@@ -137,18 +138,16 @@ class Prediction(_Answers):
         require("pandas", "to_df()")
         import pandas
 
-        table = pandas.DataFrame(self.boxes_xyxy, columns=["xmin", "ymin", "xmax", "ymax"])
-        return table.assign(confidence=self.scores, **{"class": self.classes, "name": self.class_names})
+        table = pandas.DataFrame(self.boxes_xyxy, columns="xmin ymin xmax ymax".split())
+        return table.assign(confidence=self.scores, name=self.class_names, **{"class": self.classes})
 
-    def save_crops(self, folder: str | os.PathLike[str]) -> list[Path]:
+    def save_crops(self, folder: str | os.PathLike[str]) -> None:
         """Write each object as ``<folder>/<class>/<picture>_<number>.jpg``; raises TrainError."""
-        image, files = self.image, list[Path]()
-        stem = self.path.stem if self.path is not None else "picture"
-        for number, (name, box) in enumerate(zip(self.class_names, self.boxes_xyxy, strict=True)):
-            left, top, right, bottom = *np.floor(box[:2]).astype(int), *np.ceil(box[2:]).astype(int)
-            files.append(Path(folder, name.replace("/", "_").strip(".") or "_", f"{stem}_{number}.jpg"))
-            draw.write_image(files[-1], image[top:bottom, left:right], "or another folder")
-        return files
+        image, stem = self.image, (self.path or Path("picture")).stem
+        for number, (box, _, _, name) in enumerate(self):
+            (left, top), (right, bottom) = np.floor(box[:2]).astype(int), np.ceil(box[2:]).astype(int)
+            path = Path(folder, re.sub(r"^\.|/", "_", name), f"{stem}_{number}.jpg")
+            draw.write_image(path, image[top:bottom, left:right], "or another folder")
 
     def plot(self) -> ndarray:
         """A copy of the picture with boxes, names and scores: uint8 (h, w, 3) in BGR."""
@@ -157,9 +156,7 @@ class Prediction(_Answers):
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the drawn picture and return its path. Raises TrainError if that fails."""
-        if not Path(path).suffix:
-            raise TrainError(f"{path} says no format. fix: {path}.jpg")
-        draw.write_image(Path(path), self.plot(), "or another path")
+        draw.write_image(Path(path), self.plot(), "end the name in .jpg or .png, or take another path")
         return Path(path)
 
     def show(self) -> None:
@@ -379,6 +376,5 @@ def _picture(source: Any, number: int, exif: Exif) -> Medium:
         medium = Medium.at(str(source), str(number))
         if not medium.is_video:
             return medium
-    if hasattr(source, "shape"):  # a tensor, of any length
-        source = f"a {type(source).__name__} {tuple(source.shape)}"
-    raise DataError(f"{source!s} is not a picture. fix: a path, URL, array, Pillow image, list; call videos alone")
+    told = f"{type(source).__name__} {getattr(source, 'shape', source)}"  # not all numbers of a tensor
+    raise DataError(f"{told} is not a picture. fix: a path, URL, array, Pillow image, list; call videos alone")

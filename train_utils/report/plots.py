@@ -2,7 +2,6 @@
 
 import logging
 import warnings
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -210,21 +209,21 @@ def draw_over_confidence(evaluation: Evaluation) -> Any:
 
 
 def draw_labels(splits: Mapping[str, Annotations]) -> Any:
-    """Draw how many boxes each class has in each split, how large they are and where they lie."""
-    figure = new_figure(12, 4 * len(splits))
-    rows = figure.subplots(len(splits), 3, squeeze=False)
-    for (bars, *maps), (split, found) in zip(rows, splits.items(), strict=True):
-        for number, count in Counter(found.classes.tolist()).most_common(MOST_CONFUSED):
-            bars.bar(label(found.names[number]), count, color="C0")
-        bars.set(title=f"{split}: boxes by class")
-        bars.tick_params(axis="x", rotation=90)
+    """Draw of each split how many boxes a class has, how large they are and where they lie."""
+    figure = new_figure(14, 5)
+    bars, sizes, centres = figure.subplots(1, 3)
+    names = [label(name) for name in splits["train"].names[:MOST_CONFUSED]]
+    for split, found in splits.items():
+        counts = np.bincount(found.classes, minlength=len(names))
+        bars.bar(names, counts[: len(names)], label=split)
         sides = np.repeat(found.sizes[:, ::-1], np.diff(found.offsets), axis=0)  # width, height
-        sizes = found.boxes_xywh[:, 2:] / sides
-        centres = found.boxes_xywh[:, :2] / sides + sizes / 2
-        for axis, title, points in zip(maps, ("width, height", "centre"), (sizes, centres), strict=True):
-            axis.hist2d(*points.T, bins=40, range=[(0, 1), (0, 1)], cmin=1)  # empty cells stay white
-            axis.set(title=f"{title} in shares of the image")
-        maps[1].invert_yaxis()  # as an image has it
+        left, top, width, height = (found.boxes_xywh / np.tile(sides, 2)).T
+        sizes.plot(width, height, ".", alpha=0.3)
+        centres.plot(left + width / 2, top + height / 2, ".", alpha=0.3)
+    bars.legend(title=f"boxes of {len(names)} classes")
+    bars.tick_params(axis="x", rotation=90)
+    sizes.set(**SHARES, title="sizes: width and height in shares of the image")
+    centres.set(xlim=(0, 1), ylim=(1, 0), title="places: centres, as the image lies")
     return figure
 
 
