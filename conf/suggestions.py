@@ -4,6 +4,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import make_dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -31,15 +32,14 @@ Mistake = tuple[str, str, str]  # as typed, with name and value; "" for the name
 def refusal(arguments: Sequence[str], schema: Any, takes_words: bool = False) -> str | None:
     """One sentence for all words that are not options; ``takes_words`` lets bare words pass."""
     kinds = kinds_of(schema)
-    wrong = list(_mistakes(arguments, kinds, takes_words))
     completes = "-sc" in arguments or "--shell-completion" in arguments
-    return answer(wrong, kinds) if wrong and not completes else None
+    wrong = [] if completes else list(_mistakes(arguments, kinds, takes_words))
+    return answer(wrong, kinds) if wrong else None
 
 
 def answer(wrong: Sequence[Mistake], kinds: Kinds) -> str:
     """The sentence for all mistakes, with the options to type instead."""
-    options: dict[str, None] = {}
-    notes: list[str] = []
+    options, notes = dict[str, None](), list[str]()
     for typed, name, value in wrong:
         meant, note = _meant(name, value, kinds)
         if meant:
@@ -121,14 +121,17 @@ def _keys(name: str, value: str, kinds: Kinds) -> tuple[list[str], str]:
 
 def _fits(key: str, value: str, kinds: Kinds) -> bool:
     """Whether an option may have a value, as far as its type tells."""
-    if choices := choices_of(key):
-        return (key == "data" and is_path(value)) or set(value.strip("[]").split(",")) <= {"", *choices}
-    one = OmegaConf.structured(make_dataclass("One", [("value", kinds[key], MISSING)]))
-    try:
-        one.value = yaml.safe_load(value) if value[:1] == "[" or value == "null" else value
-    except (OmegaConfBaseException, yaml.YAMLError):
+    if SEVERAL.fullmatch(value):  # commas stand in brackets only
         return False
-    return not SEVERAL.fullmatch(value)
+    if choices := choices_of(key):
+        if key == "data" and is_path(value):
+            return value[:1] != "["
+        return set(value.strip("[]").split(",") if key == "logger" else [value]) <= {"", *choices}
+    one = OmegaConf.structured(make_dataclass("One", [("value", kinds[key], MISSING)]))
+    with suppress(OmegaConfBaseException, yaml.YAMLError):
+        one.value = yaml.safe_load(value) if value[:1] == "[" or value == "null" else value
+        return True
+    return False
 
 
 def _meant(name: str, value: str, kinds: Kinds) -> tuple[str, str]:
@@ -138,21 +141,20 @@ def _meant(name: str, value: str, kinds: Kinds) -> tuple[str, str]:
     typed = own or value or ("true" if kinds.get(key) is bool else "")
     if key == "data" and os.path.isdir(typed):
         typed = os.path.join(typed, "")  # else it names a choice
-    if key and typed and _fits(key, typed, kinds):
-        return shlex.quote(f"{key}={typed}") if typed[:1] == "[" else option(key, typed), ""
-    if key and typed and _fits(key, f"[{typed}]", kinds):
-        return shlex.quote(f"{key}=[{typed}]"), ""
+    for given in (typed, f"[{typed}]") if key and typed else ():
+        if _fits(key, given, kinds):
+            return shlex.quote(f"{key}={given}") if given[:1] == "[" else option(key, given), ""
     if note:
         return "", note
     if key:
-        words = ", ".join(choices_of(key)) or kind_in_words(kinds[key])
-        return "", f"{key} takes: {words}{'; commas stand in brackets only' if ',' in value else ''}"
+        kind = ", ".join(choices_of(key)) or kind_in_words(kinds[key])
+        return "", f"{key} takes: {kind}{'; commas stand in brackets only' if ',' in value else ''}"
     for program, schema in PROGRAMS.items():
         if _keys(name, value or "true", kinds_of(schema))[0]:
             return "", f"leave it out here, it is for {program}"
     section, dot, word = name.rpartition(".")
-    words_of_keys = [key.rpartition(".")[2] for key in kinds]
-    for near in get_close_matches(word.lower(), words_of_keys, n=1, cutoff=0.8) if len(word) > 3 else []:
+    words = [key.rpartition(".")[2] for key in kinds if len(word) > 3]
+    for near in get_close_matches(word.lower(), words, n=1, cutoff=0.8):
         if near != word:
             return _meant(section + dot + near, value, kinds)
     for near in get_close_matches(name.partition(".")[0], filter(choices_of, kinds), n=1):

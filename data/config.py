@@ -153,6 +153,9 @@ class DataConfig:
         split = "train" if self.split is not None and split != "test" else split
         paths: SplitConfig = self.val if split == "test" else getattr(self, split)
         if paths.annotations is None:  # format=yolo, by __post_init__
+            if paths.images != ".":
+                fix = f"fix: data.{split}.annotations=<folder of images>"
+                raise DataError(f"data.{split}.images has no effect where {root} names the images. {fix}")
             set_file, folder = (root, root.parent) if root.is_file() else (find_set_file(root), root)
             if set_file is None:
                 raise DataError(

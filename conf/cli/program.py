@@ -148,8 +148,8 @@ def run_by_hydra(name: str, program: Program, arguments: list[str]) -> None:
     exit_codes: list[int] = []  # of the jobs that failed
     options, flags = command_line.options_and_flags(arguments)
     is_multirun = "-m" in flags or "--multirun" in flags
-    if "-c" in flags or "--cfg" in flags:  # what a run refuses is refused
-        find_files(compose.compose(name, program.schema, options, program.complete), program.splits)
+    shows = "-c" in flags or "--cfg" in flags  # and what a run refuses is refused, files below the page
+    shown = compose.compose(name, program.schema, options, program.complete) if shows else None
     typed = sys.argv[1:]
 
     @hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name=name)
@@ -182,6 +182,8 @@ def run_by_hydra(name: str, program: Program, arguments: list[str]) -> None:
             raise compose.explained(error, program.schema, arguments) from error
     if exit_codes:
         sys.exit(exit_codes[0])
+    if shown is not None:
+        find_files(shown, program.splits)
 
 
 def find_files(config: Any, splits: Sequence[str]) -> None:

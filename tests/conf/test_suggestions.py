@@ -21,6 +21,7 @@ from tests.data.sets import a_few_of
 NETWORK = ["model=yolov3", "data=shapes"]
 BASES = {"train": NETWORK, "eval": NETWORK, "predict": ["source=x", "model=yolov3"], "export": NETWORK}
 VALUES = {"train.image_size": "320", "data.split": "0.5"}  # of keys that do not take any value of their type
+VALUES |= dict.fromkeys(("data.train.annotations", "data.val.annotations"), "folder")
 
 
 def value_for(key: str, kind: Any) -> str:
@@ -97,7 +98,7 @@ ANSWERS = {
     "train train.multi_scale=0.5,1.5": "'train.multi_scale=[0.5,1.5]'",
     "train -m train.seed=1,2": TAKEN,
     "train +trainer=gpu accelerator=gpu": "device=cuda",
-    "train modes=train": "--help lists the options of model",
+    "train modes=train": "model takes: ",
     "train train=False": "the file tells what to do, ",
     "train val=pictures": "data.val.annotations=pictures",
     "train data.val=pictures": "data.val.annotations=pictures",
