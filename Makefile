@@ -1,6 +1,6 @@
 # .ci/run uses these targets, too.
 RUN = uv run --group dev
-.PHONY: setup test test-release test-all coverage lowest lint docs bench pins clean
+.PHONY: setup test test-release test-all coverage lowest newest lint docs bench pins clean
 
 setup:
 	uv sync --group dev
@@ -23,6 +23,11 @@ lowest: # the programs with the oldest packages that pyproject.toml allows
 	uv pip install --python .venv-lowest --resolution lowest-direct -r pyproject.toml --group dev
 	.venv-lowest/bin/python -m pytest -n 0 -m "" tests/test_programs.py
 
+newest: # the same with the newest ones, release candidates of Hydra and OmegaConf among them
+	uv venv -q --clear --python 3.14 .venv-newest
+	uv pip install --python .venv-newest -r pyproject.toml --group dev
+	.venv-newest/bin/python -m pytest -n 0 -m "" tests/test_programs.py tests/conf
+
 lint:
 	$(RUN) ruff check
 	$(RUN) ruff format --check
@@ -42,5 +47,5 @@ pins: # keeps the versions, adds what is new, drops what nothing needs; UPGRADE=
 		$(UPGRADE) pyproject.toml -o .ci/constraints.txt > /dev/null
 
 clean:
-	rm -rf .venv-lowest .ci/*.egg-info .coverage* dist site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv-lowest .venv-newest .ci/*.egg-info .coverage* dist site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './.venv*/*' -prune -exec rm -rf {} +

@@ -35,6 +35,7 @@ Complete = Callable[[dict[str, Any], Sequence[str]], dict[str, Any]]
 LARGEST_NUMBER = {int: 2**53, float: 3.4e38}  # what float64 and float32 hold, so that torch and NumPy agree
 NOT_COMPOSED = HydraException, OmegaConfBaseException, yaml.YAMLError  # the errors for explain()
 LIMITS = {"gt": (">", operator.gt), "ge": (">=", operator.ge), "lt": ("<", operator.lt), "le": ("<=", operator.le)}
+OF_1_3 = {"version_base": "1.3"} if hydra.__version__ < "1.4" else {}  # later ones warn of it
 _COMPOSING = threading.Lock()  # Hydra's state is global, and several threads may compose
 
 
@@ -162,7 +163,8 @@ def register(name: str, schema: type) -> None:
     store.store(name=f"{name}_schema", node=_with_sections(schema))
     for section, choices in CHOICES.items():
         for choice, kind in choices.items():
-            store.store(name=f"{choice}_{section}_schema", node=kind)
+            if f"{choice}_{section}_schema.yaml" not in store.repo:  # of another program
+                store.store(name=f"{choice}_{section}_schema", node=kind)
 
 
 def _composed(name: str, schema: type, overrides: Sequence[str]) -> DictConfig:
@@ -171,7 +173,7 @@ def _composed(name: str, schema: type, overrides: Sequence[str]) -> DictConfig:
         outer = GlobalHydra.instance().hydra  # that of a multirun
         GlobalHydra.instance().clear()
         try:
-            with hydra.initialize_config_dir(str(CONF_DIR), version_base="1.3"):
+            with hydra.initialize_config_dir(str(CONF_DIR), **OF_1_3):
                 return hydra.compose(name, list(overrides))
         except Exception as error:
             raise explained(error, schema, overrides) from error

@@ -129,7 +129,7 @@ def _fits(key: str, value: str, kinds: Kinds) -> bool:
         return set(value.strip("[]").split(",") if key == "logger" else [value]) <= {"", *choices}
     one = OmegaConf.structured(make_dataclass("One", [("value", kinds[key], MISSING)]))
     with suppress(OmegaConfBaseException, yaml.YAMLError):
-        one.value = yaml.safe_load(value) if value[:1] == "[" or value == "null" else value
+        OmegaConf.update(one, "value", yaml.safe_load(value) if value[:1] == "[" or value == "null" else value)
         return True
     return False
 

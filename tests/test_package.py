@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from conf import REPOSITORY
+from conf.cli.launch import environment_of_one
 from conf.cli.program import PROGRAMS
 from data.errors import as_started
 from tests.test_house import all_sources
@@ -18,21 +19,43 @@ TINY = [
     "logger.pictures=false",
 ]  # fmt: skip
 FROM_PYTHON = """
-import os, sys, types
+import sys
 path = [*sys.path]
 import hydra_yolov3_spp
 assert sys.path == path and not {"conf", "data", "models", "train", "predict", "plugins"} & {*sys.modules}
-sys.modules["data"] = types.ModuleType("data")  # a user's own
-sys.modules["data"].__file__ = os.path.abspath("data.py")
-try:
-    from hydra_yolov3_spp import Detector
-except ImportError as error:
-    assert os.path.abspath("data.py") in str(error) and "fix: " in str(error)
-    del sys.modules["data"]
 from hydra_yolov3_spp import Detector, train
 run = train(sys.argv[1:])
 print(Detector(str(run.folder)))
+import models, models.darknet
+from hydra_yolov3_spp.project.models import darknet
+assert models.darknet is darknet and models.Darknet is darknet.Darknet and sys.path == path
 """
+OWN = ("conf", "data", "models", "plugins", "train")
+APPLICATION = """
+import conf, data, models, plugins, train, data.own
+assert all(module.OWN for module in (conf, data, models, plugins, train)) and data.own.OWN
+"""
+DETECTS = """
+import numpy
+from hydra_yolov3_spp import Detector, evaluate, train as training
+run = training(sys.argv[1:])
+assert training([f"resume={run.folder}", "train.epochs=2"]).folder == run.folder
+assert Detector(ckpt=run.folder)(numpy.zeros((64, 64, 3), numpy.uint8)).boxes_xyxy.shape[1] == 4
+assert "per_class" in vars(evaluate(ckpt=run.folder)) and training is not __import__("train")
+"""
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("program", [APPLICATION + DETECTS, DETECTS + APPLICATION], ids=["before", "after"])
+def test_an_application_with_modules_of_the_same_names(program: str, tmp_path: Path) -> None:
+    for name in OWN:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("OWN = True")
+        (tmp_path / name / "own.py").write_text(f"from {name} import OWN")
+    (tmp_path / "application.py").write_text(f"import sys\nsys.path.append({str(REPOSITORY)!r})\n{program}")
+    command = [sys.executable, "application.py", *TINY]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment_of_one())
+    assert done.returncode == 0, done.stderr
 
 
 def test_messages_name_the_command_that_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:

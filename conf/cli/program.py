@@ -152,7 +152,7 @@ def run_by_hydra(name: str, program: Program, arguments: list[str]) -> None:
     shown = compose.compose(name, program.schema, options, program.complete) if shows else None
     typed = sys.argv[1:]
 
-    @hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name=name)
+    @hydra.main(**compose.OF_1_3, config_path=str(CONF_DIR), config_name=name)
     def job(cfg: Any) -> None:
         try:
             config: Any = compose.to_plain(cfg, program.schema, program.complete, arguments)
