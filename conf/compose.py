@@ -185,6 +185,13 @@ def explained(error: Exception, schema: type, overrides: Sequence[str]) -> Excep
     """What Hydra raised while it composed ``overrides`` as a ConfigError, or the error itself."""
     if sentence := suggestions.refusal(overrides, schema):
         return ConfigError(sentence)
+    # OmegaConf's errors for a key below null: of 2.3, and of 2.4 by way of Hydra.
+    if isinstance(error, AssertionError | AttributeError) or "' is None" in str(error.__cause__):
+        typed = " ".join(word for word in overrides if "." in word.partition("=")[0])
+        fix = "a choice that has it, as data=shapes"
+        if "resume" in keys_of(overrides):  # of the run, which is not read yet
+            fix = "leave out what would change the training, such as its data"
+        return ConfigError(f"{typed}: a section is null here. fix: {fix}")
     if isinstance(error, NOT_COMPOSED):
         return ConfigError(explain(error, schema))
     if isinstance(error, ConfigError | errors.DataError):
@@ -193,12 +200,6 @@ def explained(error: Exception, schema: type, overrides: Sequence[str]) -> Excep
         chosen = " ".join(word for word in overrides if (CONF_DIR / word.partition("=")[0]).is_dir())
         fix = f"{chosen} with the name of a choice, or a file of YAML in UTF-8" if chosen else "one of them"
         return ConfigError(f"{str(error).rstrip('.')}. fix: {fix}")
-    if isinstance(error, AssertionError | AttributeError):  # OmegaConf's, for a key below null
-        typed = " ".join(word for word in overrides if "." in word.partition("=")[0])
-        fix = "a choice that has it, as data=shapes"
-        if "resume" in keys_of(overrides):  # of the run, which is not read yet
-            fix = "leave out what would change the training, such as its data"
-        return ConfigError(f"{typed}: a section is null here. fix: {fix}")
     return error
 
 
