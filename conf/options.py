@@ -10,25 +10,24 @@ from conf import CONF_DIR, ConfigError
 
 WORDS_OF_TYPES = {str: "text", int: "integer", float: "number", bool: "true or false", Any: "any", type(None): "null"}
 # Options, or sections, of the machine: a requeued job with others still finds its run.
-OF_THE_MACHINE = (
-    "debug", "devices", "data.root", "data.index_dir", "data.workers", "data.cache", "data.cache_gb", "logger",
-    "device", "train.timeout_seconds",
-)  # fmt: skip
+OF_THE_MACHINE = tuple(
+    "debug devices data.root data.index_dir data.workers data.cache data.cache_gb logger device"
+    " train.timeout_seconds".split()
+)
 # Options, or sections, in which a resumed run may differ from its checkpoint.
-MAY_CHANGE = (
-    *OF_THE_MACHINE, "run_dir", "run_mirror", "resume", "plugins", "train.epochs", "data.train", "data.val",
-    "evaluate.batch_size", "evaluate.every", "evaluate.scorer", "train.save_every_steps", "train.save_every_minutes",
-    "train.patience",
-)  # fmt: skip
+MAY_CHANGE = OF_THE_MACHINE + tuple(
+    "run_dir run_mirror resume plugins train.epochs data.train data.val evaluate.batch_size evaluate.every"
+    " evaluate.scorer train.save_every_steps train.save_every_minutes train.patience".split()
+)
 # Those that change no score of a run's own validation images.
-NO_SCORE = (
-    "data.index_dir", "data.workers", "data.cache", "data.cache_gb", "data.train", "evaluate.batch_size",
-    "evaluate.every", "evaluate.scorer",
-)  # fmt: skip
+NO_SCORE = tuple(
+    "data.index_dir data.workers data.cache data.cache_gb data.train evaluate.batch_size evaluate.every"
+    " evaluate.scorer".split()
+)
 _OF_DETECTIONS = (
-    "evaluate.batch_size", "evaluate.clip", "evaluate.confidence", "evaluate.max_detections", "evaluate.merge_nms",
-    "evaluate.nms_iou", "evaluate.precision", "evaluate.rect",
-)  # fmt: skip
+    "evaluate.batch_size evaluate.clip evaluate.confidence evaluate.max_detections evaluate.merge_nms"
+    " evaluate.nms_iou evaluate.precision evaluate.rect".split()
+)
 # Options that a program reads with any of some settings only; without a setting, never. A name that
 # ends in a dot is a section.
 READ_WITH: dict[str, Sequence[tuple[Sequence[str], Sequence[str]]]] = {

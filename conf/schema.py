@@ -240,8 +240,8 @@ class EvalConfig(PluggedConfig):
     """Everything that eval.py reads; the checkpoint fills in ``data`` and ``model``."""
 
     ckpt: str | None  # a .pt file, a run folder (its best.pt), a folder of runs (the newest), last (of all)
-    split: EvalSplit  # val; test: what data.yaml has under test, else what is called test where data.val says val; or
-    # train, to compare
+    split: EvalSplit  # val; train, to compare; test: what data.yaml has under test, else what is called
+    # test where data.val says val
     model_file: str | None  # a file of export.py to score; then ckpt only says on which data
     detections: str | None  # a COCO results file of any system, to score instead of a network
     out: str | None  # folder for scores and detections as JSON, and for plots; null: print only, or

@@ -95,9 +95,8 @@ def _may_be(key: str, value: str, kinds: Kinds, sweeps: bool) -> bool:
 def _row_of(name: str, value: str) -> str:
     """The row for a name: with its value or kind of file, else its last word, else ""."""
     word = name.rpartition(".")[2].lower().replace("-", "_")
-    value = value.lower()
-    stem, suffix = os.path.splitext(value)
-    rows = (f"{word}={value}", f"={stem}", f"{word}={suffix}", word)
+    stem, suffix = os.path.splitext(value.lower())
+    rows = (f"{word}={stem}{suffix}", f"={stem}", f"{word}={suffix}", word)
     return next((row for row in rows if row in ROWS), "")
 
 
@@ -124,12 +123,12 @@ def _fits(key: str, value: str, kinds: Kinds) -> bool:
     if SEVERAL.fullmatch(value):  # commas stand in brackets only
         return False
     if choices := choices_of(key):
-        if key == "data" and is_path(value):
-            return value[:1] != "["
-        return set(value.strip("[]").split(",") if key == "logger" else [value]) <= {"", *choices}
+        listed = value.strip("[]").split(",") if key == "logger" else [value]
+        return set(listed) <= {"", *choices} or (key == "data" and value[:1] != "[" and is_path(value))
     one = OmegaConf.structured(make_dataclass("One", [("value", kinds[key], MISSING)]))
     with suppress(OmegaConfBaseException, yaml.YAMLError):
-        OmegaConf.update(one, "value", yaml.safe_load(value) if value[:1] == "[" or value == "null" else value)
+        typed = yaml.safe_load(value) if value[:1] == "[" or value == "null" else value
+        OmegaConf.update(one, "value", typed)
         return True
     return False
 
@@ -153,8 +152,7 @@ def _meant(name: str, value: str, kinds: Kinds) -> tuple[str, str]:
         if _keys(name, value or "true", kinds_of(schema))[0]:
             return "", f"leave it out here, it is for {program}"
     section, dot, word = name.rpartition(".")
-    words = [key.rpartition(".")[2] for key in kinds if len(word) > 3]
-    for near in get_close_matches(word.lower(), words, n=1, cutoff=0.8):
+    for near in get_close_matches(word.lower(), [key.rpartition(".")[2] for key in kinds], n=1, cutoff=0.8):
         if near != word:
             return _meant(section + dot + near, value, kinds)
     for near in get_close_matches(name.partition(".")[0], filter(choices_of, kinds), n=1):

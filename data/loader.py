@@ -218,7 +218,7 @@ def make_loader(
     # The client of a bucket gives no answer in a fork of a process that used it.
     context = torch.multiprocessing.get_context("forkserver" if is_remote else START_METHOD)
     if is_remote:
-        context.set_forkserver_preload(["torch", f"{__package__}.dataset"])  # else each worker would import them
+        context.set_forkserver_preload(["torch", f"{__package__}.dataset"])  # else each worker imports them
     pinned = device.type == "cuda"
     fitting = int(PINNED_BYTES / max(1, workers * batch_bytes)) if pinned else PREFETCHED_BATCHES
     loader = BatchLoader(

@@ -17,7 +17,7 @@ from typing import Any
 _HERE = Path(__file__).resolve().parent
 PROJECT = _HERE / "project" if (_HERE / "project").is_dir() else _HERE.parent  # the latter in a clone
 _INSIDE = f"{__name__}.project."
-_MODULES = ("conf", "data", "models", "train_utils", "scripts", "train", "eval", "predict", "export", "plugins")
+_MODULES = "conf data models train_utils scripts train eval predict export plugins".split()
 _OFFERED = {"Detector": "predict", "train": "train", "evaluate": "eval", "predict": "predict", "export": "export"}
 __all__ = list(_OFFERED)
 

@@ -55,7 +55,7 @@ class Program:
     def complete(self, options: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
         """Import the plugins that the composed ``options`` name, then fill in the options."""
         plugins = options.get("plugins", [])
-        ours = __name__.replace("conf.cli.program", "plugins")  # hydra_yolov3_spp.project.plugins in an application
+        ours = __name__.replace("conf.cli.program", "plugins")  # in an application below hydra_yolov3_spp
         if plugins or ours in sys.modules:  # otherwise there is nothing to do, and this imports torch
             from plugins import import_plugins
 

@@ -162,7 +162,7 @@ def read_config(folder: Place, key: str = "resume=") -> dict[str, Any]:
     except (DataError, OSError) as error:
         is_missing = isinstance(error, FileNotFoundError)
         problem = f"there is no {path}" if is_missing else str(error).partition(". fix: ")[0]
-        fix = "fix: the folder of a run or its last.pt, last or auto, or its first command if it saved nothing yet"
+        fix = "fix: the folder of a run or its last.pt, last or auto; the first command if it saved nothing"
         raise ConfigError(f"{key}{folder}: {problem}. {fix}") from error
     if "train" not in saved or "name" not in saved.get("data", {}):
         raise ConfigError(f"{path} is incomplete. fix: a copy of it, or a new run")

@@ -30,7 +30,7 @@ from train_utils import build, distributed, numerics, results
 from train_utils.inference import detect, open_checkpoint
 from train_utils.report import draw
 
-FILE_OPTIONS = {"source", "out", "draw", "save_json", "save_txt"}  # of predict.py; a Detector has none of them
+FILE_OPTIONS = set("source out draw save_json save_txt".split())  # of predict.py; a Detector has none of them
 GPU_BATCH_SIZE = 8  # on a CPU it is 1: threads process several batches at a time
 # Attributes of Ultralytics' results and models: what to write here.
 WORDS = {
@@ -377,4 +377,5 @@ def _picture(source: Any, number: int, exif: Exif) -> Medium:
         if not medium.is_video:
             return medium
     told = f"{type(source).__name__} {getattr(source, 'shape', source)}"  # not all numbers of a tensor
-    raise DataError(f"{told} is not a picture. fix: a path, URL, array, Pillow image, list; call videos alone")
+    fix = "fix: a path, URL, array, Pillow image, list; call videos alone"
+    raise DataError(f"{told} is not a picture. {fix}")

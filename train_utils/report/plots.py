@@ -45,11 +45,6 @@ Read = Callable[[int], np.ndarray | None]  # image (uint8 RGB) at a position of 
 NameOf = Callable[[int], str]
 
 
-def draw_training(folder: Path, metrics_csv: Path, warn: Warn) -> None:
-    """Draw the curves of a training into ``folder``."""
-    save_plot(folder / "curves.png", warn, draw_curves, metrics_csv)
-
-
 def draw_evaluation(folder: Path, evaluation: Evaluation, read: Read, name_of: NameOf, warn: Warn) -> None:
     """Draw the other PLOTS into ``folder``.
 

@@ -227,7 +227,7 @@ class RunReport(contextlib.AbstractContextManager["RunReport"]):
         self.line(f"metrics of epoch {of_epoch}:", coco_eval.format_table(best), state.best_sentence())
         if self._config.logger.pictures:
             folder = self.folder / plots.FOLDER
-            plots.draw_training(folder, self.folder / "metrics.csv", self.line)
+            plots.save_plot(folder / "curves.png", self.line, plots.draw_curves, self.folder / "metrics.csv")
             read = data.ImageSource(val_set, self._config.data.on_error).read
             plots.draw_evaluation(folder, best, read, val_set.file_name, self.line)
         with self.failure_logged("report.html"):
