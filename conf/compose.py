@@ -34,7 +34,7 @@ Complete = Callable[[dict[str, Any], Sequence[str]], dict[str, Any]]
 
 LARGEST_NUMBER = {int: 2**53, float: 3.4e38}  # what float64 and float32 hold, so that torch and NumPy agree
 NOT_COMPOSED = HydraException, OmegaConfBaseException, yaml.YAMLError  # the errors for explain()
-LIMITS = {"gt": (">", operator.gt), "ge": (">=", operator.ge), "lt": ("<", operator.lt), "le": ("<=", operator.le)}
+LIMITS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}  # names of msgspec and of operator
 OF_1_3 = {"version_base": "1.3"} if hydra.__version__ < "1.4" else {}  # later ones warn of it
 _COMPOSING = threading.Lock()  # Hydra's state is global, and several threads may compose
 
@@ -111,11 +111,11 @@ def _check_limit(key: str, value: Any, meta: Meta, or_null: str) -> None:
         raise ConfigError(f"{key} must be {meta.title}, got {value}")
     if value is not None:
         wanted, fits = [], True
-        for side, (sign, holds) in LIMITS.items():
+        for side, sign in LIMITS.items():
             limit = getattr(meta, side)
             if limit is not None:
                 wanted.append(f"{sign} {limit}")
-                fits = fits and holds(value, limit)
+                fits = fits and getattr(operator, side)(value, limit)
         if not fits:
             raise ConfigError(f"{key} must be {' and '.join(wanted)}{or_null}, got {value}")
 
@@ -229,8 +229,8 @@ def explain(error: Exception, schema: Any) -> str:
         return " ".join(text.split())
     if "missing mandatory value" in first_line.lower():
         return f"{full_key} has no value. fix: give {full_key}=... on the command line or in a YAML file"
-    kind, is_list = kinds_of(schema).get(full_key, Any), "ListConfig" in first_line
-    wanted = f"[{getattr(details, 'value', '')}]" if is_list else f"<{kind_in_words(kind)}>"
+    kind = kind_in_words(kinds_of(schema).get(full_key, Any))
+    wanted = f"[{getattr(details, 'value', '')}]" if "ListConfig" in first_line else f"<{kind}>"
     return f"{full_key}: {first_line.rstrip('.')}. fix: {full_key}={wanted}"
 
 

@@ -26,24 +26,24 @@ NO_SCORE = tuple(
 )
 _OF_DETECTIONS = (
     "evaluate.batch_size evaluate.clip evaluate.confidence evaluate.max_detections evaluate.merge_nms"
-    " evaluate.nms_iou evaluate.precision evaluate.rect".split()
+    " evaluate.nms_iou evaluate.precision evaluate.rect"
 )
 # Options that a program reads with any of some settings only; without a setting, never. A name that
 # ends in a dot is a section.
-READ_WITH: dict[str, Sequence[tuple[Sequence[str], Sequence[str]]]] = {
-    "export.py": (
-        (("confidence", "nms_iou", "max_detections"), ("nms=true",)),
-        (("calibration", "symmetric"), ("precision=int8",)),
-        (("max_drop",), ("check=ap",)),
-        (("data.",), ("check=ap", "precision=int8")),
-        (("evaluate.every", "evaluate.image_size"), ()),
-        (("evaluate.confidence", "evaluate.nms_iou", "evaluate.max_detections"), ("nms=false",)),
-        ((*_OF_DETECTIONS, "evaluate.scorer"), ("check=ap",)),
-    ),
-    "eval.py": (
-        (("evaluate.every",), ()),
-        (("evaluate", "evaluate.image_size", "evaluate.resize", *_OF_DETECTIONS), ("detections=null",)),
-    ),
+READ_WITH = {
+    "export.py": {
+        "confidence nms_iou max_detections": "nms=true",
+        "calibration symmetric": "precision=int8",
+        "max_drop": "check=ap",
+        "data.": "check=ap precision=int8",
+        "evaluate.every evaluate.image_size": "",
+        "evaluate.confidence evaluate.nms_iou evaluate.max_detections": "nms=false",
+        f"{_OF_DETECTIONS} evaluate.scorer": "check=ap",
+    },
+    "eval.py": {
+        "evaluate.every": "",
+        f"evaluate evaluate.image_size evaluate.resize {_OF_DETECTIONS}": "detections=null",
+    },
 }
 OF_THE_RESUME = ("run_dir", "run_mirror", "resume")  # changed by every resume, so never listed as changed
 
@@ -62,11 +62,11 @@ def fill(options: dict[str, Any], theirs: Mapping[str, Any], named: Sequence[str
 
 def refuse_unread(command: str, options: Mapping[str, Any], named: Sequence[str]) -> None:
     """Raise ConfigError for an option ``named`` that the program does not read with ``options``."""
-    for keys, readers in READ_WITH.get(command, ()):
-        unread = [key for key in named if key in keys or f"{key.partition('.')[0]}." in keys]
-        settings = {f"{key}={'null' if value is None else str(value).lower()}" for key, value in options.items()}
-        if unread and not settings.intersection(readers):
-            only = f"reads it with {' or '.join(readers)} only" if readers else "never reads it"
+    for keys, settings in READ_WITH.get(command, {}).items():
+        unread = [key for key in named if {key, f"{key.partition('.')[0]}."} & {*keys.split()}]
+        given = {f"{key}={'null' if value is None else str(value).lower()}" for key, value in options.items()}
+        if unread and given.isdisjoint(settings.split()):
+            only = f"reads it with {settings.replace(' ', ' or ')} only" if settings else "never reads it"
             raise ConfigError(f"{unread[0]} has no effect here: {command} {only}. fix: leave {unread[0]} out")
 
 

@@ -27,13 +27,14 @@ def _is_ours() -> bool:
     return Path(*sys.path[:1]).resolve() == PROJECT
 
 
-def _import(name: str, globals: Any, locals: Any, fromlist: Any, level: int) -> Any:
-    """What ``import`` does in the project's modules."""
+def _import(name: str, *about: Any) -> Any:
+    """What ``import`` does in the project's modules; ``about`` as in ``builtins.__import__``."""
+    names, level = about[2:]  # of ``from name import names``, and the number of its dots
     top = name.partition(".")[0]
     if top not in _MODULES or level > 0:
-        return builtins.__import__(name, globals, locals, fromlist, level)
-    module = builtins.__import__(_INSIDE + name, globals, locals, fromlist)
-    return module if fromlist else sys.modules[_INSIDE + top]
+        return builtins.__import__(name, *about)
+    module = builtins.__import__(_INSIDE + name, *about)
+    return module if names else sys.modules[_INSIDE + top]
 
 
 class _Loader(SourceFileLoader):

@@ -126,8 +126,8 @@ def check_dataset(config: DataConfig, image_size: int | Sequence[int], anchors: 
         sizes = network_sizes(annotations, image_size)
         reached = checked.recall[split] = recall(sizes, anchors, min_iou)
         if reached < LOW_RECALL:
-            sentence = f"{1 - reached:.1%} of the boxes overlap no anchor by more than {min_iou:g}. Try "
-            example = sentence + fix_of_anchors(reached, min_iou)
+            says = f"{1 - reached:.1%} of the boxes overlap no anchor by more than {min_iou:g}"
+            example = f"{says}. Try {fix_of_anchors(reached, min_iou)}"
             notes.add("boxes that no anchor fits", [example], round((1 - reached) * len(sizes)))
         try:
             check_same_classes(checked.splits["train"], annotations, split)

@@ -68,8 +68,7 @@ def compare(config: schema.CompareConfig) -> list[Gain]:
 
     A single run gets its report instead. Raises TrainError if runs cannot be read or compared.
     """
-    named = [path for run in config.runs for path in sorted(glob(run)) or [run]]
-    folders = [Path(run_files.full_name(run)) for run in named]
+    folders = [Path(run_files.full_name(path)) for run in config.runs for path in sorted(glob(run)) or [run]]
     if len(folders) == 1:
         log.info(f"page: {report_page.write_report(folders[0])}")
         return []

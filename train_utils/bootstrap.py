@@ -23,7 +23,7 @@ class Gain(NamedTuple):
 
     def sentence(self) -> str:
         """The verdict: a gain is real if its interval excludes 0."""
-        if self.value == self.low == self.high == 0:
+        if self.low == self.high == 0:
             return f"equal: no difference in AP over {self.source}"
         word = "gain" if self.value >= 0 else "loss"
         verdict = "is real" if self.low > 0 or self.high < 0 else "is unproven"

@@ -131,7 +131,7 @@ def _refuse_foreign_files(folder: Path) -> None:
     """Raise TrainError for what a run would overwrite in a folder that no run has locked before."""
     if (folder / LOCK).exists():
         return
-    for pattern in ("config.yaml", "train*", "*.csv", "*.html", "*.npz", "plots/*", "checkpoints/*"):
+    for pattern in "config.yaml train* *.csv *.html *.npz plots/* checkpoints/*".split():
         for path in folder.glob(pattern):
             run_files.refuse_existing(path, "run_dir")
 

@@ -19,9 +19,7 @@ from models.cfg import ModelError
 
 USER_ERRORS = ConfigError, DataError, ModelError, CheckpointError, DistributedError, TrainError
 # Places that cannot be used. Any other OSError is a bug until a check names it.
-UNUSABLE = (
-    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG, errno.ELOOP, errno.EISDIR,
-)  # fmt: skip
+UNUSABLE = "EACCES EPERM EROFS ENOSPC EDQUOT ENAMETOOLONG ELOOP EISDIR".split()
 BUG_EXIT_CODE, USAGE_EXIT_CODE = 1, 2
 OF_RUN_FOLDERS = ("hydra.run.", "hydra.sweep.", "hydra.output_subdir", "hydra.job.chdir")  # Hydra's keys
 AT_HOME = re.compile(r"(?<![^=\[,: \"'])~(?=/|$)")  # Hydra cannot read it without quotes
@@ -160,7 +158,7 @@ def in_one_sentence(error: BaseException, schema: type) -> str | None:
         return printable(str(error).rpartition(f"{type(error).__name__}: ")[2].strip())
     if isinstance(error, compose.NOT_COMPOSED):
         return compose.explain(error, schema)
-    if isinstance(error, OSError) and error.errno in UNUSABLE:
+    if isinstance(error, OSError) and errno.errorcode.get(error.errno or 0) in UNUSABLE:
         path = error.filename2 or error.filename or "a file"  # the error of a write has no path
         return f"{printable(str(path))} cannot be used ({error.strerror}). fix: name another place, or free space"
     return of_killed_loader(error)

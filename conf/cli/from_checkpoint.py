@@ -20,7 +20,7 @@ from models.config import ALIASES
 
 # What programs take from a run beside its section evaluate, and from a file of export.py.
 OF_A_RUN = {"resize": "evaluate.resize", "exif": "data.exif"}
-OF_A_FILE = "resize", "confidence", "nms_iou", "max_detections"
+OF_A_FILE = "resize confidence nms_iou max_detections".split()
 NO_DATA = {  # by what is to be scored
     "detections": "detections= are scored against data. fix: add data=...",
     "ckpt": "ckpt={} was converted and names no data. fix: add data=...",

@@ -27,10 +27,10 @@ from conf import REPOSITORY, ConfigError, DistributedError, first_line
 
 PR_SET_PDEATHSIG = 1  # of prctl(2)
 SHELL_STEPS = 0xFFFFFFF0  # step ids from here are of shells: salloc's interactive step, sbatch's script
-PACKAGES = ("torch", "torchvision", "hydra-core", "numpy", "opencv-python-headless", "pycocotools")
+PACKAGES = "torch torchvision hydra-core numpy opencv-python-headless pycocotools".split()
 OF_A_BUCKET = re.compile(r"(AWS|AZURE_STORAGE)_(?!.*(FILE|PATH|PROFILE)$).*")  # others may have any letters
 # Of OpenMPI, MPICH and Intel, MVAPICH, IBM, Flux; the ranks would each train alone.
-UNKNOWN_LAUNCHERS = "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "JSM_NAMESPACE_SIZE", "FLUX_JOB_SIZE"
+UNKNOWN_LAUNCHERS = "OMPI_COMM_WORLD_SIZE PMI_SIZE MV2_COMM_WORLD_SIZE JSM_NAMESPACE_SIZE FLUX_JOB_SIZE".split()
 LAUNCHER_SECONDS = 4.0  # within which the launcher ends this rank, once another one has failed and said why
 
 
@@ -67,7 +67,7 @@ def read_launch(environment: Mapping[str, str] = os.environ) -> Launch:
             # The first host: gpu08 of gpu[08-11,20],cpu1.
             host = re.sub(r"\[(\d+)[^\[\]]*\]", r"\1", environment["SLURM_STEP_NODELIST"]).partition(",")[0]
             host, port = environment.get("MASTER_ADDR", host), int(environment.get("MASTER_PORT", port))
-            names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
+            names = "SLURM_PROCID SLURM_STEP_NUM_TASKS SLURM_LOCALID".split()
             rank, size, local_rank = (int(environment[name]) for name in names)
             return Launch("srun", rank, size, local_rank, f"tcp://{host}:{port}", store=(host, port) if rank else None)
     except (KeyError, ValueError) as error:
@@ -137,9 +137,7 @@ def environment_of_one() -> dict[str, str]:
 def versions() -> list[str]:
     """The versions of this project, its libraries and Python, and the commit if there is one."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    lines = [f"{project['name']} {project['version']}"]
-    for package in PACKAGES:
-        lines.append(f"{package} {version(package)}")
+    lines = [f"{project['name']} {project['version']}", *(f"{name} {version(name)}" for name in PACKAGES)]
     lines.append(f"Python {platform.python_version()}")
     here = ["git", "-C", str(REPOSITORY), "--git-dir=.git"]  # not that of a folder around an unpacked archive
     command = [*here, "describe", "--always", "--dirty=, with changes", "--exclude=*"]

@@ -182,7 +182,7 @@ def run_by_hydra(name: str, program: Program, arguments: list[str]) -> None:
             raise compose.explained(error, program.schema, arguments) from error
     if exit_codes:
         sys.exit(exit_codes[0])
-    if shown is not None:
+    if shows:
         find_files(shown, program.splits)
 
 
@@ -193,7 +193,7 @@ def find_files(config: Any, splits: Sequence[str]) -> None:
     """
     if launch.read_launch().launcher != "none":
         return
-    if getattr(config, "run_dir", None) is not None and config.resume is None:
+    if getattr(config, "run_dir", None) and not config.resume:
         run_files.refuse_run(Path(config.run_dir).resolve())
     network = getattr(config, "model", None)
     goes_on = getattr(config, "ckpt", None) or getattr(config, "resume", None)  # with weights of its own

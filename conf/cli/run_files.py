@@ -160,8 +160,9 @@ def read_config(folder: Place, key: str = "resume=") -> dict[str, Any]:
     except remote.FetchError:
         raise
     except (DataError, OSError) as error:
-        is_missing = isinstance(error, FileNotFoundError)
-        problem = f"there is no {path}" if is_missing else str(error).partition(". fix: ")[0]
+        problem = str(error).partition(". fix: ")[0]
+        if isinstance(error, FileNotFoundError):
+            problem = f"there is no {path}"
         fix = "fix: the folder of a run or its last.pt, last or auto; the first command if it saved nothing"
         raise ConfigError(f"{key}{folder}: {problem}. {fix}") from error
     if "train" not in saved or "name" not in saved.get("data", {}):
@@ -195,9 +196,9 @@ def exported_beside(weights: str, form: str) -> Path:
 
 def refuse_overwriting(options: Mapping[str, Any]) -> None:
     """Raise TrainError, before torch is imported, for what is where a program would write."""
-    out, ckpt = options.get("out"), options.get("ckpt")
-    if out is None and ckpt is not None and "format" in options:
-        out = exported_beside(full_name(ckpt), options["format"])
+    out = options.get("out")
+    if out is None and options.get("ckpt") and "format" in options:
+        out = exported_beside(full_name(options["ckpt"]), options["format"])
     if out is not None and not has_checkpoint(Path(out)):  # eval.py writes into a run
         refuse_existing(Path(out), "out")
 

@@ -91,7 +91,7 @@ def new_figure(width: float, height: float, **options: Any) -> Any:
 
 CURVES = {
     "loss": LOSS_NAMES,
-    "average precision; precision and recall at the best F1": ("AP", "AP50", "AP75", "precision", "recall"),
+    "average precision; precision and recall at the best F1": "AP AP50 AP75 precision recall".split(),
     "AP by object size": ("APs", "APm", "APl"),
     "learning rate": ("lr",),
 }
@@ -211,8 +211,8 @@ def draw_labels(splits: Mapping[str, Annotations]) -> Any:
     for split, found in splits.items():
         counts = np.bincount(found.classes, minlength=len(names))
         bars.bar(names, counts[: len(names)], label=split)
-        sides = np.repeat(found.sizes[:, ::-1], np.diff(found.offsets), axis=0)  # width, height
-        left, top, width, height = (found.boxes_xywh / np.tile(sides, 2)).T
+        sides = np.tile(found.sizes[:, ::-1], 2).repeat(np.diff(found.offsets), axis=0)
+        left, top, width, height = (found.boxes_xywh / sides).T
         sizes.plot(width, height, ".", alpha=0.3)
         centres.plot(left + width / 2, top + height / 2, ".", alpha=0.3)
     bars.legend(title=f"boxes of {len(names)} classes")
