@@ -155,8 +155,7 @@ def score(config: schema.ExportConfig, detector: open_checkpoint.TrainedNetwork,
         options.multi_label = False
     as_file = replace(config, evaluate=options)
     scored: list[coco_eval.Evaluation] = []
-    limits = f"confidence {options.confidence:g}, nms_iou {options.nms_iou:g}"
-    log.info(f"at {limits} (eval.py: confidence {config.evaluate.confidence:g})")
+    log.info(f"at confidence {options.confidence:g} (eval.py: {config.evaluate.confidence:g})")
     for name, network in (("network", detector), ("file", open_checkpoint.open_checkpoint(str(path)))):
         evaluation = score_network(as_file, network, val_set, world)
         assert evaluation is not None  # on rank 0

@@ -289,12 +289,12 @@ def _crowded_images(source: Source, columns: Columns) -> Int64:
     return np.flatnonzero(np.isin(source.image_ids, ids))
 
 
-def check_same_classes(train: Annotations, val: Annotations, split: str = "validation") -> None:
+def check_same_classes(train: Annotations, val: Annotations) -> None:
     """Raise ``DataError`` unless both splits have the same classes in the same order."""
     for number, (name, other) in enumerate(zip_longest(train.names, val.names)):
         if name != other:
             raise DataError(
-                f"class {number} is {name!r} in the training set and {other!r} in the {split} set, of "
+                f"class {number} is {name!r} in the training set and {other!r} in the other set, of "
                 f"{len(train.names)} and {len(val.names)} classes. fix: set data.names to the classes of both, in order"
             )
 

@@ -130,7 +130,7 @@ def check_dataset(config: DataConfig, image_size: int | Sequence[int], anchors: 
             example = f"{says}. Try {fix_of_anchors(reached, min_iou)}"
             notes.add("boxes that no anchor fits", [example], round((1 - reached) * len(sizes)))
         try:
-            check_same_classes(checked.splits["train"], annotations, split)
+            check_same_classes(checked.splits["train"], annotations)
         except DataError as error:
             checked.problems[f"train and {split}"].add("classes that differ", [_without_fix(error)])
     if not is_installed("simplejpeg"):

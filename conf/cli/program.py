@@ -268,7 +268,7 @@ def callable_from_python(name: str) -> Callable[[Callable[[Any], Result]], Calla
     def decorate(function: Callable[[Any], Result]) -> Callable[..., Result]:
         @functools.wraps(function)
         def call(options: Any = (), **words: Any) -> Result:
-            if is_dataclass(options):
+            if is_dataclass(options) and not words:
                 return function(options)
             escape_output()
             typed = options.split() if isinstance(options, str) else options

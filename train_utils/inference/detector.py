@@ -145,9 +145,9 @@ class Prediction(_Answers):
         """Write each object as ``<folder>/<class>/<picture>_<number>.jpg``; raises TrainError."""
         image, stem = self.image, (self.path or Path("picture")).stem
         for number, (box, _, _, name) in enumerate(self):
-            (left, top), (right, bottom) = np.floor(box[:2]).astype(int), np.ceil(box[2:]).astype(int)
+            left, top, right, bottom = map(int, box)
             path = Path(folder, re.sub(r"^\.|/", "_", name), f"{stem}_{number}.jpg")
-            draw.write_image(path, image[top:bottom, left:right], "or another folder")
+            draw.write_image(path, image[top : bottom + 1, left : right + 1], "or another folder")
 
     def plot(self) -> ndarray:
         """A copy of the picture with boxes, names and scores: uint8 (h, w, 3) in BGR."""

@@ -207,10 +207,9 @@ def draw_labels(splits: Mapping[str, Annotations]) -> Any:
     """Draw of each split how many boxes a class has, how large they are and where they lie."""
     figure = new_figure(14, 5)
     bars, sizes, centres = figure.subplots(1, 3)
-    names = [label(name) for name in splits["train"].names[:MOST_CONFUSED]]
+    names = [*map(label, splits["train"].names[:MOST_CONFUSED])]
     for split, found in splits.items():
-        counts = np.bincount(found.classes, minlength=len(names))
-        bars.bar(names, counts[: len(names)], label=split)
+        bars.bar(names, np.bincount(found.classes, minlength=len(names))[: len(names)], label=split)
         sides = np.tile(found.sizes[:, ::-1], 2).repeat(np.diff(found.offsets), axis=0)
         left, top, width, height = (found.boxes_xywh / sides).T
         sizes.plot(width, height, ".", alpha=0.3)
