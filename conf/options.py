@@ -75,7 +75,7 @@ def changed_values(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[st
     old, new = flat(before), flat(now)
     return {
         key: f"{old.get(key)} -> {new.get(key)}"
-        for key in dict.fromkeys((*old, *new))
+        for key in old | new
         if key not in OF_THE_RESUME and old.get(key) != new.get(key)
     }
 

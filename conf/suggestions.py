@@ -48,10 +48,10 @@ def answer(wrong: Sequence[Mistake], kinds: Kinds) -> str:
             notes.append(f"{typed}: {note}" if len(wrong) > 1 else note)
     fix, told = " ".join(options), "; ".join(notes)
     told = f" ({told})" if fix and told else told
-    names = ", ".join(typed for typed, _, _ in wrong)
-    are = "is not an option" if len(wrong) == 1 else "are not options"
-    form = " here" if all("=" in typed for typed, _, _ in wrong) else ": options are key=value here"
-    return f"{names} {are}{form}. fix: {fix}{told}"
+    words = [typed for typed, _, _ in wrong]
+    are = "is not an option" if len(words) == 1 else "are not options"
+    form = " here" if all("=" in word for word in words) else ": options are key=value here"
+    return f"{', '.join(words)} {are}{form}. fix: {fix}{told}"
 
 
 def _mistakes(arguments: Sequence[str], kinds: Kinds, takes_words: bool) -> Iterator[Mistake]:

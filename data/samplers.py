@@ -318,10 +318,9 @@ def check_batch_sizes(num_images: int, batch_size: int, micro_batch_size: int, w
             f"{world_size} ranks. fix: train.micro_batch_size={nearest}"
         )
     if num_images < batch_size:
-        fitting = max(1, num_images // world_size // 5) * world_size  # at least five steps an epoch
         raise DataError(
             f"the training set has {num_images} images, fewer than train.batch_size={batch_size}. "
-            f"fix: train.batch_size={fitting}"
+            f"fix: train.batch_size={max(1, num_images // world_size // 5) * world_size}"  # five steps an epoch
         )
 
 
