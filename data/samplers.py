@@ -320,7 +320,7 @@ def check_batch_sizes(num_images: int, batch_size: int, micro_batch_size: int, w
     if num_images < batch_size:
         raise DataError(
             f"the training set has {num_images} images, fewer than train.batch_size={batch_size}. "
-            f"fix: train.batch_size={max(1, num_images // world_size // 5) * world_size}"  # five steps an epoch
+            f"fix: train.batch_size={max(1, num_images // world_size // 5) * world_size}"  # five steps
         )
 
 
