@@ -30,7 +30,7 @@ SHELL_STEPS = 0xFFFFFFF0  # step ids from here are of shells: salloc's interacti
 PACKAGES = "torch torchvision hydra-core numpy opencv-python-headless pycocotools".split()
 OF_A_BUCKET = re.compile(r"(AWS|AZURE_STORAGE)_(?!.*(FILE|PATH|PROFILE)$).*")  # others may have any letters
 # Of OpenMPI, MPICH and Intel, MVAPICH, IBM, Flux; the ranks would each train alone.
-UNKNOWN_LAUNCHERS = "OMPI_COMM_WORLD_SIZE PMI_SIZE MV2_COMM_WORLD_SIZE JSM_NAMESPACE_SIZE FLUX_JOB_SIZE".split()
+UNKNOWN_LAUNCHERS = "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "JSM_NAMESPACE_SIZE", "FLUX_JOB_SIZE"
 LAUNCHER_SECONDS = 4.0  # within which the launcher ends this rank, once another one has failed and said why
 
 
