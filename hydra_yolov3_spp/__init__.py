@@ -3,7 +3,7 @@
 The project calls its modules conf, data, models and so on, and others have such names, too. So an
 application gets them as ``hydra_yolov3_spp.project.data``, and *their* ``import data`` means this
 one. The application's ``import data`` means its own, or ours if it has none. In the folder of a
-clone, and in the project's own programs, nothing of this happens: there is no other ``data``.
+clone and in the project's own programs nothing of this happens: there is no other ``data``.
 """
 
 import builtins
@@ -22,9 +22,11 @@ _OFFERED = {"Detector": "predict", "train": "train", "evaluate": "eval", "predic
 __all__ = list(_OFFERED)
 
 
-def _is_ours() -> bool:
-    """Whether this process is a program of the project, or was started in the folder of a clone."""
-    return Path(*sys.path[:1]).resolve() == PROJECT
+def add_project() -> None:
+    """Put the project's modules first on ``sys.path``: this process is a program of the project."""
+    sys.path.insert(0, str(PROJECT))
+    if _Finder in sys.meta_path:
+        sys.meta_path.remove(_Finder)
 
 
 def _import(name: str, *about: Any) -> Any:
@@ -53,11 +55,11 @@ class _Finder(PathFinder):
 
     @classmethod
     def find_spec(cls, name: str, path: Any = None, target: Any = None) -> Any:
-        is_short = name.partition(".")[0] in _MODULES and not _is_ours()
-        if not is_short and not name.startswith(_INSIDE):
+        top = name.removeprefix(_INSIDE).partition(".")[0]
+        if top not in _MODULES:
             return None
         spec = super().find_spec(name, path) or super().find_spec(name, path or project.__path__)
-        if spec is not None and Path(spec.origin or "").is_relative_to(PROJECT):
+        if spec is not None and str(spec.origin).startswith((f"{PROJECT}/{top}.py", f"{PROJECT}/{top}/")):
             spec.loader = _Loader(name, str(spec.origin))
         return spec
 
@@ -65,10 +67,11 @@ class _Finder(PathFinder):
 def __getattr__(name: str) -> Any:
     if name not in _OFFERED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(("" if _is_ours() else _INSIDE) + _OFFERED[name]), name)
+    return getattr(import_module((_INSIDE if _Finder in sys.meta_path else "") + _OFFERED[name]), name)
 
 
 project = ModuleType(_INSIDE[:-1])
 project.__path__ = [str(PROJECT)]
 sys.modules[project.__name__] = project
-sys.meta_path.insert(0, _Finder)
+if Path(*sys.path[:1]).resolve() != PROJECT:  # not in the folder of a clone
+    sys.meta_path.insert(0, _Finder)

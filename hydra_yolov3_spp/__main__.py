@@ -7,7 +7,7 @@ import hydra_yolov3_spp
 
 def main() -> int:
     """Run the program that the first word of the command line names."""
-    sys.path.insert(0, str(hydra_yolov3_spp.PROJECT))
+    hydra_yolov3_spp.add_project()
     from conf.cli import program
 
     return program.start_by_word(sys.argv[1:])
