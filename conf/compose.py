@@ -24,7 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from conf import CONF_DIR, ConfigError, suggestions
-from conf.options import choices_of, is_path, kind_in_words
+from conf.options import choices_of, flat, is_path, kind_in_words
 from conf.schema import CHOICES, SIZE, is_image_size, kinds_of
 from data import DataConfig, errors, layouts
 from data.recognise import recognise
@@ -100,7 +100,7 @@ def check_limits(section: Any, prefix: str = "") -> None:
         key, value = f"{prefix}{name}", getattr(section, name)
         if is_dataclass(value):
             check_limits(value, f"{key}.")
-        _check_number(key, value)
+        _check_number(key, value)  # again: OmegaConf makes numbers of texts
         for part in (kind, *get_args(kind)):
             for meta in getattr(part, "__metadata__", ()):
                 _check_limit(key, value, meta, ", or null" if type(None) in get_args(kind) else "")
@@ -122,6 +122,8 @@ def _check_limit(key: str, value: Any, meta: Meta, or_null: str) -> None:
 
 def from_dictionary(options: dict[str, Any], schema: type[Config]) -> Config:
     """The reverse of ``to_dictionary``. Raises ConfigError as ``to_plain`` does."""
+    for key, number in flat(options).items():
+        _check_number(key, number)
     # A fresh schema refuses keys that Hydra accepted as `+section.key=1`.
     tree: DictConfig = OmegaConf.structured(schema)
     for section, choices in CHOICES.items():

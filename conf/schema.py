@@ -29,16 +29,16 @@ from models.config import (
 AUTO = "auto"  # of devices, optim.flat_fraction and train.fused_norm
 SHORT_TRAINING = 2000  # steps (docs/develop/decisions.md)
 
-Device = StrEnum("Device", ["auto", "cpu", "cuda"])  # auto: CUDA if there is a GPU
+Device = StrEnum("Device", "auto cpu cuda")  # auto: CUDA if there is a GPU
 # Of the forward pass in training; weights, loss and evaluation: float32, or float64 with float64.
-Precision = StrEnum("Precision", ["auto", "float32", "tf32", "float64", "bfloat16", "float16"])
-EvalPrecision = StrEnum("EvalPrecision", ["auto", "float32", "tf32", "bfloat16", "float16"])
-Compile = StrEnum("Compile", ["auto", "off", "default", "reduce-overhead", "max-autotune-no-cudagraphs"])
+Precision = StrEnum("Precision", "auto float32 tf32 float64 bfloat16 float16")
+EvalPrecision = StrEnum("EvalPrecision", "auto float32 tf32 bfloat16 float16")
+Compile = StrEnum("Compile", "auto off default reduce-overhead max-autotune-no-cudagraphs")
 # sgd: Nesterov momentum, biases start at ten times the rate; darknet: the same without this; adamw:
 # Loshchilov and Hutter 2019.
-Optimizer = StrEnum("Optimizer", ["sgd", "darknet", "adamw"])
+Optimizer = StrEnum("Optimizer", "sgd darknet adamw")
 OPTIMISERS: dict[str, Callable[..., Any]] = {}  # of plugins, by name: (parameter groups, rate) -> torch optimiser
-Decay = StrEnum("Decay", ["cosine", "linear", "constant"])
+Decay = StrEnum("Decay", "cosine linear constant")
 
 # Limits that conf/compose.py checks, as it prints them.
 Seed = Annotated[int, Meta(ge=0, le=4294967295)]
@@ -170,7 +170,7 @@ class DetectionSection:
     max_detections: Count  # per image
 
 
-Scorer = StrEnum("Scorer", ["auto", "pycocotools", "hotcoco"])
+Scorer = StrEnum("Scorer", "auto pycocotools hotcoco")
 
 
 @dataclass
@@ -232,7 +232,7 @@ CHOICES: dict[str, dict[str, type]] = {
 }
 
 
-EvalSplit = StrEnum("EvalSplit", ["val", "test", "train"])
+EvalSplit = StrEnum("EvalSplit", "val test train")
 
 
 @dataclass
@@ -305,9 +305,9 @@ class DemoConfig(DetectConfig):
     port: int | None  # null: the first free one from 7860
 
 
-ExportFormat = StrEnum("ExportFormat", ["onnx", "openvino", "torch"])
-ExportPrecision = StrEnum("ExportPrecision", ["float32", "float16", "int8"])
-ExportCheck = StrEnum("ExportCheck", ["boxes", "ap"])
+ExportFormat = StrEnum("ExportFormat", "onnx openvino torch")
+ExportPrecision = StrEnum("ExportPrecision", "float32 float16 int8")
+ExportCheck = StrEnum("ExportCheck", "boxes ap")
 
 
 @dataclass

@@ -17,18 +17,18 @@ from data.layouts import class_names, find_set_file, read_names
 # What scripts/get_data.py fetches into these folders, the roots of data=coco and data=voc.
 FETCHED = {"datasets/coco": "coco2017 (19 GB)", "datasets/VOCdevkit": "voc2007 and then voc2012 (3 GB)"}
 
-DataFormat = StrEnum("DataFormat", ["coco", "voc", "yolo", "shapes"])  # shapes: a COCO set drawn on first use
+DataFormat = StrEnum("DataFormat", "coco voc yolo shapes")  # shapes: a COCO set drawn on first use
 # Readers of plugins, by name: called with the annotations and the folder of the images, they return
 # a COCO dictionary with "images", "annotations" and "categories".
 FORMATS: dict[str, Callable[[Path, Path], Mapping[str, Any]]] = {}
 # clip and skip score validation boxes as annotated, as pycocotools does; stop refuses boxes without
 # area or outside their image.
-OnError = StrEnum("OnError", ["clip", "stop", "skip"])
-OnBadFile = StrEnum("OnBadFile", ["stop", "skip"])  # of predict.py
-Exif = StrEnum("Exif", ["apply", "ignore"])
-Resize = StrEnum("Resize", ["letterbox", "stretch"])
-ImageCache = StrEnum("ImageCache", ["none", "ram", "disk"])
-Colour = StrEnum("Colour", ["auto", "cpu", "device"])
+OnError = StrEnum("OnError", "clip stop skip")
+OnBadFile = StrEnum("OnBadFile", "stop skip")  # of predict.py
+Exif = StrEnum("Exif", "apply ignore")
+Resize = StrEnum("Resize", "letterbox stretch")
+ImageCache = StrEnum("ImageCache", "none ram disk")
+Colour = StrEnum("Colour", "auto cpu device")
 
 _TRAIN_OR_VAL = re.compile(r"(?<![a-z])(trainval|train(ing)?|val(id(ation)?)?)(?![a-z])", re.IGNORECASE)
 
@@ -154,8 +154,7 @@ class DataConfig:
         paths: SplitConfig = self.val if split == "test" else getattr(self, split)
         if paths.annotations is None:  # format=yolo, by __post_init__
             if paths.images != ".":
-                fix = f"fix: data.{split}.annotations=<folder of images>"
-                raise DataError(f"data.{split}.images has no effect where {root} names the images. {fix}")
+                raise DataError(f"data.{split}.images has no effect. fix: data.{split}.annotations=<images>")
             set_file, folder = (root, root.parent) if root.is_file() else (find_set_file(root), root)
             if set_file is None:
                 raise DataError(

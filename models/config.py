@@ -17,7 +17,7 @@ MIN_ANCHOR, MAX_ANCHOR = 0.01, 1_000_000  # pixels
 MIN_DECOUPLED_SCALE = 3  # scale_x_y from which boxes may be centred a whole cell away, as loss=yolox needs it
 AUTO = "auto"  # a value of model.anchors and of loss
 
-IouKind = StrEnum("IouKind", ["iou", "giou", "diou", "ciou"])
+IouKind = StrEnum("IouKind", "iou giou diou ciou")
 NotNegative = Annotated[float, Meta(ge=0)]
 Overlap = Annotated[float, Meta(ge=0, lt=1)]
 Count = Annotated[int, Meta(ge=1)]
