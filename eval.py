@@ -69,7 +69,7 @@ def evaluate(config: EvalConfig) -> program.Outcome:
         log.info(f"{config.data.name} has no boxes to score against{more}")
     if out is not None:
         write_results(out, config, val_set, evaluation)
-    return program.Outcome(evaluation.metrics | evaluation.at_best_f1, out, evaluation.per_class)
+    return program.Outcome(evaluation.metrics, out, evaluation.per_class, evaluation.at_best_f1)
 
 
 def score_detections(config: EvalConfig, val_set: Annotations, world: World) -> coco_eval.Evaluation | None:

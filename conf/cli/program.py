@@ -247,15 +247,22 @@ def start_ranks(count: int, arguments: Sequence[str]) -> NoReturn:
 
 
 class Outcome(dict[str, float]):
-    """Metrics by name, empty except on rank 0.
+    """Metrics by name, empty except on rank 0; ``folder`` holds what was written, or is None.
 
-    ``folder`` holds what was written, or is None. ``per_class`` has those of eval.py by class name.
+    Of eval.py also those of each class, ``per_class``, and by name precision, recall, f1 and
+    threshold ``at_best_f1``.
     """
 
-    def __init__(self, metrics: Mapping[str, float], folder: Path | None, per_class: Any = None) -> None:
+    def __init__(
+        self, metrics: Mapping[str, float], folder: Path | None, per_class: Any = None, at_best_f1: Any = None
+    ) -> None:
         super().__init__(metrics)
         self.folder = folder
         self.per_class = per_class or {}
+        self.at_best_f1 = at_best_f1 or {}
+
+    def __missing__(self, name: str) -> Any:
+        return self.at_best_f1[name]
 
 
 def callable_from_python(name: str) -> Callable[[Callable[[Any], Result]], Callable[..., Result]]:
