@@ -182,7 +182,7 @@ def run_by_hydra(name: str, program: Program, arguments: list[str]) -> None:
             raise compose.explained(error, program.schema, arguments) from error
     if exit_codes:
         sys.exit(exit_codes[0])
-    if shows:
+    if shows and options:  # else nothing was typed that could be wrong
         find_files(shown, program.splits)
 
 

@@ -31,8 +31,8 @@ HEAVY = ("torch", "torchvision", "matplotlib", "cv2", "pycocotools", "numpy")
 CASES = {  # options and what stderr says; for None stdout has the answer
     "train": {
         "--help": None,
-        "--cfg job data=shapes": None,
-        "--cfg job": "data.train.annotations: there is no",  # after the options
+        "--cfg job": None,
+        "--cfg job data.root=nowhere": "data.train.annotations: there is no",  # after the options
         "--cfg job devices=two": "devices must be a number",
         "-sc query=bash": None,
         "--version": None,
