@@ -51,7 +51,8 @@ class Yolox:
             gain = (variance + EPS).sqrt() * norms if self.folded else torch.empty_like(bias).uniform_(0.7, 1.3)
             bias = bias + mean * norms if self.folded else bias
             state |= zip(norm, (mean, variance, gain, bias), strict=True)
-        y = functional.batch_norm(y, *(state[key] for key in norm), eps=EPS)
+        mean, variance, gain, bias = (state[key] for key in norm)
+        y = functional.batch_norm(y, mean, variance, gain, bias, eps=EPS)
         return functional.leaky_relu(y, 0.1) if self.name == "darknet53" else functional.silu(y)
 
     def predict(self, name: str, x: Tensor, filters: int) -> Tensor:
