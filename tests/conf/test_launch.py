@@ -1,6 +1,8 @@
 """Launchers' variables, given as dictionaries."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from conf.cli.launch import (
     check_credentials,
     environment_of_one,
     job_folder_name,
+    leave_out_current_folder,
     keep_compiled,
     read_launch,
 )
@@ -100,6 +103,14 @@ def test_a_process_alone_gets_no_launcher_s_variables(monkeypatch, tmp_path: Pat
     for folder in ("a", "b"):  # a choice that is there stays
         keep_compiled(tmp_path / folder)
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "a")
+
+
+def test_python_processes_below_import_the_project_and_nothing_of_the_current_folder(tmp_path, monkeypatch) -> None:
+    (tmp_path / "shlex.py").write_text("raise SystemExit('it was imported')")
+    for name in ("PYTHONPATH", "PYTHONSAFEPATH"):
+        monkeypatch.setenv(name, "")
+    leave_out_current_folder()
+    subprocess.run([sys.executable, "-c", "import conf, shlex"], cwd=tmp_path, check=True)
 
 
 def test_srun_steps_side_by_side_meet_at_different_ports() -> None:
