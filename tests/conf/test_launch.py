@@ -14,8 +14,8 @@ from conf.cli.launch import (
     check_credentials,
     environment_of_one,
     job_folder_name,
-    leave_out_current_folder,
     keep_compiled,
+    leave_out_current_folder,
     read_launch,
 )
 
