@@ -197,8 +197,10 @@ def read_label_file(path: str, num_classes: int) -> tuple[list[list[float]], lis
     """Line, class, cx, cy, w, h, number of columns of rows; kind and sentence of unusable ones."""
     try:
         text = layouts.text_of(layouts.read_file(path), path)
-    except (OSError, DataError) as error:
+    except OSError as error:
         return [], [("label files that cannot be read", f"{path} cannot be read ({error})")]
+    except DataError as error:
+        return [], [("label files that cannot be read", str(error).partition(". fix: ")[0])]
     rows, problems = [], []
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():

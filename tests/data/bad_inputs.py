@@ -170,7 +170,7 @@ def labels() -> dict[str, Case]:
         "a class without name": (b"\n2 0.5 0.5 0.5 0.5", r"/b\.txt:2 .*: class 2, but there are names for 2 classes"),
         "a class by name": (b"cat 0.5 0.5 0.5 0.5", r"/b\.txt:1 .*: could not convert string to float: 'cat'"),
         "missing columns": (b"0 0.5 0.5 0.5", r"/b\.txt:1 .*: 4 columns instead of 5"),
-        "noise": (b"\x89PNG" + np.random.default_rng(1).bytes(500), r"/b\.txt cannot be read \('utf-8' codec"),
+        "noise": (b"\x89PNG" + np.random.default_rng(1).bytes(500), r"/b\.txt is not a text file in UTF-8\. fix: "),
     }
     cases |= {f"label with {name}": Case(yolo_set(label), error, (2, 1)) for name, (label, error) in bad.items()}
     over = b"0 0.9 0.5 0.5 0.5"

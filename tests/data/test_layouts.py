@@ -253,7 +253,7 @@ def test_a_file_of_our_own_options_and_a_choice_by_its_name(yolo_set: YoloSet, m
     mine = composed("train", "data=mine/cats.yaml")
     assert (mine.name, mine.root, mine.format) == ("cats", "/data/cats", "coco") and mine.train.images == "train2017"
     assert composed("train", "data=coco").root == "datasets/coco"  # bare words are names
-    with pytest.raises(ConfigError, match="no choice data=mine; there are: bccd"):
+    with pytest.raises(ConfigError, match=r"no choice data=mine; did you mean data=mine/\? there are: bccd"):
         composed("train", "data=mine")
     assert composed("train", "data=./coco").root == f"{yolo_set.root}/coco/data.yaml"
     yolo_set.write("mine.yaml", "defaults:\n- finetune\n- override /data: ./coco\n- _self_\ntrain: {epochs: 7}\n")

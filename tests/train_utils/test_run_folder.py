@@ -127,7 +127,7 @@ def test_a_job_goes_on_only_where_it_was_requeued_or_asked_to(job: Job) -> None:
     assert job.start(srun("41", 0, restarts=1), A, "resume=null", ends=True) == ("slurm-41-4", False)
     machine = ("data.workers=1", "data.root=/elsewhere", "train.timeout_seconds=9", "device=cpu")
     assert job.start(srun("41", 0, restarts=1), B, *machine, ends=True) == ("slurm-41-3", True)
-    for other in ("model.weights=a.weights", "evaluate.nms_iou=0.5", "train.seed=1", "train.batch_size=16"):
+    for other in ("model.weights=a.weights", "evaluate.nms_iou=0.5", "train.seed=1", "train.batch_size=32"):
         assert job.start(srun("41", 0, restarts=1), B, other, ends=True)[1] is False, other
 
 
