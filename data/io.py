@@ -44,7 +44,7 @@ COPIES = frozenset("original originals thumb thumbs thumbnail thumbnails".split(
 SYSTEM_NAMES = re.compile(
     r"(@(eadir|recycle|recently-snapshot|__thumb|tmp|sharesnap)|[#~](recycle|snapshot)|\$recycle\.bin"
     r"|lost\+found|__macosx|system volume information|network trash folder|temporary items)$"
-    r"|.*(conflicted copy|sync-conflict-\d|_conflict\b)",
+    r"|.*(conflicted copy|[_-]conflict-\d{8})",
     re.IGNORECASE,
 )
 ROTATED = "boxes with an attribute rotation, which are read as if it were 0"
@@ -86,10 +86,10 @@ def files_below(folder: Path, suffixes: Collection[str], left_out: list[str] | N
     for top in tops:  # links follow, so that a folder keeps its own name; they may lead round in circles
         for parent, folders, names in os.walk(top, onerror=stop):
             target = os.path.realpath(parent)
-            folders[:] = [] if target in visited else [name for name in folders if is_kept(parent, name, names)]
+            wanted = [name for name in names if name[name.rfind(".") :].lower() in suffixes]
+            folders[:] = [] if target in visited else [name for name in folders if is_kept(parent, name, wanted)]
             tops += [path for path in (f"{parent}/{name}" for name in folders) if os.path.islink(path)]
             if target not in visited:
-                wanted = [name for name in names if name[name.rfind(".") :].lower() in suffixes]
                 files += [f"{parent}/{name}" for name in wanted if is_kept(parent, name)]
             visited.add(target)
     return sorted(files)

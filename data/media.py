@@ -102,15 +102,15 @@ def find_media(source: str) -> list[Medium]:
     matches, left_out = list[str](), list[str]()
     suffixes = layouts.IMAGE_SUFFIXES.union(VIDEO_SUFFIXES)
     if os.path.isfile(source):
-        paths = [Path(source)]
+        paths = [source]
     elif is_folder:
-        paths = list(map(Path, io.files_below(Path(source), suffixes, left_out)))
+        paths = io.files_below(Path(source), suffixes, left_out)
     else:  # a pattern; folders that are there are meant as written
         pattern = Path(os.path.abspath(source))
         top = next(filter(Path.is_dir, pattern.parents))
         for name in glob.glob(str(pattern.relative_to(top)), root_dir=top, recursive=True):
-            (left_out if any(map(io.SYSTEM_NAMES.match, name.split("/"))) else matches).append(f"{top}/{name}")
-        paths = [Path(path) for path in matches if Path(path).suffix.lower() in suffixes and not os.path.isdir(path)]
+            (left_out if any(map(io.SYSTEM_NAMES.match, name.split("/"))) else matches).append(os.path.join(top, name))
+        paths = [path for path in matches if Path(path).suffix.lower() in suffixes and not os.path.isdir(path)]
     if not paths:
         is_there = os.path.exists(source) or glob.has_magic(source)
         what = "holds no picture or video" if is_there else "is not a file or folder"
@@ -119,7 +119,7 @@ def find_media(source: str) -> list[Medium]:
     if not is_folder:
         base = os.path.commonpath([path.parent for path in whole])
     beside = layouts.unknown_files({str(path.parent) for path in whole}, VIDEO_SUFFIXES)
-    unknown = [path for path in beside if is_folder or path in matches]
+    unknown = beside if is_folder else sorted({*beside} & {*matches})
     looked_at = tracked(whole, len(whole), "looking for several frames", unit="file")
     several = [str(path) for path in looked_at if headers.has_frames(str(path))]
     other = "files that are not pictures or videos of a known type"

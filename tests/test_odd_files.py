@@ -55,7 +55,14 @@ def test_two_label_files_of_one_image(second: str, text: str, is_problem: bool, 
 
 @pytest.mark.parametrize(
     "name",
-    ["@eaDir/a.jpg/x.jpg", "#recycle/b.jpg", "$RECYCLE.BIN/b.jpg", "Thumbnails/a.jpg", "a (conflicted copy 1).jpg"],
+    [
+        "@eaDir/a.jpg/x.jpg",
+        "#recycle/b.jpg",
+        "$RECYCLE.BIN/b.jpg",
+        "Thumbnails/a.jpg",
+        "a (conflicted copy 1).jpg",
+        "a_conflict-20240101-120000.jpg",
+    ],
 )
 def test_what_systems_make_is_left_out_and_named(name: str, tmp_path: Path, caplog) -> None:
     kept = picture(tmp_path / "a.jpg")
@@ -67,6 +74,19 @@ def test_what_systems_make_is_left_out_and_named(name: str, tmp_path: Path, capl
     assert OF_SYSTEM in caplog.text
     if "Thumb" not in name:
         assert [medium.path for medium in find_media(f"{tmp_path}/**/*.jpg")] == [kept]
+
+
+def test_what_only_looks_like_a_copy_is_kept(tmp_path: Path) -> None:
+    kept = [str(picture(tmp_path / name)) for name in ("a.jpg", "near_conflict.jpg", "original/b.jpg")]
+    for folder in (tmp_path, tmp_path / "original"):
+        (folder / ".DS_Store").touch()
+    left_out = list[str]()
+    assert (io.files_below(tmp_path, {".jpg"}, left_out), left_out) == (kept, [])
+
+
+def test_a_pattern_from_the_first_folder_on(tmp_path: Path) -> None:
+    path = str(picture(tmp_path / "a.jpg"))
+    assert [medium.path for medium in find_media(f"/[{path[1]}]{path[2:]}")] == [Path(path)]
 
 
 def test_brackets_of_a_folder_that_is_there(tmp_path: Path) -> None:
