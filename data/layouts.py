@@ -69,8 +69,7 @@ def xml_root(path: str | os.PathLike[str]) -> ElementTree.Element:
     declared = _ENCODING.match(content)  # not of UTF-16, which has a mark at its start
     try:
         # expat knows few encodings, and limits what entities expand to.
-        text = text_of(content, path, encoding=declared[1].decode("ascii") if declared else "")
-        root = ElementTree.fromstring(text)
+        root = ElementTree.fromstring(text_of(content, path, encoding=declared[1].decode() if declared else ""))
     except (ElementTree.ParseError, ValueError, LookupError) as error:  # LookupError: an unknown encoding
         raise DataError(f"{path} is not valid XML ({error})") from error
     for element in root.iter():

@@ -98,7 +98,7 @@ def find_media(source: str) -> list[Medium]:
         medium = Medium.at(source, "")
         whole_name = re.sub(r"\W+", "-", medium.shown.partition("://")[2]).strip("-")
         return [replace(medium, name=whole_name if medium.is_video else os.path.basename(medium.shown))]
-    base, is_folder = source, os.path.isdir(source)
+    is_folder = os.path.isdir(source)
     matches, left_out = list[str](), list[str]()
     suffixes = layouts.IMAGE_SUFFIXES.union(VIDEO_SUFFIXES)
     if os.path.isfile(source):
@@ -116,17 +116,16 @@ def find_media(source: str) -> list[Medium]:
         what = "holds no picture or video" if is_there else "is not a file or folder"
         raise DataError(f"source={source} {what}. fix: a file, a folder or a pattern in quotes")
     whole = sorted({Path(os.path.abspath(path)) for path in paths})
-    if not is_folder:
-        base = os.path.commonpath([path.parent for path in whole])
+    base = os.path.abspath(source) if is_folder else os.path.commonpath([path.parent for path in whole])
     beside = layouts.unknown_files({str(path.parent) for path in whole}, VIDEO_SUFFIXES)
     unknown = beside if is_folder else sorted({*beside} & {*matches})
-    looked_at = tracked(whole, len(whole), "looking for several frames", unit="file")
-    several = [str(path) for path in looked_at if headers.has_frames(str(path))]
+    looked_at = tracked(map(str, whole), len(whole), "looking for several frames", unit="file")
+    several = [*filter(headers.has_frames, looked_at)]
     other = "files that are not pictures or videos of a known type"
     for kind, files in ((io.OF_SYSTEM, left_out), (other, unknown), (headers.SEVERAL, several)):
         if files:
             logger.warning("%d %s, first: %s", len(files), kind, files[0])
-    return [Medium(path, path.relative_to(os.path.abspath(base)).as_posix()) for path in whole]
+    return [Medium(path, path.relative_to(base).as_posix()) for path in whole]
 
 
 def count_frames(media: Sequence[Medium]) -> int:

@@ -88,8 +88,7 @@ def _load_in_order(
     theirs = _by_role(state.items())
     # The class count follows from the filters of the convolution before the first head.
     part = model.heads[0].parts[-1]
-    layers = [layer for layer, _, tensor in weights.weight_tensors(model) if tensor.ndim == 4]
-    first = layers.index(part.layer)
+    first = [layer for layer, _, tensor in weights.weight_tensors(model) if tensor.ndim == 4].index(part.layer)
     filters = sum(len(kernels) for _, kernels in theirs[KERNELS][first : first + 1])
     number, rest = divmod(filters - part.fixed, part.per_class)
     num_classes = number if rest == 0 and number > 0 else None
@@ -112,8 +111,7 @@ def _load_in_order(
         eps = BN_EPS_OF.get(norm, TORCH_BN_EPS)
         if eps != model.bn_eps:
             note = f"; its batch norm, called {norm}, is taken to have eps={eps:g}"
-    facts = {"num_classes": num_classes, "note": note + of_classes}
-    return weights.fill_network(model, path, loads, eps, rows, **facts)
+    return weights.fill_network(model, path, loads, eps, rows, num_classes=num_classes, note=note + of_classes)
 
 
 def _by_role(tensors: Iterable[tuple[str, Tensor]]) -> dict[Role, list[tuple[str, Tensor]]]:

@@ -129,7 +129,7 @@ class ClassNames:
         if rows is None:
             return None, f"; its classes are {_listed(known)}, here {_listed(wanted)}"
         kept = [name for name, row in zip(wanted, rows, strict=True) if row is not None]
-        fresh = [name for name, row in zip(wanted, rows, strict=True) if row is None]
+        fresh = [name for name in wanted if name not in kept]
         count = f"{len(kept)} of {here} classes by name: {_listed(kept)}"
         others = f"; fresh: {_listed(fresh)}" if fresh else ""
         return rows, f"; its heads kept boxes, objectness and {count}{others}"
@@ -330,12 +330,16 @@ def load_weights_of_checkpoint(
     """
     source, num_classes = network_of_checkpoint(network, path), network["num_classes"]
     rows, note = classes.rows(num_classes, model.num_classes)
-    if class_parts(model) != class_parts(source):
+    other = [
+        key
+        for key in ("anchors", "scale_x_y", "new_coords", "linear_xy")
+        if [getattr(head, key) for head in model.heads] != [getattr(head, key) for head in source.heads]
+    ]
+    if class_parts(model) != class_parts(source) or (other and {*(rows or ())} != {*range(num_classes)}):
         rows, note = None, ""
-    for key in ("anchors", "scale_x_y", "new_coords", "linear_xy") if rows is not None else ():
-        if [getattr(head, key) for head in model.heads] != [getattr(head, key) for head in source.heads]:
-            has = getattr(source.heads[0], key)
-            raise ModelError(f"the heads in {path} were trained with other {key} ({has}). fix: use the same here")
+    elif other:
+        has = getattr(source.heads[0], other[0])
+        raise ModelError(f"the heads in {path} were trained with other {other[0]} ({has}). fix: use the same here")
     skipped = left_out(model, rows)
     loads, needed = (
         {name: tensor for name, tensor in tensors.items() if not name.startswith(skipped)}
@@ -343,9 +347,18 @@ def load_weights_of_checkpoint(
     )
     check_shapes(path, needed, loads, SAME_NETWORK)
     check_values(path, loads.items())
-    facts = {"num_classes": num_classes, "same_decoding": rows is not None, "note": note}
-    facts |= {"other_layer": other_layer(model, source), "names": classes.of_file}
-    return fill_network(model, path, loads, source.bn_eps, rows, **facts)
+    return fill_network(
+        model,
+        path,
+        loads,
+        source.bn_eps,
+        rows,
+        num_classes=num_classes,
+        same_decoding=rows is not None,
+        note=note,
+        other_layer=other_layer(model, source),
+        names=classes.of_file,
+    )
 
 
 def other_layer(model: Darknet, source: Darknet) -> str:

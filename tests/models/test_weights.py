@@ -173,6 +173,9 @@ def test_state_dict_of_a_checkpoint_with_and_without_heads(tmp_path: Path) -> No
     odd = source.state_dict() | {"layers.15.conv.bias": torch.zeros(7)}
     with pytest.raises(ModelError, match=r"layers\.15\.conv\.bias needs shape \(24,\), the file has shape \(7,\)"):
         load_weights_of_checkpoint(tiny(3), odd, path, network)
+    scaled = Darknet(parse_cfg(source.cfg.text.replace("num=6", "num=6\nscale_x_y=1.05"), "scaled.cfg"), 2, width=0.1)
+    partly = ClassNames(["a", "b", "c"], ["a", "z"], partial=True)
+    assert load_weights_of_checkpoint(scaled, source.state_dict(), path, network, partly).heads_left_out
     load_weights_of_checkpoint(other, source.state_dict(), path, network)
     assert other.layers[13].conv.weight.equal(source.layers[13].conv.weight)
     with pytest.raises(ModelError, match=r"layers\.2\..* fix: set model\.cfg, model\.width"):

@@ -143,7 +143,9 @@ class Prediction(_Answers):
 
     def save_crops(self, folder: str | os.PathLike[str]) -> None:
         """Write each object as ``<folder>/<class>/<picture>_<number>.jpg``; raises TrainError."""
-        image, stem = self.image, (self.path or Path("picture")).stem
+        frame, image = self.frame, self.image
+        stem = self.path.stem if self.path else f"picture{frame.medium.name}"
+        stem += f"_{frame.number}" * (frame.frames_per_second > 0)
         for number, (box, _, _, name) in enumerate(self):
             left, top, right, bottom = map(int, box)
             path = Path(folder, re.sub(r"^\.|/", "_", name), f"{stem}_{number}.jpg")
