@@ -23,8 +23,11 @@ __all__ = list(_OFFERED)
 
 
 def add_project() -> None:
-    """Put the project's modules first on ``sys.path``: this process is a program of the project."""
-    sys.path.insert(0, str(PROJECT))
+    """Make this process a program of the project: its modules come first on ``sys.path``.
+
+    They replace the folder of the script, which with ``python -m`` is the current one.
+    """
+    sys.path[: not sys.flags.safe_path] = [str(PROJECT)]
     if _Finder in sys.meta_path:
         sys.meta_path.remove(_Finder)
 

@@ -58,6 +58,13 @@ def test_an_application_with_modules_of_the_same_names(program: str, tmp_path: P
     assert done.returncode == 0, done.stderr
 
 
+def test_no_package_is_taken_from_the_current_folder(tmp_path: Path) -> None:
+    (tmp_path / "msgspec.py").write_text("raise SystemExit('not the package')")
+    environment = environment_of_one() | {"PYTHONPATH": str(REPOSITORY), "PYTHONSAFEPATH": ""}
+    command = [sys.executable, "-m", "hydra_yolov3_spp", "--version"]
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True)
+
+
 def test_messages_name_the_command_that_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
     commands = ["train.py", *(f"-m {entry.command}" for entry in PROGRAMS.values() if "." in entry.command[:-3])]
     words = ["train", *(command.rpartition(".")[2].replace("_", "-") for command in commands[1:])]
