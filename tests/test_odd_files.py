@@ -1,7 +1,10 @@
 """Guards what odd files of others become: a sentence, a note or a problem, none unsaid."""
 
+import contextlib
+import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import cv2
 import numpy as np
@@ -10,7 +13,7 @@ import torch
 
 from conf.cli.command_line import AT_HOME
 from conf.cli.program import options_of
-from data import io, layouts, recognise
+from data import io, layouts, media, recognise
 from data.errors import DataError
 from data.index import read_annotations
 from data.io import OF_SYSTEM
@@ -19,6 +22,7 @@ from models import ModelError
 from models.cfg import load_cfg
 from models.darknet import Darknet
 from models.weights import other_layer
+from train_utils.inference import open_checkpoint
 from train_utils.inference.open_checkpoint import ExportedNetwork
 
 PLAIN = "0 0.5 0.5 0.2 0.2\n"
@@ -210,3 +214,29 @@ def test_outputs_of_exported_files(outputs: tuple[torch.Tensor, ...], is_right: 
     else:
         with pytest.raises(ModelError, match=r"a\.onnx cannot be read"):
             network(images)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{}, {"image_size": [64]}, {"stride": 0}, {"batch_size": 2**16}, {"names": []}, {"category_ids": [1]}],
+)
+def test_facts_of_exported_files(change: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = {"names": ["a", "b"], "category_ids": [1, 2], "image_size": [64, 64], "stride": 32, "open": []} | change
+    texts = {key: json.dumps(value) for key, value in facts.items()}
+    monkeypatch.setattr(open_checkpoint, "read_metadata", lambda _: texts)
+    with pytest.raises(ModelError, match="do not fit") if change else contextlib.nullcontext():
+        open_checkpoint.read_facts(Path("a.onnx"))
+
+
+@pytest.mark.parametrize(
+    ("frames", "again", "is_read"),
+    [([0, 0, 7], [0, 0, 7], True), ([7], [7], True), ([0, 0], [0, 0], False), ([7, 7], [8, 8], False)],
+)
+def test_frames_that_nothing_fills(frames: list[int], again: list[int], is_read: bool, monkeypatch) -> None:
+    captures = [
+        SimpleNamespace(read=zip([True] * 9, [*map(np.array, values), *[None] * 4], strict=False).__next__)
+        for values in (frames, again)
+    ]
+    monkeypatch.setattr(media, "_capture", lambda _: captures.pop(0))
+    with contextlib.nullcontext() if is_read else pytest.raises(DataError, match="interlaced"):
+        media._check_filled(media.Medium.at("film.avi", "film.avi"))

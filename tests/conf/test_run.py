@@ -10,6 +10,7 @@ import sys
 import time
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from hydra.core.global_hydra import GlobalHydra
 
 from conf import REPOSITORY, ConfigError
 from conf.cli.command_line import in_one_sentence
-from conf.cli.program import PROGRAMS, ranks_to_start, start
+from conf.cli.program import PROGRAMS, options_of, ranks_to_start, start
 from conf.compose import compose
 from conf.schema import TrainConfig
 from data import DataError, ShapesConfig, ensure_shapes, io
@@ -220,6 +221,15 @@ def test_a_place_without_rights_or_space_is_one_sentence_and_other_errors_are_bu
         assert sentence is not None and sentence.startswith(f"{[*path, 'a file'][0]} cannot be used (")
     for error in (FileNotFoundError(errno.ENOENT, "gone", "x"), ValueError("1"), OSError("plain")):
         assert in_one_sentence(error, TrainConfig) is None
+    killed = in_one_sentence(RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."), TrainConfig)
+    assert killed is not None and "(pid 7)" in killed and "fix: fewer data.workers" in killed
+
+
+def test_a_process_that_cannot_start_others_is_told_to_load_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("multiprocessing.current_process", lambda: SimpleNamespace(daemon=True))
+    with pytest.raises(ConfigError, match=r"daemonic process.* fix: data\.workers=0$"):
+        options_of("train", ["data=shapes"])
+    assert options_of("train", ["data=shapes", "data.workers=0"]).data.workers == 0
 
 
 @pytest.fixture
