@@ -76,7 +76,7 @@ def files_below(folder: Path, suffixes: Collection[str], left_out: list[str] | N
         raise error
 
     def is_kept(parent: str, name: str, beside: Collection[str] = ()) -> bool:
-        is_copy = name.lower() in COPIES and not set(beside).isdisjoint(os.listdir(f"{parent}/{name}"))
+        is_copy = name.lower() in COPIES and {*beside} & {*os.listdir(f"{parent}/{name}")}
         is_waste = is_copy or SYSTEM_NAMES.match(name)
         if is_waste and left_out is not None:
             left_out.append(f"{parent}/{name}")

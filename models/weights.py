@@ -130,9 +130,8 @@ class ClassNames:
             return None, f"; its classes are {_listed(known)}, here {_listed(wanted)}"
         kept = [name for name, row in zip(wanted, rows, strict=True) if row is not None]
         fresh = [name for name in wanted if name not in kept]
-        count = f"{len(kept)} of {here} classes by name: {_listed(kept)}"
-        others = f"; fresh: {_listed(fresh)}" if fresh else ""
-        return rows, f"; its heads kept boxes, objectness and {count}{others}"
+        note = f"; its heads kept boxes, objectness and {len(kept)} of {here} classes by name: {_listed(kept)}"
+        return rows, note + f"; fresh: {_listed(fresh)}" * bool(fresh)
 
 
 UNNAMED = ClassNames()
@@ -192,14 +191,14 @@ def _seen_type(version: Version) -> np.dtype[np.unsignedinteger]:
 
 
 def class_order(of_network: list[str], names: list[str]) -> list[int] | None:
-    """The number in a network of each of ``names``; None if it lacks one.
+    """The number in a network of each of ``names``; None if it lacks one, or has one for two.
 
     Darknet's words for COCO's classes (COCO_SYNONYMS) and COCO's own are the same. Names 0, 1, ...
     are those of networks without: then as many classes count as equal, in order.
     """
     for synonyms in (dict[str, str](), COCO_SYNONYMS):  # a set may have both words, for two classes
         known, wanted = ([synonyms.get(name, name) for name in some] for some in (of_network, names))
-        if set(wanted) <= set(known):
+        if len({*wanted} & {*known}) == len(wanted):
             return [known.index(name) for name in wanted]
     is_without = _are_numbers(of_network) or _are_numbers(names)
     return [*range(len(names))] if is_without and len(of_network) == len(names) else None

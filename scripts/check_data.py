@@ -87,7 +87,6 @@ def check(config: schema.CheckDataConfig) -> CheckedSet:
                 cells.append((drawn, f"{split}: {annotations.file_name(index)}"))
     if cells:
         save_sheet(cells, out / "labels.jpg")
-    if config.pictures:
         plots.save_plot(out / "statistics.png", log.info, plots.draw_labels, checked.splits)
     lines = [f"{config.data.name}: {config.data.root}", *text_report(checked)]
     (out / "report.txt").write_text("\n".join(lines) + "\n", encoding="utf-8", errors="backslashreplace")

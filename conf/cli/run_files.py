@@ -199,8 +199,8 @@ def refuse_overwriting(options: Mapping[str, Any]) -> None:
     out = options.get("out")
     if out is None and options.get("ckpt") and "format" in options:
         out = exported_beside(full_name(options["ckpt"]), options["format"])
-    into_itself = out == options.get("weights")  # of which convert_weights says more
-    if out is not None and not into_itself and not has_checkpoint(Path(out)):  # eval.py writes into a run
+    # eval.py writes into a run; of weights onto themselves convert_weights says more.
+    if out not in (None, options.get("weights")) and not has_checkpoint(Path(out)):
         refuse_existing(Path(out), "out")
 
 

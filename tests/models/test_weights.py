@@ -259,6 +259,7 @@ def test_classes_are_found_by_name() -> None:
     assert class_order(coco, ["car", "couch", "tv"]) == class_order(coco, ["car", "sofa", "tvmonitor"])
     assert class_order(["sofa", "couch", "motorbike"], ["couch", "sofa"]) == [1, 0]
     assert class_order(["motorcycle"], ["motorbike"]) == [0]
+    assert class_order(["sofa", "car"], ["sofa", "couch"]) is None, "one class for two"
 
 
 def _laughs() -> list[Any]:
