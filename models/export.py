@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.cfg import ModelError
+from models.cfg import ModelError, regular
 from models.darknet import Darknet, fuse_batch_norm
 from models.decode import NOT_FINITE, decode
 
@@ -266,7 +266,7 @@ RUNS: dict[str, Callable[[Path], Run]] = {".onnx": run_onnx, ".pt2": run_torch, 
 
 def read_metadata(path: Path) -> dict[str, str]:
     """The metadata of a file of ours; empty for others'."""
-    if path.suffix == ".onnx":
+    if regular(path).suffix == ".onnx":
         import onnx
 
         return {entry.key: entry.value for entry in onnx.load(path, load_external_data=False).metadata_props}

@@ -228,6 +228,12 @@ def test_facts_of_exported_files(change: dict[str, object], monkeypatch: pytest.
         open_checkpoint.read_facts(Path("a.onnx"))
 
 
+def test_a_pipe_is_no_exported_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.onnx")
+    with pytest.raises(ModelError, match="not a regular file"):
+        open_checkpoint.read_facts(tmp_path / "a.onnx")
+
+
 @pytest.mark.parametrize(
     ("frames", "again", "is_read"),
     [([0, 0, 7], [0, 0, 7], True), ([7], [7], True), ([0, 0], [0, 0], False), ([7, 7], [8, 8], False)],

@@ -299,8 +299,7 @@ def options_of(name: str, overrides: Sequence[str]) -> Any:
             raise ConfigError(f"{word} is for the command line. fix: options of the form key=value alone")
     config: Any = compose.compose(name, program.schema, arguments, program.complete)
     if multiprocessing.current_process().daemon and getattr(getattr(config, "data", None), "workers", 0) != 0:
-        fix = "fix: data.workers=0"
-        raise ConfigError(f"a daemonic process, as of Celery or a Pool, cannot start loader processes. {fix}")
+        raise ConfigError("a daemonic process, as of Celery or a Pool, cannot start loaders. fix: data.workers=0")
     if ranks_to_start(config) > 1:
         fix = as_started("leave it out, or python train.py")
         raise ConfigError(f"devices starts processes only on a command line. fix: {fix}")

@@ -114,8 +114,8 @@ def read_facts(path: Path) -> dict[str, Any]:
         known = {key: json.loads(text) for key, text in texts.items() if text[:1] in '[{"0123456789'}
         facts = msgspec.convert(known, Facts)
         sizes = [*facts.image_size, facts.stride, facts.batch_size]
-        are_sizes = len(sizes) == 4 and min(sizes) > 0 and max(sizes) < LARGEST
-        if not (are_sizes and 0 < len(facts.names) == len(facts.category_ids)):
+        fits = len(sizes) == 4 and 0 < min(sizes) <= max(sizes) < LARGEST
+        if not (fits and 0 < len(facts.names) == len(facts.category_ids)):
             raise ValueError("its names, category_ids and sizes do not fit")
     return {"batch_size": 1, "suppression": {}, **known}
 
