@@ -211,8 +211,9 @@ def make_loader(
     """Make a loader of ``Batch``; its ``workers`` processes (0: none) live as long as it does.
 
     If ``device`` is a GPU, batches come on it, else on the host. Iterating raises DataError if no
-    batch comes for PATIENCE times ``timeout_seconds`` (0: no limit). The largest batch has
-    ``batch_bytes``: up to PINNED_BYTES wait for a GPU, but at least one batch for each worker.
+    batch comes for PATIENCE times ``timeout_seconds`` (0: no limit), or for LOOKING_SECONDS while a
+    worker is stopped. The largest batch has ``batch_bytes``: up to PINNED_BYTES wait for a GPU, but
+    at least one batch for each worker.
     """
     is_remote = getattr(getattr(dataset, "images", None), "is_remote", False)
     # The client of a bucket gives no answer in a fork of a process that used it.

@@ -142,7 +142,10 @@ class Prediction(_Answers):
         return table.assign(confidence=self.scores, name=self.class_names, **{"class": self.classes})
 
     def save_crops(self, folder: str | os.PathLike[str]) -> None:
-        """Write each object as ``<folder>/<class>/<picture>_<number>.jpg``; raises TrainError."""
+        """Write each object as ``<folder>/<class>/<picture>_<number>.jpg``; raises TrainError.
+
+        Of a video, the number of the frame stands before that of the object.
+        """
         frame, image = self.frame, self.image
         stem = self.path.stem if self.path else f"picture{frame.medium.name}"
         stem += f"_{frame.number}" * (frame.frames_per_second > 0)
