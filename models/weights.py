@@ -331,7 +331,7 @@ def load_weights_of_checkpoint(
     rows, note = classes.rows(num_classes, model.num_classes)
     other = [
         key
-        for key in ("anchors", "scale_x_y", "new_coords", "linear_xy")
+        for key in "anchors scale_x_y new_coords linear_xy".split()
         if [getattr(head, key) for head in model.heads] != [getattr(head, key) for head in source.heads]
     ]
     if class_parts(model) != class_parts(source) or (other and {*(rows or ())} != {*range(num_classes)}):

@@ -61,8 +61,7 @@ class Program:
 
             import_plugins(plugins)
         refuse_unread(self.command, options, named)
-        if launch.read_launch().launcher == "none":  # a rank may find what another one has just made
-            run_files.refuse_overwriting(options)
+        run_files.refuse_overwriting(options)
         if self.fill_in is not None:
             options = self.fill_in(options, named)
         if "plugins" in options:  # only the name is kept: no file may have another file imported

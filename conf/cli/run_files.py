@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any, get_type_hints
 
 from conf import CONF_DIR, CheckpointError, ConfigError, TrainError
+from conf.cli.launch import read_launch
 from conf.compose import check_values, values_of_choice
 from conf.options import fill, flat, option
 from conf.schema import TrainConfig
@@ -199,8 +200,9 @@ def refuse_overwriting(options: Mapping[str, Any]) -> None:
     out = options.get("out")
     if out is None and options.get("ckpt") and "format" in options:
         out = exported_beside(full_name(options["ckpt"]), options["format"])
-    # eval.py writes into a run; of weights onto themselves convert_weights says more.
-    if out not in (None, options.get("weights")) and not has_checkpoint(Path(out)):
+    # eval.py writes into a run, and convert_weights says more of weights onto themselves. A rank
+    # may find what another one has just made.
+    if out not in (None, options.get("weights")) and not has_checkpoint(Path(out)) and read_launch().launcher == "none":
         refuse_existing(Path(out), "out")
 
 

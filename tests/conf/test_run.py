@@ -225,6 +225,11 @@ def test_a_place_without_rights_or_space_is_one_sentence_and_other_errors_are_bu
     assert killed is not None and "(pid 7)" in killed and "fix: fewer data.workers" in killed
 
 
+def test_a_detector_may_be_made_in_a_process_of_any_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    assert options_of("predict", ["model=yolov3-tiny", "source=x"]).out is None
+
+
 def test_a_process_that_cannot_start_others_is_told_to_load_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("multiprocessing.current_process", lambda: SimpleNamespace(daemon=True))
     with pytest.raises(ConfigError, match=r"daemonic process.* fix: data\.workers=0$"):

@@ -382,5 +382,4 @@ def _picture(source: Any, number: int, exif: Exif) -> Medium:
         if not medium.is_video:
             return medium
     told = f"{type(source).__name__} {getattr(source, 'shape', source)}"  # not all numbers of a tensor
-    fix = "fix: a path, URL, array, Pillow image, list; call videos alone"
-    raise DataError(f"{told} is not a picture. {fix}")
+    raise DataError(f"{told} is not a picture. fix: a path, URL, array, Pillow image, list; call videos alone")
