@@ -251,7 +251,7 @@ def _drop_missing(tree: dict[str, Any]) -> dict[str, Any]:
     """The tree without missing values and the sections without others; ``~`` is the home folder."""
     full: dict[str, Any] = {}
     for key, value in tree.items():
-        content = os.path.expanduser(value) if isinstance(value, str) else value
+        content = os.path.expanduser(value) if isinstance(value, str) and value[:2] in ("~", "~/") else value
         content = _drop_missing(content) if isinstance(content, dict) else content
         if content != "???" and (content != {} or value == {}):
             full[key] = content
