@@ -86,16 +86,15 @@ def names_in(folder: str) -> list[str]:
     return []
 
 
-YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # many times faster, where it is there
 MOST_VALUES = 50_000  # of a YAML file, which is read several times
 
 
-class _Plain(YAML_LOADER):  # type: ignore[misc]  # yaml has no types
+class _Plain(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
     """Neither the last of two equal keys nor octal or base-60 numbers: 010 and 1:30 are texts."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - the base class has it so
         first: [pair for pair in pairs if pair[0] != "tag:yaml.org,2002:int"]
-        for first, pairs in YAML_LOADER.yaml_implicit_resolvers.items()
+        for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:
@@ -120,7 +119,7 @@ def load_yaml(path: remote.Place) -> dict[str, Any]:
     """Read a YAML file, also at an address. Raises ``DataError`` if it does not hold keys."""
     text, depth = text_of(read_file(path), path), 0
     try:
-        for number, event in enumerate(yaml.parse(text, YAML_LOADER)):
+        for number, event in enumerate(yaml.parse(text)):
             if number > MOST_VALUES:
                 raise yaml.YAMLError(f"it holds more than {MOST_VALUES:,} values")
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)

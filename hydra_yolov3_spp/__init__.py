@@ -76,5 +76,6 @@ def __getattr__(name: str) -> Any:
 project = ModuleType(_INSIDE[:-1])
 project.__path__ = [str(PROJECT)]
 sys.modules[project.__name__] = project
-if Path(*sys.path[:1]).resolve() != PROJECT:  # not in the folder of a clone
+_conf = str(getattr(sys.modules.get("conf"), "__file__", ""))  # imported by our own program
+if Path(*sys.path[:1]).resolve() != PROJECT and not _conf.startswith(f"{PROJECT}/"):  # not in a clone's folder
     sys.meta_path.insert(0, _Finder)

@@ -199,10 +199,11 @@ def refuse_overwriting(options: Mapping[str, Any]) -> None:
     """Raise TrainError, before torch is imported, for what is where a program would write."""
     out = options.get("out")
     if out is None and options.get("ckpt") and "format" in options:
-        out = exported_beside(full_name(options["ckpt"]), options["format"])
-    # eval.py writes into a run, and convert_weights says more of weights onto themselves. A rank
-    # may find what another one has just made.
-    if out not in (None, options.get("weights")) and not has_checkpoint(Path(out)) and read_launch().launcher == "none":
+        out = str(exported_beside(full_name(options["ckpt"]), options["format"]))
+    # eval.py writes into a run, and programs say more of what would replace its source. A rank may
+    # find what another one has just made.
+    is_source = out in (None, options.get("weights"), options.get("ckpt"))
+    if not is_source and not has_checkpoint(Path(out)) and read_launch().launcher == "none":
         refuse_existing(Path(out), "out")
 
 
