@@ -202,8 +202,9 @@ def refuse_overwriting(options: Mapping[str, Any]) -> None:
         out = str(exported_beside(full_name(options["ckpt"]), options["format"]))
     # eval.py writes into a run, and programs say more of what would replace its source. A rank may
     # find what another one has just made.
-    is_source = out in (None, options.get("weights"), options.get("ckpt"))
-    if not is_source and not has_checkpoint(Path(out)) and read_launch().launcher == "none":
+    if out is None or out in (options.get("weights"), options.get("ckpt")):
+        return
+    if not has_checkpoint(Path(out)) and read_launch().launcher == "none":
         refuse_existing(Path(out), "out")
 
 
