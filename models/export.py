@@ -218,11 +218,13 @@ def _sort(x: Any, stable: bool = True, dim: int = -1, descending: bool = False) 
 def quiet() -> Iterator[None]:
     """Silence the exporters' warnings about their internals."""
     logging.disable(logging.WARNING)
+    handlers = logging.root.handlers[:]  # ONNX Runtime adds one, by which every line would come twice
     try:
         with warnings.catch_warnings(action="ignore"):
             yield
     finally:
         logging.disable(logging.NOTSET)
+        logging.root.handlers[:] = handlers
 
 
 def run_onnx(path: Path, hidden: Sequence[str] = ()) -> Run:

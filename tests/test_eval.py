@@ -194,6 +194,10 @@ def test_a_run_on_some_classes_is_scored_and_resumed_on_them(tmp_path: Path) -> 
         assert evaluate([*of_run(tmp_path, 64), f"out={tmp_path / 'run'}"]) == metrics
     assert list(json.loads((tmp_path / "run" / "per_class.json").read_text())) == ["circle", "star"]
     assert {row["category_id"] for row in json.loads((tmp_path / "run" / "detections.json").read_text())} == {1, 4}
+    (annotations,) = (tmp_path / "shapes").glob("*/annotations/instances_train.json")
+    labels = [row["category_id"] for row in json.loads(annotations.read_text())["annotations"]]
+    of_train = evaluate([*of_run(tmp_path, 64), "split=train"]).per_class
+    assert [of_train[name]["boxes"] for name in ("circle", "star")] == [labels.count(1), labels.count(4)]
     for other in (
         "evaluate.confidence=0.2",
         "split=test",

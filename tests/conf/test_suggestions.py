@@ -104,6 +104,7 @@ ANSWERS = {
     "train data.val=pictures": "data.val.annotations=pictures",
     "train test=pictures": "eval.py split=test scores the test images",
     "train tests=1": "--help lists all options",
+    "train lrs=0.1": "--help lists all options",
     "train data:PATH": "--help lists the options of data",
     "train tasks=detect": "--help lists all options",
     "train optim.rl=1": "--help lists the options of optim",

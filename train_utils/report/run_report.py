@@ -216,14 +216,15 @@ class RunReport(contextlib.AbstractContextManager["RunReport"]):
         """
         if evaluation is None:
             return
-        if state.epoch < self._config.train.epochs or state.epoch == self._first_epoch:
+        has_trained = state.epoch > self._first_epoch
+        if state.epoch < self._config.train.epochs or not has_trained:
             self.line(f"the training ends here: {reason}")
         best, of_epoch = evaluation, state.epoch
-        if state.best_epoch == state.epoch:
-            self._keep_best(state, evaluation)  # of a resume, perhaps on another validation set
-        else:
+        if state.best_epoch != state.epoch:
             with contextlib.suppress(TrainError):  # a full disk may have kept them from being written
                 best, of_epoch = report_page.read_best(self.folder), state.best_epoch
+        elif not has_trained:
+            self._keep_best(state, evaluation)  # perhaps on another validation set
         self.line(f"metrics of epoch {of_epoch}:", coco_eval.format_table(best), state.best_sentence())
         if self._config.logger.pictures:
             folder = self.folder / plots.FOLDER
