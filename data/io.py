@@ -1,5 +1,6 @@
 """What readers share: many files at once, and what they return; files written or fetched whole."""
 
+import glob
 import hashlib
 import io
 import multiprocessing
@@ -93,6 +94,16 @@ def files_below(folder: Path, suffixes: Collection[str], left_out: list[str] | N
                 files += [f"{parent}/{name}" for name in wanted if is_kept(parent, name)]
             visited.add(target)
     return sorted(files)
+
+
+def expand(pattern: str) -> tuple[Path, list[str]]:
+    """The last folder of a pattern that is there, and what matches the rest below it, sorted.
+
+    That folder is meant as written, brackets and all.
+    """
+    whole = Path(os.path.abspath(pattern))
+    top = next(filter(Path.is_dir, whole.parents))
+    return top, sorted(glob.glob(str(whole.relative_to(top)), root_dir=top, recursive=True))
 
 
 def in_chunks(function: Callable[[Sequence[T]], R], items: Sequence[T], title: str, root: Place = "") -> Iterator[R]:

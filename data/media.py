@@ -105,10 +105,9 @@ def find_media(source: str) -> list[Medium]:
         paths = [source]
     elif is_folder:
         paths = io.files_below(Path(source), suffixes, left_out)
-    else:  # a pattern; folders that are there are meant as written
-        pattern = Path(os.path.abspath(source))
-        top = next(filter(Path.is_dir, pattern.parents))
-        for name in glob.glob(str(pattern.relative_to(top)), root_dir=top, recursive=True):
+    else:
+        top, names = io.expand(source)
+        for name in names:
             (left_out if any(map(io.SYSTEM_NAMES.match, name.split("/"))) else matches).append(os.path.join(top, name))
         paths = [path for path in matches if Path(path).suffix.lower() in suffixes and not os.path.isdir(path)]
     if not paths:

@@ -22,7 +22,6 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from glob import glob
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +31,7 @@ from conf import TrainError, schema
 from conf.cli import run_files
 from conf.options import MAY_CHANGE, flat, is_covered
 from data.errors import as_started, printable
+from data.io import expand
 from data.progress import counted, log
 from train_utils.bootstrap import Gain, draw_images, gain, resampled_aps, with_interval
 from train_utils.coco_eval import Evaluation, format_metric
@@ -68,7 +68,11 @@ def compare(config: schema.CompareConfig) -> list[Gain]:
 
     A single run gets its report instead. Raises TrainError if runs cannot be read or compared.
     """
-    folders = [Path(run_files.full_name(path)) for run in config.runs for path in sorted(glob(run)) or [run]]
+    folders = []
+    for run in config.runs:
+        top, names = expand(run)
+        is_pattern = names and not os.path.exists(run)
+        folders += [top / name for name in names] if is_pattern else [Path(run_files.full_name(run))]
     if len(folders) == 1:
         log.info(f"page: {report_page.write_report(folders[0])}")
         return []

@@ -85,6 +85,7 @@ def test_seeds_are_one_setting(runs: dict[str, Path]) -> None:
     (gain,) = compare(CompareConfig([str(runs[n]) for n in ("a0", "b0", "a1", "b1")], 200, 0, False))
     assert gain.value == pytest.approx(groups[1].mean() - groups[0].mean())
     assert "is real" in gain.sentence() and gain.source == "images and seeds" and gain.low < gain.value < gain.high
+    assert compare(CompareConfig([f"{runs['a0'].parent}/[ab]*[01]*"], 200, 0, False)) == [gain], "a pattern"
     assert gain._replace(value=0.0, low=0.0, high=0.0).sentence().startswith("equal: no difference in AP")
 
 
