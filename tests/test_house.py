@@ -58,8 +58,10 @@ MAY_IMPORT = {  # of our own packages and programs, from the bottom up
     "train_utils": {"models", "data", "conf"},
 }
 OPENED = {  # what is above, imported in a function that needs it
-    "conf/cli/from_checkpoint.py": {"train_utils.inference.open_checkpoint.read_facts"},
-    "conf/cli/run_files.py": {"train_utils.checkpoint.peek_config"},
+    "conf/cli/from_checkpoint.py": {
+        "train_utils.checkpoint.peek_config",
+        "train_utils.inference.open_checkpoint.read_facts",
+    },
     "conf/cli/program.py": {"plugins.import_plugins"},
 }
 

@@ -1,19 +1,19 @@
 """What a command line leaves open: options of a run, a checkpoint or a file of export.py."""
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from conf import CheckpointError, ConfigError
+from conf import CONF_DIR, CheckpointError, ConfigError
 from conf.cli import launch, run_files
 from conf.cli.resume import continue_run
 from conf.compose import plain
-from conf.options import NO_SCORE, fill, flat, is_covered
-from conf.schema import is_image_size
+from conf.options import NO_SCORE, fill, flat, is_covered, option
 from data import remote
 from models.cfg import ZOO
 from models.config import ALIASES
@@ -73,7 +73,7 @@ def complete_from_checkpoint(options: dict[str, Any], named: Sequence[str]) -> d
     if ckpt is not None:
         if of_model and model:
             raise ConfigError(f"ckpt and {of_model[0]} exclude one another: ckpt holds its network. fix: leave one out")
-        saved = run_files.config_of_checkpoint(ckpt, named)
+        saved = config_of_checkpoint(ckpt, named)
         of_run = flat(saved)
         theirs = {key: value for key, value in of_run.items() if key.startswith("evaluate.")}
         if file is not None or "format" in options:  # which runs on the CPU
@@ -119,7 +119,7 @@ def _take_data(options: dict[str, Any], saved: dict[str, Any]) -> None:
         raise ConfigError(NO_DATA[scored or "model"].format(options.get(scored or "model")))
     if options.get("model_file") is None and options["ckpt"] is not None:
         of_evaluate = options["evaluate"]
-        of_evaluate["image_size"] = of_evaluate["image_size"] or trained_size(saved, options["ckpt"])
+        of_evaluate["image_size"] = of_evaluate["image_size"] or run_files.trained_size(saved, options["ckpt"])
     if "data" in saved:  # only a command line names a place that is written
         saved["data"]["index_dir"] = run_files.index_dir_of(options)
     for section in ("data", "model"):
@@ -136,7 +136,7 @@ def _refuse_other_evaluation(options: Mapping[str, Any]) -> None:
         return
     of_run, ckpt = run_files.read_config(folder, "out="), options["ckpt"]
     before = flat({"split": "val", **{section: of_run.get(section, {}) for section in ("data", "evaluate")}})
-    before["evaluate.image_size"] = trained_size(of_run, str(folder))
+    before["evaluate.image_size"] = run_files.trained_size(of_run, str(folder))
     now = flat(options)
     other = [key for key, value in before.items() if now.get(key, value) != value and not is_covered(key, NO_SCORE)]
     other += [key for key in ("model_file", "detections") if options[key] is not None]
@@ -148,13 +148,23 @@ def _refuse_other_evaluation(options: Mapping[str, Any]) -> None:
         raise ConfigError(f"out={folder} {says} ({', '.join(other)} would differ). fix: out=<other folder>")
 
 
-def trained_size(saved: dict[str, Any], source: str) -> int | list[int]:
-    """The image size at which a checkpoint is scored, as ``image_size``. Raises CheckpointError."""
-    saved = run_files.checked_config(saved, source)
-    size = saved.get("evaluate", {}).get("image_size") or saved.get("train", {}).get("image_size")
-    if not is_image_size(size):
-        raise CheckpointError(f"{source} is damaged: its config names no image size. fix: use another one")
-    return cast("int | list[int]", size)
+def config_of_checkpoint(path: str, named: Sequence[str]) -> dict[str, Any]:
+    """The options in a checkpoint file or run folder.
+
+    Raises CheckpointError for any other path, and ConfigError if it needs plugins.
+    """
+    stem, suffix = os.path.splitext(path)
+    if suffix in (".weights", ".cfg"):
+        of_zoo = os.path.basename(stem)
+        cfg = of_zoo if (CONF_DIR / "model" / f"{of_zoo}.yaml").exists() else f"{stem}.cfg"
+        fix = f"fix: {option('model.cfg', cfg)} {option('model.weights', f'{stem}.weights')} instead of ckpt="
+        raise CheckpointError(f"{path} is not a checkpoint: ckpt takes run folders and their .pt files. {fix}")
+    run_files.find_checkpoint(Path(path), "best")  # a wrong path costs no import of torch
+    from train_utils.checkpoint import peek_config  # imports torch
+
+    saved = run_files.checked_config(peek_config(Path(path)), path)
+    run_files.ask_for_plugins(saved, f"ckpt={path}", named)
+    return saved
 
 
 def complete_conversion(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
@@ -168,7 +178,7 @@ def complete_conversion(options: dict[str, Any], named: Sequence[str]) -> dict[s
     if options["ckpt"] is not None and options["weights"] is None:
         if any(key.split(".")[0] == "model" for key in named):
             raise ConfigError("model says nothing about ckpt=, which holds its own network. fix: leave model out")
-        return {**options, "model": run_files.config_of_checkpoint(options["ckpt"], named).get("model", {})}
+        return {**options, "model": config_of_checkpoint(options["ckpt"], named).get("model", {})}
     if options["weights"] is not None and "cfg" not in options["model"]:
         raise ConfigError(f"weights={options['weights']} needs its network. fix: model=yolov3-spp or model.cfg=<file>")
     return {**options, "model": {"cfg": "", **options["model"]}}

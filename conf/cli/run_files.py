@@ -9,13 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import is_dataclass
 from pathlib import Path
-from typing import IO, Any, get_type_hints
+from typing import IO, Any, cast, get_type_hints
 
-from conf import CONF_DIR, CheckpointError, ConfigError, TrainError
+from conf import CheckpointError, ConfigError, TrainError
 from conf.cli.launch import read_launch
 from conf.compose import check_values, values_of_choice
 from conf.options import fill, flat, option
-from conf.schema import TrainConfig
+from conf.schema import TrainConfig, is_image_size
 from data import DataError, layouts, remote
 from data.output import STDOUT
 from data.remote import Place
@@ -118,25 +118,6 @@ def ask_for_plugins(saved: Mapping[str, Any], source: str, named: Sequence[str])
         raise ConfigError(f"{source} needs plugins=[{names}]. fix: give their paths, or plugins=[] to do without")
 
 
-def config_of_checkpoint(path: str, named: Sequence[str]) -> dict[str, Any]:
-    """The options in a checkpoint file or run folder.
-
-    Raises CheckpointError for any other path, and ConfigError if it needs plugins.
-    """
-    stem, suffix = os.path.splitext(os.path.expanduser(path))
-    if suffix in (".weights", ".cfg"):
-        of_zoo = os.path.basename(stem)
-        cfg = of_zoo if (CONF_DIR / "model" / f"{of_zoo}.yaml").exists() else f"{stem}.cfg"
-        fix = f"fix: {option('model.cfg', cfg)} {option('model.weights', f'{stem}.weights')} instead of ckpt="
-        raise CheckpointError(f"{path} is not a checkpoint: ckpt takes run folders and their .pt files. {fix}")
-    find_checkpoint(Path(path), "best")  # a wrong path costs no import of torch
-    from train_utils.checkpoint import peek_config  # imports torch
-
-    saved = checked_config(peek_config(Path(path)), path)
-    ask_for_plugins(saved, f"ckpt={path}", named)
-    return saved
-
-
 def checked_config(saved: dict[str, Any], source: str) -> dict[str, Any]:
     """Return the options ``saved`` in the file ``source`` if they are plain values in sections.
 
@@ -151,6 +132,15 @@ def checked_config(saved: dict[str, Any], source: str) -> dict[str, Any]:
         train = dict(saved["train"])
         saved = {**saved, "device": train.pop("device"), "train": train}
     return saved
+
+
+def trained_size(saved: dict[str, Any], source: str) -> int | list[int]:
+    """The image size at which a checkpoint is scored, as ``image_size``. Raises CheckpointError."""
+    saved = checked_config(saved, source)
+    size = saved.get("evaluate", {}).get("image_size") or saved.get("train", {}).get("image_size")
+    if not is_image_size(size):
+        raise CheckpointError(f"{source} is damaged: its config names no image size. fix: use another one")
+    return cast("int | list[int]", size)
 
 
 def read_config(folder: Place, key: str = "resume=") -> dict[str, Any]:

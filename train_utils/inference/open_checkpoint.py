@@ -14,8 +14,7 @@ from torch import Tensor, nn
 import data
 import models
 from conf import ConfigError, first_line, install_command
-from conf.cli.from_checkpoint import trained_size
-from conf.cli.run_files import EXPORTED
+from conf.cli.run_files import EXPORTED, trained_size
 from data.errors import printable
 from data.progress import counted
 from models import Darknet, ModelError
