@@ -189,11 +189,12 @@ def refuse_overwriting(options: Mapping[str, Any]) -> None:
     """Raise TrainError, before torch is imported, for what is where a program would write."""
     out = options.get("out")
     if out is None and options.get("ckpt") and "format" in options:
-        out = str(exported_beside(full_name(options["ckpt"]), options["format"]))
-    # eval.py writes into a run, and programs say more of what would replace its source. A rank may
-    # find what another one has just made.
-    if out is None or out in (options.get("weights"), options.get("ckpt")):
+        ckpt = full_name(options["ckpt"])
+        is_checkpoint = os.path.isdir(ckpt) or ckpt.endswith(".pt")
+        out = str(exported_beside(ckpt, options["format"])) if is_checkpoint else None
+    if out in (None, options.get("weights")):  # convert_weights says more of what would replace its source
         return
+    # eval.py writes into a run. A rank may find what another one has just made.
     if not has_checkpoint(Path(out)) and read_launch().launcher == "none":
         refuse_existing(Path(out), "out")
 
