@@ -40,7 +40,7 @@ docs:
 	$(RUN) zensical build --strict --clean
 
 bench:
-	$(RUN) python -m scripts.bench.step yolov3-tiny 320 8
+	$(RUN) python -m scripts.bench yolov3-tiny 320 8
 
 pins: # keeps the versions, adds what is new, drops what nothing needs; UPGRADE=-U takes the newest
 	uv pip compile -q --universal --python-version 3.11 --all-extras --group dev --no-annotate --no-header \

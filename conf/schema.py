@@ -297,14 +297,6 @@ class PredictConfig(DetectConfig):
     save_txt: bool  # write labels/*.txt of images (YOLO)
 
 
-@dataclass
-class DemoConfig(DetectConfig):
-    """Everything that scripts/demo.py reads: ``ckpt``, or ``model`` with weights and ``names``."""
-
-    host: str  # the address to listen on; 0.0.0.0: open to other machines, without a password
-    port: int | None  # null: the first free one from 7860
-
-
 ExportFormat = StrEnum("ExportFormat", "onnx openvino torch")
 ExportPrecision = StrEnum("ExportPrecision", "float32 float16 int8")
 ExportCheck = StrEnum("ExportCheck", "boxes ap")

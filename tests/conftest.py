@@ -31,9 +31,8 @@ torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in the background of a script; tests send it
     signal.signal(signal.SIGINT, signal.default_int_handler)
-FAKE_CAMERA = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream")
 REPOSITORY = Path(__file__).resolve().parent.parent
-SLOWEST = """test_gpu test_compile test_programs test_conformance test_train test_failing_rank test_bucket
+SLOWEST = """test_gpu test_compile test_programs test_train test_failing_rank test_bucket
     test_export test_forged test_package test_resume test_eval test_docs test_world_size""".split()
 
 
@@ -93,7 +92,7 @@ def chromium() -> Iterator[Browser]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", *FAKE_CAMERA])
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         yield browser
         browser.close()
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from conf import REPOSITORY
-from conf.cli.launch import environment_of_one
 from conf.cli.program import PROGRAMS
 from data.errors import as_started
+from tests.runs.process_group import environment_of_one
 from tests.test_house import all_sources
 
 TINY = [
@@ -118,9 +118,7 @@ def test_the_installed_package_does_what_a_clone_does(bin_folder: Path, tmp_path
     assert "AP50" in run(command, "eval", "ckpt=runs/two", "device=cpu")
     export = "python -m hydra_yolov3_spp export ckpt=runs/two format=torch out=two.pt2"
     assert "wrote two.pt2" in run(*export.split())
-    assert f"{command} demo ckpt=runs/quickstart/..." in run(command, "demo", "--help")
     assert f"{command} compare <runs>" in run(command, "compare", code=2)
-    assert "-m hydra_yolov3_spp conformance" in run(command, "conformance", "--help")
     assert "fix: check-data; the programs are train, eval, " in run(command, "chek-data", code=2)
     (tmp_path / "data" / "__init__.py").unlink()
     assert "runs/shapes/" in run("python", "-c", FROM_PYTHON, *TINY)

@@ -52,7 +52,8 @@ def listed(*names: str) -> str:
 def options(folder: Path, run: Path, *more: str) -> TrainConfig:
     return small_run(
         folder / "shapes", run, listed(), f"model.cfg={folder / 'my.cfg'}", "model.width=1", "train.epochs=1",
-        "train.batch_size=8", "train.save_every_steps=1", "loss=yolov3", "loss.name=balanced", "optim.name=lion", *more,
+        "train.batch_size=8", "train.save_every_steps=1", "loss=yolov3", "loss.name=balanced", "optim.name=radam",
+        *more,
     )  # fmt: skip
 
 

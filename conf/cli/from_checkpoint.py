@@ -69,7 +69,7 @@ def complete_from_checkpoint(options: dict[str, Any], named: Sequence[str]) -> d
         raise ConfigError("detections= are scored as they are. fix: leave out ckpt and model")
     of_model = [key for key in named if key.split(".")[0] == "model"]
     if "evaluate" not in options and Path(ckpt or "").suffix in run_files.EXPORTED:
-        ckpt, file = None, ckpt  # predict.py and the demo take either
+        ckpt, file = None, ckpt  # predict.py takes either
     if ckpt is not None:
         if of_model and model:
             raise ConfigError(f"ckpt and {of_model[0]} exclude one another: ckpt holds its network. fix: leave one out")

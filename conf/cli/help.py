@@ -31,7 +31,7 @@ Row = tuple[str, str, str, str]  # of an option: key, type or possible values, d
 def programs_page(programs: Mapping[str, Any]) -> str:
     """Each of PROGRAMS with the first line about it."""
     head = "The first word names a program, key=value are its options, --help after it lists them:"
-    commands = [*(one.command for one in programs.values()), "scripts.conformance"]
+    commands = [one.command for one in programs.values()]
     rows = [f"  {word_of(command):<16}  {docstring_of(command).splitlines()[0]}" for command in commands]
     return "\n".join([head, *rows, "", f"{as_started('python train.py')} experiment=quickstart"])
 

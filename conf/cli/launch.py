@@ -128,12 +128,6 @@ def requeue_file() -> Path | None:
     return Path(os.environ["REQUEUE_FILE"]) if os.environ.get("REQUEUE_FILE") else None
 
 
-def environment_of_one() -> dict[str, str]:
-    """The environment without the variables of launchers: for a process that runs alone."""
-    launchers = re.compile(r"SLURM_|MASTER_|TORCHELASTIC_|(GROUP_|LOCAL_)?RANK|(LOCAL_)?WORLD_SIZE")
-    return {name: value for name, value in os.environ.items() if not launchers.match(name)}
-
-
 def versions() -> list[str]:
     """The versions of this project, its libraries and Python, and the commit if there is one."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]

@@ -9,7 +9,6 @@ import functools
 import multiprocessing
 import os
 import pkgutil
-import runpy
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -79,7 +78,6 @@ PROGRAMS = {  # the key is the name of the YAML file in conf/
     "get_data": Program(schema.GetDataConfig, "scripts.get_data:get_data", bare="name"),
     "get_weights": Program(schema.GetWeightsConfig, "scripts.get_weights:get_weights", bare="name"),
     "convert": Program(schema.ConvertConfig, "scripts.convert_weights:convert", complete_conversion),
-    "demo": Program(schema.DemoConfig, "scripts.demo:main", complete_from_checkpoint),
     "compare": Program(schema.CompareConfig, "scripts.compare:compare", bare="runs..."),
     "tune": Program(schema.TuneConfig, "scripts.tune:tune"),
 }
@@ -93,12 +91,9 @@ def start_by_word(words: Sequence[str]) -> int:
         show("\n".join(launch.versions()) if word == "--version" else help.programs_page(PROGRAMS))
     elif name := names.get(word_of(word)):  # train.py and check_data, too
         return start(name, options)
-    elif word_of(word) == "conformance":  # its words are not options
-        sys.argv[1:] = options
-        runpy.run_module("scripts.conformance", run_name="__main__")
     else:
         near = "".join(get_close_matches(word, names, 1)) or "another"
-        fix = f"fix: {near}; the programs are {', '.join(names)}, conformance"
+        fix = f"fix: {near}; the programs are {', '.join(names)}"
         return command_line.print_error(ConfigError(f"{word} is not a program. {fix}"), schema.TrainConfig)
     return 0
 

@@ -54,7 +54,6 @@ CASES = {  # options and what stderr says; for None stdout has the answer
     "get_data": {"--help": None, "coco2017 keep=true": "keep=true is not an option here"},
     "get_weights": {"--help": None, "yolo": "no published weights are called 'yolo'"},
     "convert": {"--help": None, "ckpt=nowhere out=a": "there is no checkpoint", "weights=a": "weights=a needs"},
-    "demo": {"--help": None, "workers=0": "workers must be >= 1"},
     "compare": {
         "--help": None,
         "--config-dir conf here resamples=1 there": "resamples must be >= 10",

@@ -2,7 +2,7 @@
 
 This is the path of the published systems. It decodes every image whole, scales it, pastes it on a
 canvas of twice the sample's side, warps the canvas once and changes colours by look-up tables. Only
-tests and scripts/bench/data.py use it, with the same plans.
+tests use it, with the same plans.
 """
 
 from collections.abc import Callable

@@ -4,6 +4,7 @@ import multiprocessing
 import multiprocessing.context
 import os
 import queue
+import re
 import runpy
 import signal
 import socket
@@ -18,7 +19,6 @@ from typing import Any
 import torch
 
 from conf import REPOSITORY
-from conf.cli.launch import environment_of_one
 
 SECONDS = 120
 
@@ -149,6 +149,12 @@ def _run_one(
     shutdown()
 
 
+def environment_of_one() -> dict[str, str]:
+    """The environment without the variables of launchers: for a process that runs alone."""
+    launchers = re.compile(r"SLURM_|MASTER_|TORCHELASTIC_|(GROUP_|LOCAL_)?RANK|(LOCAL_)?WORLD_SIZE")
+    return {name: value for name, value in os.environ.items() if not launchers.match(name)}
+
+
 def clean_environment(**more: str) -> dict[str, str]:
-    """The environment without any launcher's variables."""
+    """The same for a program of this repository."""
     return environment_of_one() | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"} | more

@@ -141,7 +141,7 @@ FILES = [  # a file, its damage, and a program that reads it
 OPTIONS = [
     *([*TRAIN, *COCO, option] for option in ("data.shapes={a: 1}", "optim=nan", "optim.lr=1e39")),
     *([*TRAIN, *COCO, f"{key}={HUGE}"] for key in ("devices", "loss.positives", "train.seed")),
-    [*EVAL, CKPT, "evaluate.image_size=???"], [*CHECK, *COCO, "model=[[1]]"], ["demo", "plugins=[[1]]"],
+    [*EVAL, CKPT, "evaluate.image_size=???"], [*CHECK, *COCO, "model=[[1]]"], ["predict", "source=.", "plugins=[[1]]"],
     *([*TO_DARKNET, CKPT, option] for option in ("cfg=../..", "out=''", "out=../..")), ANCHORS,
 ]  # fmt: skip
 
@@ -210,8 +210,6 @@ def run_here(arguments: Sequence[str], folder: Path) -> None:
     try:
         if arguments[0] == "prepare":
             prepare()
-        elif arguments[0] == "demo":  # which waits
-            program.options_of("demo", arguments[1:])
         else:
             program.start(arguments[0])
     except SystemExit as end:

@@ -15,8 +15,8 @@ import torch
 
 from conf import DistributedError
 from conf.cli import launch
-from conf.cli.launch import claim_error, environment_of_one, is_lost_peer
-from tests.runs.process_group import fork_context, free_port
+from conf.cli.launch import claim_error, is_lost_peer
+from tests.runs.process_group import environment_of_one, fork_context, free_port
 from tests.train_utils.worker import run_in
 from train_utils import distributed
 from train_utils.distributed import World, choose_device, init_distributed_mode

@@ -253,13 +253,12 @@ class ResultWriter:
     draws: bool = True
     save_json: bool = True
     save_txt: bool = False
-    video_suffix: str = ".mp4"
 
     def __post_init__(self) -> None:
         names = [medium.name for medium in self.media]
         videos = [medium.name for medium in self.media if medium.is_video]
         kept = {name: name for name in names if name.lower().endswith(draw.PICTURE_SUFFIXES)}
-        self.drawn_names = results.file_names(names, ".png") | kept | results.file_names(videos, self.video_suffix)
+        self.drawn_names = results.file_names(names, ".png") | kept | results.file_names(videos, ".mp4")
         self.label_names = results.file_names([name for name in names if name not in videos], ".txt")
         self.drawn = draw.DrawnFiles()
         self.results: list[results.ImageResult] = []

@@ -117,7 +117,7 @@ def draw_targets(batch: Batch, names: Sequence[str], out: Path) -> None:
 
 
 PICTURE_SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")  # that any OpenCV writes
-CODECS = {".mp4": "mp4v", ".webm": "VP80"}  # MPEG-4 part 2, and VP8, which browsers play
+CODEC = cv2.VideoWriter.fourcc(*"mp4v")  # MPEG-4 part 2
 MOST_WAITING = 8  # pictures in memory
 MOST_REPEATED = 60  # seconds that one frame of a video fills
 
@@ -143,7 +143,7 @@ class DrawnFiles(AbstractContextManager["DrawnFiles"]):
         self._start(lambda: write_image(path, plot(), "another out=, or draw=false"))
 
     def frame(self, path: Path, frames_per_second: float, seconds: float, plot: Callable[[], ndarray]) -> None:
-        """Add a frame to the .mp4 or .webm at ``path``; another path starts another video.
+        """Add a frame to the .mp4 at ``path``; another path starts another video.
 
         Where the frames' ``seconds`` since the start leave a gap, the one before it is repeated.
 
@@ -168,12 +168,11 @@ class DrawnFiles(AbstractContextManager["DrawnFiles"]):
         size = (drawn.shape[1], drawn.shape[0])
         if self._video_path != path:
             path.parent.mkdir(parents=True, exist_ok=True)
-            codec = cv2.VideoWriter.fourcc(*CODECS[path.suffix])
             self._video_path, self._size = path, size
             self._written, self._last = 0, drawn
             self._video.release()
             name: Any = os.fsencode(path)  # as text, OpenCV would crash on a name that is not Unicode
-            self._video = cv2.VideoWriter(name, codec, frames_per_second, size)
+            self._video = cv2.VideoWriter(name, CODEC, frames_per_second, size)
         if not self._video.isOpened() or size != self._size:  # OpenCV would silently drop the frame
             raise TrainError(f"cannot write {path} with frames of {size[0]} x {size[1]} pixels. fix: draw=false")
         missing = round(seconds * frames_per_second) - self._written

@@ -1,7 +1,7 @@
-"""Seconds per training step on this machine's CPU, for variants that compute the same.
+"""Seconds per training step on a GPU, or else on the CPU, for variants that compute the same.
 
-    python -m scripts.bench.step [model] [image size] [batch size] [rounds]
-    python -m scripts.bench.step zoo [image size] [rounds]    # size and speed of each network
+    python -m scripts.bench [model] [image size] [batch size] [rounds]
+    python -m scripts.bench zoo [image size] [rounds]    # size and speed of each network
 
 Variants take turns, each in a fresh process, because memory settings outlast a variant.
 """
@@ -26,8 +26,10 @@ from train_utils import checkpoint, distributed, engine, numerics, sync_batchnor
 from train_utils.build import build_loss, load_network
 from train_utils.compile import compile_step
 
-VARIANTS = ("float32", "float32 sync_bn", "bfloat16", "bfloat16 sync_bn")
+ON_CPU = ("float32", "float32 sync_bn", "bfloat16", "bfloat16 sync_bn")
+ON_GPU = ("bfloat16", "bfloat16 fused_norm", "bfloat16 compiled", "float16")
 WARM_UP, COUNTED = 3, 6
+STEPS_AT_ONCE = 12  # on a GPU, which runs behind its host
 CLASSES, BOXES = 80, 20  # classes, and boxes per image: COCO has 7, a mosaic up to four times as many
 STEPS = 100_000  # of the pretended training, so that a measurement lies at the start of the warm-up
 
@@ -98,15 +100,18 @@ def take_turns(measured: Callable[[str], float], names: Sequence[str], rounds: i
 
 def measure(model: str, image_size: int, batch_size: int, variant: str) -> float:
     """Median seconds per step; call it in a fresh process."""
-    numerics.keep_freed_memory()
-    network, world = new_network(model), distributed.init_distributed_mode("cpu", 60)
-    if "sync_bn" in variant:
-        sync_batchnorm.convert_sync_batchnorm(network, world)
-    network = network.to(memory_format=torch.channels_last)
-    step = new_step(network, world, torch.bfloat16 if "bfloat16" in variant else None)
-    batch = synthetic(batch_size, image_size, world.device)
-    batch.gains = batch.gains[:0]  # on a CPU the loader changes colours
-    seconds = [batch_size / step([batch]).images_per_second for _ in range(WARM_UP + COUNTED)]
+    precision, _, change = variant.partition(" ")
+    options = [f"train.{name}={str(name == change).lower()}" for name in ("sync_bn", "fused_norm")]
+    config, world = configured(*options).train, distributed.init_distributed_mode("auto", 600)
+    numerics.prepare_numerics(config)
+    network = new_network(model).to(world.device).to(memory_format=torch.channels_last)
+    sync_batchnorm.convert_batch_norm(network, config, world, batch_size)
+    dtype = None if precision == "float32" else getattr(torch, precision)
+    step = new_step(network, world, dtype, "default" if change == "compiled" else "off")
+    batch, steps = synthetic(batch_size, image_size, world.device), STEPS_AT_ONCE
+    if world.device.type == "cpu":
+        batch.gains, steps = batch.gains[:0], 1  # the loader changes colours there
+    seconds = [batch_size / step([batch] * steps).images_per_second for _ in range(WARM_UP + COUNTED)]
     return median(seconds[WARM_UP:])
 
 
@@ -130,15 +135,16 @@ def zoo(side: str = "640", rounds: str = "5") -> None:
 
 def main(model: str = "yolov3-tiny", image_size: str = "320", batch_size: str = "16", rounds: str = "3") -> None:
     """Measure all variants and print their medians and ratios."""
-    here = VARIANTS if numerics.has_native_bfloat16() else VARIANTS[:2]
+    here = ON_GPU if torch.cuda.is_available() else ON_CPU if numerics.has_native_bfloat16() else ON_CPU[:2]
     measured = partial(measure, model, int(image_size), int(batch_size))
     # A process for each measurement: nothing imported, no memory in use.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
         times = take_turns(lambda variant: pool.submit(measured, variant).result(), here, int(rounds))
     print(f"{model}, {image_size} px, batch {batch_size}, {torch.get_num_threads()} threads")
     for name, values in times.items():
-        ratio = median(times["float32"]) / median(values)
-        print(f"{name:20s} {median(values):7.3f} s/step  {ratio:5.2f}x")
+        seconds = median(values)
+        speed = int(batch_size) / seconds
+        print(f"{name:20s} {seconds:7.3f} s/step  {speed:6.1f} images/s  {median(times[here[0]]) / seconds:5.2f}x")
 
 
 if __name__ == "__main__":
