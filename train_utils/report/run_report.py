@@ -58,7 +58,7 @@ class RunReport(contextlib.AbstractContextManager["RunReport"]):
         self._services: list[LoggerThread] = []
         self._is_complete = False
         self._told: set[str] = set()  # of the streams that cannot be written
-        self._first_epoch = 0
+        self._first_epoch = self._first_step = 0
         self._started = self._epoch_started = time.monotonic()
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
@@ -130,7 +130,7 @@ class RunReport(contextlib.AbstractContextManager["RunReport"]):
         If a service cannot start, a new run raises TrainError on all ranks; a resumed run warns: a
         job that is requeued at night must not end because a service is away.
         """
-        self._started, self._first_epoch = time.monotonic(), state.epoch
+        self._started, self._first_epoch, self._first_step = time.monotonic(), state.epoch, state.step
         picture = self.folder / "train_batch.jpg"
         if self._world.is_main and self._config.logger.pictures and state.step == 0:
             requests = next(iter(batches))
@@ -189,13 +189,13 @@ class RunReport(contextlib.AbstractContextManager["RunReport"]):
         self._send(state.step, "train_speed", speed)
 
         epochs = self._config.train.epochs
-        done = state.epoch - self._first_epoch
-        left = (now - self._started) / done * (epochs - state.epoch)  # evaluations included
+        done = state.step - self._first_step
+        left = (now - self._started) / done * (state.schedule.total_steps - state.step)  # evaluations included
         memory = f"{torch.cuda.max_memory_allocated() / 1e9:.1f}G" if torch.cuda.is_initialized() else "-"
         shown = map(metrics.get, ("precision", "recall", "AP", "AP50"))
         cells: list[str | float] = [f"{state.epoch}/{epochs}", *list(result.losses.values())[:4]]
         cells += [*map(coco_eval.format_metric, shown), result.images_per_second, memory, duration(left)]
-        if done == 1:
+        if state.epoch == self._first_epoch + 1:
             self.line(epoch_row(list(EPOCH_COLUMNS)))
         self.line(epoch_row(cells) + (" *" if is_best else ""))
         if is_best and evaluation is not None:
@@ -237,7 +237,8 @@ class RunReport(contextlib.AbstractContextManager["RunReport"]):
         self._send_pictures(state.step, "plots/*.[jp][pn]g")
         self._is_complete = True
         page = from_here(self.folder / "report.html")
-        self.line(f"trained for {duration(time.monotonic() - self._started)}; see {page}")
+        since = f" since step {self._first_step}" if self._first_step > 0 else ""
+        self.line(f"trained for {duration(time.monotonic() - self._started)}{since}; see {page}")
         ckpt = option("ckpt", from_here(self.folder))
         source = printable(option("source", from_here(val_set.path(0))))
         self.line(as_started(f"next:\n  python eval.py {ckpt}\n  python predict.py {ckpt} \\\n      {source}"))
