@@ -24,13 +24,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from conf import CONF_DIR, ConfigError, suggestions
-from conf.options import choices_of, flat, is_path, kind_in_words
+from conf.options import Options, choices_of, flat, is_path, kind_in_words
 from conf.schema import CHOICES, SIZE, is_image_size, kinds_of
 from data import DataConfig, errors, layouts
 from data.recognise import recognise
 
 Config = TypeVar("Config")
-Complete = Callable[[dict[str, Any], Sequence[str]], dict[str, Any]]
+Complete = Callable[[Options, Sequence[str]], Options]
 
 LARGEST_NUMBER = {int: 2**53, float: 3.4e38}  # what float64 and float32 hold, so that torch and NumPy agree
 NOT_COMPOSED = HydraException, OmegaConfBaseException, yaml.YAMLError  # the errors for explain()
@@ -44,15 +44,15 @@ def compose(name: str, schema: type[Config], overrides: Sequence[str], complete:
     return to_plain(_composed(name, schema, overrides), schema, complete, overrides)
 
 
-def defaults(name: str, schema: type, overrides: Sequence[str] = ()) -> dict[str, Any]:
+def defaults(name: str, schema: type, overrides: Sequence[str] = ()) -> Options:
     """The values of ``conf/<name>.yaml`` with overrides, unresolved; missing ones are ``???``."""
     return to_dictionary(_composed(name, schema, overrides))
 
 
-def values_of_choice(group: str, name: str) -> dict[str, Any]:
+def values_of_choice(group: str, name: str) -> Options:
     """The values of ``conf/<group>/<name>.yaml``, and of the choices in its defaults list."""
     content = layouts.load_yaml(CONF_DIR / group / f"{name}.yaml")
-    values: dict[str, Any] = {}
+    values: Options = {}
     for choice in content.pop("defaults", []):  # schemas have no file
         if (CONF_DIR / group / f"{choice}.yaml").is_file():
             values |= values_of_choice(group, choice)
@@ -120,7 +120,7 @@ def _check_limit(key: str, value: Any, meta: Meta, or_null: str) -> None:
             raise ConfigError(f"{key} must be {' and '.join(wanted)}{or_null}, got {value}")
 
 
-def from_dictionary(options: dict[str, Any], schema: type[Config]) -> Config:
+def from_dictionary(options: Options, schema: type[Config]) -> Config:
     """The reverse of ``to_dictionary``. Raises ConfigError as ``to_plain`` does."""
     for key, number in flat(options).items():
         _check_number(key, number)
@@ -144,14 +144,14 @@ def to_yaml(config: Any) -> str:
     return str(OmegaConf.to_yaml(OmegaConf.structured(config)))
 
 
-def to_dictionary(config: Any) -> dict[str, Any]:
+def to_dictionary(config: Any) -> Options:
     """Plain options as nested dictionaries of numbers and strings, as checkpoints keep them."""
     return plain(OmegaConf.structured(config))
 
 
-def plain(tree: Any) -> dict[str, Any]:
+def plain(tree: Any) -> Options:
     """An OmegaConf tree as nested dictionaries of numbers and strings; enums by name."""
-    return cast("dict[str, Any]", OmegaConf.to_container(tree, enum_to_str=True))
+    return cast("Options", OmegaConf.to_container(tree, enum_to_str=True))
 
 
 @cache  # once is enough: Hydra copies what it loads
@@ -247,9 +247,9 @@ def _with_sections(schema: type) -> DictConfig:
     return tree
 
 
-def _drop_missing(tree: dict[str, Any]) -> dict[str, Any]:
+def _drop_missing(tree: Options) -> Options:
     """The tree without missing values and the sections without others; ``~`` is the home folder."""
-    full: dict[str, Any] = {}
+    full: Options = {}
     for key, value in tree.items():
         content = os.path.expanduser(value) if isinstance(value, str) and value[:2] in ("~", "~/") else value
         content = _drop_missing(content) if isinstance(content, dict) else content
@@ -309,7 +309,7 @@ class _FilesFirst(SearchPathPlugin):
         search_path.prepend("paths", "choice://")
 
 
-def _data_options(path: Path) -> dict[str, Any]:
+def _data_options(path: Path) -> Options:
     """The options ``data.*`` of the data set at ``path``. Raises DataError for other options."""
     is_yaml = path.is_file() and path.suffix.lower() in layouts.YAML_SUFFIXES
     content = layouts.load_yaml(path) if is_yaml else {}

@@ -15,10 +15,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from data.errors import DataError, shown
-from data.io import ROTATED, Findings, Source
+from data.io import ROTATED, Findings, Float64, Int64, Source
 from data.layouts import choose_classes, count_files, mapped, tail
 from data.progress import tracked
 from data.remote import Place, folder_of, in_shards
@@ -107,8 +106,8 @@ def read_coco(path: Path, images: Place, names: list[str] | None, content: Mappi
         path=path,
         image_root=folder_of(images),
         file_names=_file_names(instances.images, images, notes),
-        image_ids=np.array([image.id for image in instances.images], dtype=np.int64),
-        sizes=np.array([(i.height or 0, i.width or 0) for i in instances.images], dtype=np.int64).reshape(-1, 2),
+        image_ids=np.array([image.id for image in instances.images], np.int64),
+        sizes=np.array([(i.height or 0, i.width or 0) for i in instances.images], np.int64).reshape(-1, 2),
         box_image_ids=whole[:, 1],
         boxes_xywh=boxes_xywh,
         box_category_ids=whole[:, 2],
@@ -123,7 +122,7 @@ def read_coco(path: Path, images: Place, names: list[str] | None, content: Mappi
 
 def _columns(
     path: Path, instances: _Instances, start: int, *, other_ids: dict[int, Any], findings: Findings, notes: Findings
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+) -> tuple[Int64, Float64]:
     """Number, image, category, crowd, id (n, 5); box and area or NaN (n, 5) of CHUNK annotations.
 
     ``other_ids`` get those that are not integers, by number. Raises msgspec's errors.

@@ -32,6 +32,8 @@ Colour = StrEnum("Colour", "auto cpu device")
 
 _TRAIN_OR_VAL = re.compile(r"(?<![a-z])(trainval|train(ing)?|val(id(ation)?)?)(?![a-z])", re.IGNORECASE)
 
+Pair = tuple[Path, remote.Place]  # annotations, and where their images are
+
 # Limits that conf/compose.py checks, in the words in which it reports them.
 Share = Annotated[float, Meta(ge=0, le=1)]
 Below1 = Annotated[float, Meta(ge=0, lt=1)]
@@ -142,7 +144,7 @@ class DataConfig:
         if self.names is not None:
             self.names = class_names(self.names, "data.names")
 
-    def places(self, split: str, root: Path) -> tuple[str, list[tuple[Path, remote.Place]]]:
+    def places(self, split: str, root: Path) -> tuple[str, list[Pair]]:
         """The split to read, and its annotations with the folders of their images below ``root``.
 
         ``split`` is ``train``, ``val`` or ``test``; ``data.split`` takes the first two from
@@ -163,7 +165,7 @@ class DataConfig:
                 )
             return split, [(set_file, folder)]
         root = root.parent if root.is_file() else root
-        pairs = list[tuple[Path, remote.Place]]()
+        pairs = list[Pair]()
         for annotations, images in paths.pairs(f"data.{split}"):
             path, place_of_images = root / annotations, remote.place(root, images)
             for place, key in ((path, f"data.{split}.annotations"), (place_of_images, f"data.{split}.images")):
@@ -174,10 +176,10 @@ class DataConfig:
             pairs.append((path, place_of_images))
         return split, pairs
 
-    def _places_of_tests(self, root: Path) -> list[tuple[Path, remote.Place]]:
+    def _places_of_tests(self, root: Path) -> list[Pair]:
         """What is called test where ``data.val``, or ``data.train``, has a name of val or train."""
         for part, key in ((self.val, "data.val"), (self.train, "data.train")):
-            pairs = list[tuple[Path, remote.Place]]()
+            pairs = list[Pair]()
             for names, images in part.pairs(key) if part.annotations is not None else ():
                 swapped = _TRAIN_OR_VAL.sub("test", names)
                 folder = remote.place(root, _TRAIN_OR_VAL.sub("test", images))

@@ -93,7 +93,7 @@ class TrainDataset(torch.utils.data.Dataset[Batch]):
             self.images.begin([tile.position for tile in chain(*tiles, *later)])
         objects = self._objects(self._draw(buffer.numpy(), plans, tiles), plans[0].size)
         targets = self._changed(buffer.numpy(), requests, *objects) if self.changes else target_rows(*objects)
-        gains = torch.from_numpy(np.array([plan.gains for plan in plans], dtype=np.float32))
+        gains = torch.from_numpy(np.array([plan.gains for plan in plans], np.float32))
         return Batch(
             images=buffer.permute(0, 3, 1, 2),
             targets=torch.from_numpy(targets),
@@ -138,8 +138,8 @@ class TrainDataset(torch.utils.data.Dataset[Batch]):
 
     def _objects(self, tiles: list[Tile], size: Size) -> tuple[Samples, Classes, Boxes]:
         """Sample, class and box of all that is visible in a batch, without crowds."""
-        matrices = np.array([tile.matrix for tile in tiles], dtype=np.float64).reshape(-1, 3, 3)
-        numbers = np.array([(tile.sample, tile.position) for tile in tiles], dtype=np.int64)
+        matrices = np.array([tile.matrix for tile in tiles], np.float64).reshape(-1, 3, 3)
+        numbers = np.array([(tile.sample, tile.position) for tile in tiles], np.int64)
         samples, positions = numbers.reshape(-1, 2).T
         of_tile, classes, boxes = self.annotations.boxes_on(positions)
         clipped, usable = visible_boxes(geometry.move_boxes(boxes, matrices[of_tile]), size)
@@ -165,7 +165,7 @@ class TrainDataset(torch.utils.data.Dataset[Batch]):
                         f"{before.shape}. fix: keep size and type"
                     )
                 clipped, usable = visible_boxes(np.asarray(moved, np.float32).reshape(-1, 4), before.shape[:2])
-                own_boxes, own_classes = clipped[usable], np.asarray(kept, dtype=np.int32)[usable]
+                own_boxes, own_classes = clipped[usable], np.asarray(kept, np.int32)[usable]
             before[:] = image
             changed.append(target_rows(np.full(len(own_classes), number), own_classes, own_boxes))
         return np.concatenate(changed)
@@ -219,7 +219,7 @@ class EvalDataset(torch.utils.data.Dataset[Batch]):
         for number, (canvas, index) in enumerate(zip(buffer.numpy(), indices, strict=True)):
             image = self.images.read(index)
             if image is None:  # skipped: a grey image, so its objects count as missed
-                image = np.full((*self.annotations.sizes[index], 3), PAD_VALUE, dtype=np.uint8)
+                image = np.full((*self.annotations.sizes[index], 3), PAD_VALUE, np.uint8)
             letterbox = geometry.resize_into(canvas, image, self.resize)
             classes, boxes = self.annotations.training_boxes(index)
             clipped, usable = visible_boxes(letterbox.to_network(boxes), canvas.shape[:2])

@@ -14,11 +14,10 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 import PIL.Image
-from numpy.typing import NDArray
 
 from data.config import Exif
 from data.geometry import Image, Size
-from data.io import Source, in_chunks
+from data.io import Int64, Source, in_chunks
 from data.layouts import read_file
 from data.remote import FEW, is_remote
 
@@ -157,9 +156,9 @@ class TurnRule(NamedTuple):
 def turn_decoded(image: Image, orientation: int) -> Image:
     """Turn an image (h, w, 3), decoded with IGNORE_ORIENTATION, by an EXIF ``orientation``."""
     if orientation > 4:
-        image = np.asarray(cv2.transpose(image), dtype=np.uint8)
+        image = np.asarray(cv2.transpose(image), np.uint8)
     flip = FLIPS.get(orientation)
-    return image if flip is None else np.asarray(cv2.flip(image, flip), dtype=np.uint8)
+    return image if flip is None else np.asarray(cv2.flip(image, flip), np.uint8)
 
 
 def add_sizes(source: Source) -> None:
@@ -197,7 +196,7 @@ def rule_of(source: Source, exif: Exif) -> TurnRule:
     return rule
 
 
-def _are_boxes_upright(source: Source, images: NDArray[np.int64]) -> bool:
+def _are_boxes_upright(source: Source, images: Int64) -> bool:
     """Whether more boxes of ``images`` fit only into swapped sides than only into given ones."""
     images = images[np.argsort(source.image_ids[images])]
     ids = source.image_ids[images]
@@ -208,14 +207,14 @@ def _are_boxes_upright(source: Source, images: NDArray[np.int64]) -> bool:
     return bool((fits_swapped & ~fits).sum() > (fits & ~fits_swapped).sum())
 
 
-def _read_headers(source: Source, rows: NDArray[np.int64], title: str) -> NDArray[np.int64]:
+def _read_headers(source: Source, rows: Int64, title: str) -> Int64:
     """Height, width and orientation (n, 3) of the images in ``rows``; 0 for files that are none."""
     paths = [os.path.join(source.image_root, source.file_names[row]) for row in rows.tolist()]
-    return np.concatenate([np.zeros((0, 3), dtype=np.int64), *in_chunks(_read_rows, paths, title, source.image_root)])
+    return np.concatenate([np.zeros((0, 3), np.int64), *in_chunks(_read_rows, paths, title, source.image_root)])
 
 
-def _read_rows(paths: Sequence[str]) -> NDArray[np.int64]:
-    rows = np.zeros((len(paths), 3), dtype=np.int64)
+def _read_rows(paths: Sequence[str]) -> Int64:
+    rows = np.zeros((len(paths), 3), np.int64)
     for row, path in enumerate(paths):
         if header := header_of(path):
             rows[row] = header[1:]

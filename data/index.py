@@ -25,16 +25,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data import coco, headers, layouts, recognise, remote, shapes, validate, voc, yolo
-from data.config import FORMATS, DataConfig, DataFormat, Exif, OnError
+from data.config import FORMATS, DataConfig, DataFormat, Exif, OnError, Pair
 from data.errors import DataError, printable
-from data.io import Findings, LocatedSplit, Source, new_folder, stamp_files
+from data.io import Findings, Float64, Int64, LocatedSplit, Source, new_folder, stamp_files
 from data.progress import counted
 
 logger = logging.getLogger(__name__)
 
-Int64 = NDArray[np.int64]
 Int32 = NDArray[np.int32]
-Float64 = NDArray[np.float64]
 Columns = dict[str, Any]  # arrays by the name of their field
 FORMAT_VERSION = 15  # raise it when the columns or the checks change
 # A lost file, something else in its place, a bad sector. Other errors say nothing about the files.
@@ -257,7 +255,7 @@ def _read(config: DataConfig, split: str, located: LocatedSplit) -> tuple[Column
 def _note_what_is_beside(config: DataConfig, split: str, source: Source) -> None:
     """Note the files beside a set that no split reads, and images of tests that are trained on."""
     root, notes = Path(config.root).absolute(), source.notes
-    pairs = list[tuple[Path, remote.Place]]()
+    pairs = list[Pair]()
     for each in ("train", "val"):
         with suppress(DataError):  # reading that split says more
             pairs += config.places(each, root)[1]

@@ -29,6 +29,9 @@ from data.remote import MAX_FETCHED, Place, is_remote
 T = TypeVar("T")
 R = TypeVar("R")
 Entries = Sequence[Any] | NDArray[Any]
+Int64 = NDArray[np.int64]
+Float64 = NDArray[np.float64]
+Flags = NDArray[np.bool_]
 
 FILES_PER_TASK = 256  # one by one, handing them to a thread would cost more than reading most files
 FETCHES_PER_TASK = 4  # each takes longer than handing it over
@@ -135,7 +138,7 @@ class Stamps(NamedTuple):
     """The status of files. An edit can keep size and mtime, but not ctime."""
 
     digest: str  # of names, sizes and times
-    is_file: NDArray[np.bool_]  # (N,) whether each is a regular file
+    is_file: Flags  # (N,) whether each is a regular file
 
 
 def stamp_files(paths: Sequence[str]) -> Stamps:
@@ -144,11 +147,11 @@ def stamp_files(paths: Sequence[str]) -> Stamps:
     for of_chunk, in_chunk in in_chunks(_stamp_chunk, paths, "looking for files"):
         digest.update(of_chunk)
         are_files += in_chunk
-    return Stamps(digest.hexdigest(), np.array(are_files, dtype=bool))
+    return Stamps(digest.hexdigest(), np.array(are_files, bool))
 
 
 def _stamp_chunk(paths: Sequence[str]) -> tuple[bytes, list[bool]]:
-    rows, are_files = np.zeros((len(paths), 4), dtype=np.int64), []
+    rows, are_files = np.zeros((len(paths), 4), np.int64), []
     for row, path in enumerate(paths):
         try:
             status = os.stat(path)
@@ -199,13 +202,13 @@ class Source:
     path: Path  # the annotation file, list or folder, for messages
     image_root: Place
     file_names: list[str]  # relative to image_root, absolute outside of it
-    image_ids: NDArray[np.int64]  # (N,)
-    sizes: NDArray[np.int64]  # (N, 2) height, width
-    box_image_ids: NDArray[np.int64]  # (M,)
-    boxes_xywh: NDArray[np.float64]  # (M, 4) left, top, width, height in pixels
-    box_category_ids: NDArray[np.int64]  # (M,)
-    areas: NDArray[np.float64]  # (M,)
-    crowd: NDArray[np.bool_]  # (M,)
+    image_ids: Int64  # (N,)
+    sizes: Int64  # (N, 2) height, width
+    box_image_ids: Int64  # (M,)
+    boxes_xywh: Float64  # (M, 4) left, top, width, height in pixels
+    box_category_ids: Int64  # (M,)
+    areas: Float64  # (M,)
+    crowd: Flags  # (M,)
     categories: dict[int, str]  # the classes in order: category id to name
     box_name: Callable[[int], str]  # the box at a position in messages, such as "annotation 17"
     findings: Findings  # entries the reader could not use

@@ -164,7 +164,7 @@ def pixels_of(image: PIL.Image.Image, exif: Exif) -> Image:
             raise ValueError("the range of 32 bits is unknown")
         if image.mode.startswith("I;16"):  # convert() would make all above 255 white
             image = PIL.Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-        pixels = np.asarray(image.convert("RGB"), dtype=np.uint8)
+        pixels = np.asarray(image.convert("RGB"), np.uint8)
     except (OSError, SyntaxError, ValueError) as error:  # Pillow raises any of them for a damaged file
         raise DataError(f"{image!r} cannot be read ({error}). fix: an image of mode RGB") from error
     return headers.turn_decoded(pixels, orientation)
@@ -185,7 +185,7 @@ def read_video(medium: Medium, cut: list[str]) -> Iterator[Frame]:
     rate = min(MAX_RATE, rate) if rate > 0 else DEFAULT_RATE
     while (image := capture.read()[1]) is not None:
         number += 1
-        pixels = np.asarray(cv2.cvtColor(image, cv2.COLOR_BGR2RGB), dtype=np.uint8)
+        pixels = np.asarray(cv2.cvtColor(image, cv2.COLOR_BGR2RGB), np.uint8)
         yield Frame(medium, number, pixels, capture.get(cv2.CAP_PROP_POS_MSEC) / 1000, rate)
     capture.release()
     if number == 0:
@@ -243,7 +243,7 @@ class InputFit:
     def prepare(self, frame: Frame) -> Prepared:
         """The frame as network input."""
         shape = samplers.input_shape(frame.size, self.image_size, self.stride, self.rect, resize=self.resize)
-        canvas: Image = np.empty((*shape, 3), dtype=np.uint8)
+        canvas: Image = np.empty((*shape, 3), np.uint8)
         return Prepared(frame, canvas, resize_into(canvas, frame.image, self.resize))
 
 

@@ -79,7 +79,7 @@ def draw_plan(request: Request, sizes: NDArray[np.int32], augment: AugmentConfig
 def _images(request: Request, generator: Generator) -> Iterator[int]:
     """The request's image, then the others of its pool in random order, again and again."""
     yield request.index
-    pool = np.array(request.pool, dtype=np.int64)
+    pool = np.array(request.pool, np.int64)
     others = pool[pool != request.index]
     while True:
         yield from generator.permutation(others).tolist() or [request.index]

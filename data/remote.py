@@ -30,6 +30,7 @@ from data.errors import DataError, printable
 from data.progress import tracked
 
 T = TypeVar("T")
+Stamp = tuple[int, str]  # bytes of a file, and a text that changes with the content
 Place = Path | str  # of pictures: a folder, or as text an address or a pattern of tar files
 
 SCHEMES = ("s3", "gs", "az", "https", "http")
@@ -193,8 +194,8 @@ def opened(address: str) -> IO[bytes]:
     return io.BufferedReader(_Parts(address, _asked(address, lambda store, key: store.head(key)["size"])), BLOCK)
 
 
-def _head(path: str) -> tuple[int, str] | None:
-    """Bytes of a file, and a text that changes with the content; None if it is missing."""
+def _head(path: str) -> Stamp | None:
+    """The stamp of a file; None if it is missing."""
     with suppress(FileNotFoundError):
         if "://" in path:
             return _stamp(_asked(path, lambda store, key: store.head(key)))
@@ -203,17 +204,17 @@ def _head(path: str) -> tuple[int, str] | None:
     return None
 
 
-def _heads(paths: Sequence[str]) -> list[tuple[int, str] | None]:
+def _heads(paths: Sequence[str]) -> list[Stamp | None]:
     """``_head`` of files, side by side."""
     with ThreadPoolExecutor(ASKED) as pool:
         return list(tracked(pool.map(_head, paths), len(paths), "looking for files", unit="file"))
 
 
-def _stamp(meta: Any) -> tuple[int, str]:
+def _stamp(meta: Any) -> Stamp:
     return meta["size"], f"{meta['e_tag']} {meta['last_modified']}"
 
 
-def _below(folder: str) -> Iterator[tuple[str, tuple[int, str]]]:
+def _below(folder: str) -> Iterator[tuple[str, Stamp]]:
     """The addresses below a folder of a bucket."""
     base, _ = _base_and_key(folder)
     pages = _asked(folder, lambda store, key: store.list(key or None, chunk_size=FEW))
@@ -226,7 +227,7 @@ def sizes_of(paths: Sequence[str]) -> list[int]:
     members = list(map(_MEMBER.match, paths))
     asked = [path for path, member in zip(paths, members, strict=True) if member is None and "://" in path]
     addresses = ["/".join(_base_and_key(path)) for path in asked]  # several paths may name one file
-    found: dict[str, tuple[int, str] | None]
+    found: dict[str, Stamp | None]
     if len(asked) <= FEW or not asked[0].startswith(LISTED):
         found = dict(zip(addresses, _heads(asked), strict=True))
     else:
@@ -238,12 +239,12 @@ def sizes_of(paths: Sequence[str]) -> list[int]:
     return [int(member[3]) if member else sizes.get(path, -1) for path, member in zip(paths, members, strict=True)]
 
 
-def shards(pattern: str) -> dict[str, tuple[int, str]]:
+def shards(pattern: str) -> dict[str, Stamp]:
     """The tar files of a pattern, such as ``s3://bucket/train-*.tar``, with what ``_heads`` says.
 
     Braces, as in ``train-{0000..0099}.tar``, need no list of the bucket. Raises ``DataError``.
     """
-    found: dict[str, tuple[int, str] | None]
+    found: dict[str, Stamp | None]
     folder = pattern.partition("*")[0].rpartition("/")[0]
     if "*" in pattern and "://" in pattern:
         found = {path: stamp for path, stamp in _below(folder) if fnmatch.fnmatchcase(path, pattern)}
@@ -282,7 +283,7 @@ def in_shards(names: Iterable[str], pattern: str) -> list[str]:
     return [members.get(path) or by_end.get(path.rpartition("/")[2]) or name for name, path in plain]
 
 
-def _members(tar_file: tuple[str, tuple[int, str]]) -> list[tuple[str, str]]:
+def _members(tar_file: tuple[str, Stamp]) -> list[tuple[str, str]]:
     """The names in a tar, and the places of files from its folder on; of links and the like ""."""
     path, (size, _) = tar_file
     found = []

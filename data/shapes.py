@@ -139,8 +139,8 @@ def draw_image(image_size: int, generator: Generator) -> Drawing:
     colours = generator.uniform(40, 216) + generator.uniform(-40, 40, (4, 4, 3))
     coarse = colours.astype(np.float32)
     smooth = cv2.resize(coarse, (width, height), interpolation=cv2.INTER_CUBIC)
-    image = np.asarray(smooth, dtype=np.float32)
-    owner = np.zeros((height, width), dtype=np.int64)  # number of the object at each pixel, 0 for none
+    image = np.asarray(smooth, np.float32)
+    owner = np.zeros((height, width), np.int64)  # number of the object at each pixel, 0 for none
     areas = [0]  # of the objects by number, also where others cover them
     classes = list[int]()
     count = 0 if generator.random() < 0.05 else int(generator.integers(1, MAX_OBJECTS + 1))
@@ -167,7 +167,7 @@ def _place(kind: int, owner: NDArray[np.int64], areas: list[int], generator: Gen
         centre = generator.uniform(margin, (width - margin, height - margin))
         turned = OUTLINES[CLASSES[kind]] * np.exp(1j * generator.uniform(0, 2 * math.pi))
         corners = turned.view(np.float64).reshape(-1, 2) * (across / 2) + centre
-        filled = np.zeros(owner.shape, dtype=np.uint8)
+        filled = np.zeros(owner.shape, np.uint8)
         # OpenCV takes integers with 4 fractional bits, and whole numbers are pixel centres.
         sixteenths = np.round((corners - 0.5) * 16).astype(np.int32)
         cv2.fillPoly(filled, [sixteenths], 1, shift=4)

@@ -17,11 +17,8 @@ from numpy.typing import NDArray
 from data import headers, io, remote
 from data.config import OnError
 from data.errors import DataError
-from data.io import Source
+from data.io import Flags, Int64, Source
 from data.layouts import class_numbers
-
-Flags = NDArray[np.bool_]
-Integers = NDArray[np.int64]
 
 COPY = re.compile(r"\.rf\.[0-9A-Za-z]+$")  # Roboflow names its augmented copies x_jpg.rf.<hash>.jpg
 BORDER_TOLERANCE = 1.0  # pixels: common tools round up to one pixel outside
@@ -49,13 +46,13 @@ def ids_by_name(names: Sequence[str]) -> list[int]:
         numbers = list(map(int, stems))
         if len(set(numbers)) == len(numbers) and max(numbers, default=0) < 2**53:
             return numbers
-    ranks = np.argsort(np.argsort(np.array(names, dtype=np.str_), kind="stable"), kind="stable")
+    ranks = np.argsort(np.argsort(np.array(names, np.str_), kind="stable"), kind="stable")
     return list(map(int, ranks + 1))
 
 
 def numbered_by_name(source: Source) -> Source:
     """A source with the ids of ``ids_by_name``, as predict.py gives them to the same pictures."""
-    ids = np.array(ids_by_name(source.file_names), dtype=np.int64)
+    ids = np.array(ids_by_name(source.file_names), np.int64)
     of_boxes = ids[np.searchsorted(source.image_ids, source.box_image_ids)]
     return replace(source, image_ids=ids, box_image_ids=of_boxes)
 
@@ -73,7 +70,7 @@ def is_for_validation(file_names: Sequence[str], share: float) -> Flags:
         text = f"0 {unicodedata.normalize('NFC', stem)}"  # macOS writes accents as separate characters
         digest = hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).digest()
         chosen.append(int.from_bytes(digest) < share * 2**64)
-    return np.array(chosen, dtype=bool)
+    return np.array(chosen, bool)
 
 
 def select_split(source: Source, split: str, share: float) -> Source:
@@ -109,7 +106,7 @@ def select_classes(source: Source, chosen: Any) -> Source:
     return replace(_with_boxes(source, np.flatnonzero(~is_other)), categories=kept)
 
 
-def _with_boxes(source: Source, boxes: Integers) -> Source:
+def _with_boxes(source: Source, boxes: Int64) -> Source:
     """A source with only the boxes of these rows."""
     columns = ("box_image_ids", "boxes_xywh", "box_category_ids", "areas", "crowd")
     chosen = {name: getattr(source, name)[boxes] for name in columns}
@@ -158,7 +155,7 @@ def _check_images(source: Source, split: str) -> Flags:
     count, root = len(source.file_names), source.image_root
     paths = list(map(partial(os.path.join, root), source.file_names))
     if isinstance(root, str):
-        sizes = np.array(remote.sizes_of(paths), dtype=np.int64)
+        sizes = np.array(remote.sizes_of(paths), np.int64)
         exists, source.num_bytes = sizes >= 0, int(sizes[sizes > 0].sum())
     else:
         exists = io.stamp_files(paths).is_file
@@ -188,13 +185,13 @@ def _check_images(source: Source, split: str) -> Flags:
         ),
         ("images that are too large", readable, lambda row: f"{size(row)}, at most {headers.MAX_PIXELS:,} are read"),
     )
-    every_image = np.ones(count, dtype=bool)
+    every_image = np.ones(count, bool)
     return _usable(
         source, every_image, checks, lambda row, text: f"{source.path}: {source.file_names[row][:300]} {text}"
     )
 
 
-def _check_boxes(source: Source, split: str, on_error: OnError, image_used: Flags) -> tuple[Integers, Flags]:
+def _check_boxes(source: Source, split: str, on_error: OnError, image_used: Flags) -> tuple[Int64, Flags]:
     """The position of each box's image (M,), and which boxes are usable. Cuts boxes in place."""
     order = np.argsort(source.image_ids, kind="stable")
     positions = np.searchsorted(source.image_ids, source.box_image_ids, sorter=order)
@@ -283,18 +280,18 @@ def looks_like(boxes: NDArray[Any], sizes: NDArray[Any], areas: NDArray[Any]) ->
     return None
 
 
-def _columns(source: Source, image_used: Flags, positions: Integers, box_used: Flags) -> dict[str, NDArray[np.generic]]:
+def _columns(source: Source, image_used: Flags, positions: Int64, box_used: Flags) -> dict[str, NDArray[np.generic]]:
     """The columns of the usable entries; boxes in the order of images, then of the file."""
     new_position = np.cumsum(image_used) - 1
     rows = np.flatnonzero(box_used)
     rows = rows[np.argsort(positions[rows], kind="stable")]
     boxes_per_image = np.bincount(new_position[positions[rows]], minlength=int(image_used.sum()))
     encoded = [name.encode("utf-8", "surrogateescape") for name in compress(source.file_names, image_used)]
-    category_ids = np.array(list(source.categories), dtype=np.int64)
+    category_ids = np.array(list(source.categories), np.int64)
     by_id = np.argsort(category_ids)
     classes = by_id[np.searchsorted(category_ids, source.box_category_ids[rows], sorter=by_id)]
     return {
-        "name_bytes": np.frombuffer(b"".join(encoded), dtype=np.uint8),
+        "name_bytes": np.frombuffer(b"".join(encoded), np.uint8),
         "name_offsets": np.cumsum([0, *map(len, encoded)]),
         "image_ids": source.image_ids[image_used],
         "sizes": source.sizes[image_used].astype(np.int32),

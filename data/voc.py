@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from data import io, layouts
+from data.config import Pair
 from data.errors import DataError, shown
 from data.io import ROTATED, Findings, LocatedSplit, Source, relative_name
-from data.remote import Place
 
 BoxXywh = tuple[float, float, float, float]  # left, top, width, height
 Lookup = Callable[[str], Any]  # what is in a folder, which is read once
@@ -43,7 +43,7 @@ class _Annotation(NamedTuple):
     rotated: int  # number of objects that CVAT says are rotated
 
 
-def locate_voc(split: str, pairs: Sequence[tuple[Path, Place]], image_root: Path, names: Sequence[str]) -> LocatedSplit:
+def locate_voc(split: str, pairs: Sequence[Pair], image_root: Path, names: Sequence[str]) -> LocatedSplit:
     """Find the files of image lists or folders of xml files, each with its folder of images.
 
     A list names files in ``Annotations`` and ``JPEGImages``, or anywhere else below that folder.
@@ -154,8 +154,8 @@ def read_voc(
                 findings.add("incomplete objects", [f"{where} has no bndbox with all of {CORNERS}"])
             else:
                 boxes.append((image_id, category_ids[name], number, *box))
-    of_images = np.array(images, dtype=np.int64).reshape(-1, 3)
-    of_boxes = np.array(boxes, dtype=np.float64).reshape(-1, 7)
+    of_images = np.array(images, np.int64).reshape(-1, 3)
+    of_boxes = np.array(boxes, np.float64).reshape(-1, 7)
     box_image_ids, box_category_ids, numbers = of_boxes[:, :3].T.astype(np.int64)
     boxes_xywh = of_boxes[:, 3:]
     return Source(
@@ -168,7 +168,7 @@ def read_voc(
         boxes_xywh=boxes_xywh,
         box_category_ids=box_category_ids,
         areas=boxes_xywh[:, 2] * boxes_xywh[:, 3],
-        crowd=np.zeros(len(boxes), dtype=bool),
+        crowd=np.zeros(len(boxes), bool),
         categories=dict(enumerate(names, start=1)),
         box_name=lambda row: f"object {numbers[row]} of {listed[box_image_ids[row] - 1].stem}.xml",
         findings=findings,

@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data import headers, io, layouts, remote
-from data.config import DataConfig, Exif
+from data.config import DataConfig, Exif, Pair
 from data.errors import DataError, shown
-from data.io import Findings, LocatedSplit, Source, relative_name
+from data.io import Findings, Flags, LocatedSplit, Source, relative_name
 
 MAX_FRACTION = 2  # larger numbers are pixels; just above 1, a box reaches out of its image
 MAX_OF_POLYGON = 1.1  # tools cut polygons at the edges of the image, but for rounding
@@ -32,21 +32,23 @@ COLUMNS = [np.dtype(kind) for kind in ("(2,)i8", "i8", "(4,)i4", "(4,)f8")]  # o
 # In a data.yaml or obj.data.
 SPLIT_KEYS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
 
+Problems = list[tuple[str, str]]  # of unusable entries: kind and sentence
+
 
 class _Listed(NamedTuple):
     """N images and their label files. There may be millions: no object for each."""
 
     images: list[str]
     labels: list[str]
-    image_is_file: NDArray[np.bool_]
-    label_is_file: NDArray[np.bool_]
+    image_is_file: Flags
+    label_is_file: Flags
     others: dict[str, list[str]]  # files that go with none of the images, by kind
     num_classes: int  # that label files may name
     seconds: dict[str, str]  # other label files of the images, each with the one that is read
 
 
 def locate_yolo(
-    config: DataConfig, split: str, pairs: Sequence[tuple[Path, remote.Place]], root: Path, image_root: remote.Place
+    config: DataConfig, split: str, pairs: Sequence[Pair], root: Path, image_root: remote.Place
 ) -> LocatedSplit:
     """Find the images and label files of each list, folder, data.yaml or obj.data, with its base.
 
@@ -85,7 +87,7 @@ def locate_yolo(
     image_is_file, label_is_file = image_stamps.is_file, label_stamps.is_file[: len(labels)]
     if isinstance(image_root, str):  # which are there, building the index finds out
         images = [f"{image_root}/{relative_name(image, root)}" for image in images]
-        image_is_file = np.ones(len(images), dtype=bool)
+        image_is_file = np.ones(len(images), bool)
     if not image_is_file.any():
         raise DataError(
             f"none of the {len(labels)} images of {path} is there (first: {images[0][:300]}). "
@@ -159,7 +161,7 @@ def read_yolo(listed: _Listed, path: Path, image_root: remote.Place, categories:
         boxes_xywh=boxes_xywh,
         box_category_ids=rows[:, 2].astype(np.int64),
         areas=boxes_xywh[:, 2] * boxes_xywh[:, 3],
-        crowd=np.zeros(len(rows), dtype=bool),
+        crowd=np.zeros(len(rows), bool),
         categories=categories,
         box_name=box_name,
         findings=findings,
@@ -167,9 +169,7 @@ def read_yolo(listed: _Listed, path: Path, image_root: remote.Place, categories:
     )
 
 
-def _read_chunk(
-    numbers: Sequence[int], listed: _Listed, exif: Exif
-) -> tuple[tuple[NDArray[Any], ...], list[tuple[str, str]]]:
+def _read_chunk(numbers: Sequence[int], listed: _Listed, exif: Exif) -> tuple[tuple[NDArray[Any], ...], Problems]:
     """Of some listed images: COLUMNS, and kind and sentence of each unusable entry.
 
     Height and width, 0: not an image; the numbers of turned images; of the rows image, line, class
@@ -186,14 +186,14 @@ def _read_chunk(
             found, wrong = read_label_file(listed.labels[number], listed.num_classes)
             rows += [(number, *row, *sizes[-1]) for row in found]
             problems += wrong
-    columns = np.array(rows, dtype=np.float64).reshape(-1, 10)
+    columns = np.array(rows, np.float64).reshape(-1, 10)
     centres, extents, width_height = columns[:, 3:5], columns[:, 5:7], columns[:, :7:-1]
     boxes_xywh = np.concatenate([(centres - extents / 2) * width_height, extents * width_height], axis=1)
     of_rows = columns[:, [0, 1, 2, 7]].astype(np.int32)
-    return (np.array(sizes, dtype=np.int64), np.array(turned, dtype=np.int64), of_rows, boxes_xywh), problems
+    return (np.array(sizes, np.int64), np.array(turned, np.int64), of_rows, boxes_xywh), problems
 
 
-def read_label_file(path: str, num_classes: int) -> tuple[list[list[float]], list[tuple[str, str]]]:
+def read_label_file(path: str, num_classes: int) -> tuple[list[list[float]], Problems]:
     """Line, class, cx, cy, w, h, number of columns of rows; kind and sentence of unusable ones."""
     try:
         text = layouts.text_of(layouts.read_file(path), path)

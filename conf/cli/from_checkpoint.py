@@ -13,7 +13,7 @@ from conf import CONF_DIR, CheckpointError, ConfigError
 from conf.cli import launch, run_files
 from conf.cli.resume import continue_run
 from conf.compose import plain
-from conf.options import NO_SCORE, fill, flat, is_covered, option
+from conf.options import NO_SCORE, Options, fill, flat, is_covered, option
 from data import remote
 from models.cfg import ZOO
 from models.config import ALIASES
@@ -29,7 +29,7 @@ NO_DATA = {  # by what is to be scored
 }
 
 
-def complete_training(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
+def complete_training(options: Options, named: Sequence[str]) -> Options:
     """The options of train.py; with ``resume`` those of that run.
 
     Paths become absolute, so that the saved options hold in another working folder. If SLURM has
@@ -55,7 +55,7 @@ def complete_training(options: dict[str, Any], named: Sequence[str]) -> dict[str
     return options if options.get("resume") is None else continue_run(options, named)
 
 
-def complete_from_checkpoint(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
+def complete_from_checkpoint(options: Options, named: Sequence[str]) -> Options:
     """The options of a program with what its command line leaves open, from ``ckpt``.
 
     That is ``evaluate`` or what the program has of it, and where it scores the data set and the
@@ -63,7 +63,7 @@ def complete_from_checkpoint(options: dict[str, Any], named: Sequence[str]) -> d
     command line names a network. Raises ConfigError for options that exclude one another or lack
     their data or network, CheckpointError and ModelError if a file is not what it should be.
     """
-    options, saved = run_files.with_full_names(options), dict[str, Any]()
+    options, saved = run_files.with_full_names(options), Options()
     ckpt, file, model = options.get("ckpt"), options.get("model_file"), options.get("model") or {}
     if options.get("detections") is not None and (ckpt is not None or "cfg" in model):
         raise ConfigError("detections= are scored as they are. fix: leave out ckpt and model")
@@ -94,7 +94,7 @@ def complete_from_checkpoint(options: dict[str, Any], named: Sequence[str]) -> d
     return options
 
 
-def _take_from_exported(options: dict[str, Any], file: str, named: Sequence[str]) -> None:
+def _take_from_exported(options: Options, file: str, named: Sequence[str]) -> None:
     """Take from a file of export.py how images become detections; it runs on the CPU as it is."""
     if Path(file).suffix not in run_files.EXPORTED or not Path(file).is_file():
         known = ", ".join(run_files.EXPORTED)
@@ -112,7 +112,7 @@ def _take_from_exported(options: dict[str, Any], file: str, named: Sequence[str]
     options["device"] = "cpu"
 
 
-def _take_data(options: dict[str, Any], saved: dict[str, Any]) -> None:
+def _take_data(options: Options, saved: Options) -> None:
     """Take what scoring needs from the ``saved`` options: data, network and image size."""
     scored = next((key for key in NO_DATA if options.get(key) is not None), None)
     if scored is None or not ("data" in options or "data" in saved):
@@ -148,7 +148,7 @@ def _refuse_other_evaluation(options: Mapping[str, Any]) -> None:
         raise ConfigError(f"out={folder} {says} ({', '.join(other)} would differ). fix: out=<other folder>")
 
 
-def config_of_checkpoint(path: str, named: Sequence[str]) -> dict[str, Any]:
+def config_of_checkpoint(path: str, named: Sequence[str]) -> Options:
     """The options in a checkpoint file or run folder.
 
     Raises CheckpointError for any other path, and ConfigError if it needs plugins.
@@ -167,7 +167,7 @@ def config_of_checkpoint(path: str, named: Sequence[str]) -> dict[str, Any]:
     return saved
 
 
-def complete_conversion(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
+def complete_conversion(options: Options, named: Sequence[str]) -> Options:
     """The options of convert_weights; with ``ckpt`` its network, and then ``model`` is refused.
 
     ``model.weights``, as other programs call it, means ``weights``.

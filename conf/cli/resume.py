@@ -10,13 +10,13 @@ from omegaconf import OmegaConf
 from conf import ConfigError
 from conf.cli import launch, run_files
 from conf.compose import NOT_COMPOSED, explain, from_dictionary, plain, to_dictionary
-from conf.options import MAY_CHANGE, OF_THE_MACHINE, changed_values, is_covered
+from conf.options import MAY_CHANGE, OF_THE_MACHINE, Options, changed_values, is_covered
 from conf.schema import TrainConfig
 from data import remote
 from data.remote import Place
 
 
-def continue_run(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
+def continue_run(options: Options, named: Sequence[str]) -> Options:
     """The options of the run ``resume``, with what the command line names.
 
     ``resume=auto`` means the folder ``run_dir``, else that of this SLURM job or torchrun run with
@@ -57,7 +57,7 @@ def _is_newest(run: Path | None, mirror: str) -> bool:
     return run is not None and run_files.progress_of(run) >= run_files.progress_of(mirror)
 
 
-def _find_run(options: dict[str, Any]) -> Path | None:
+def _find_run(options: Options) -> Path | None:
     """The folder that ``resume=auto`` means; None without any run."""
     if options["run_dir"] is not None:
         folder = Path(options["run_dir"]).resolve()
@@ -74,7 +74,7 @@ def _find_run(options: dict[str, Any]) -> Path | None:
     return None
 
 
-def _with_changes(folder: Place, options: dict[str, Any], named: Sequence[str], has_checkpoint: bool) -> dict[str, Any]:
+def _with_changes(folder: Place, options: Options, named: Sequence[str], has_checkpoint: bool) -> Options:
     """The options of the run ``folder``, with those that the command line names."""
     before = run_files.read_config(folder)
     run_files.ask_for_plugins(before, f"resume={folder}", named)

@@ -14,7 +14,7 @@ from typing import IO, Any, cast, get_type_hints
 from conf import CheckpointError, ConfigError, TrainError
 from conf.cli.launch import read_launch
 from conf.compose import check_values, values_of_choice
-from conf.options import fill, flat, option
+from conf.options import Options, fill, flat, option
 from conf.schema import TrainConfig, is_image_size
 from data import DataError, layouts, remote
 from data.output import STDOUT
@@ -94,7 +94,7 @@ def full_name(name: str) -> str:
     return str(run or name)
 
 
-def with_full_names(options: dict[str, Any], once: bool = True) -> dict[str, Any]:
+def with_full_names(options: Options, once: bool = True) -> Options:
     """Put runs for their short names in ``ckpt``, ``resume`` and ``model.weights``.
 
     Raises CheckpointError if no such run exists, and ConfigError for a short name in the last two
@@ -118,7 +118,7 @@ def ask_for_plugins(saved: Mapping[str, Any], source: str, named: Sequence[str])
         raise ConfigError(f"{source} needs plugins=[{names}]. fix: give their paths, or plugins=[] to do without")
 
 
-def checked_config(saved: dict[str, Any], source: str) -> dict[str, Any]:
+def checked_config(saved: Options, source: str) -> Options:
     """Return the options ``saved`` in the file ``source`` if they are plain values in sections.
 
     Raises ConfigError or CheckpointError.
@@ -134,7 +134,7 @@ def checked_config(saved: dict[str, Any], source: str) -> dict[str, Any]:
     return saved
 
 
-def trained_size(saved: dict[str, Any], source: str) -> int | list[int]:
+def trained_size(saved: Options, source: str) -> int | list[int]:
     """The image size at which a checkpoint is scored, as ``image_size``. Raises CheckpointError."""
     saved = checked_config(saved, source)
     size = saved.get("evaluate", {}).get("image_size") or saved.get("train", {}).get("image_size")
@@ -143,7 +143,7 @@ def trained_size(saved: dict[str, Any], source: str) -> int | list[int]:
     return cast("int | list[int]", size)
 
 
-def read_config(folder: Place, key: str = "resume=") -> dict[str, Any]:
+def read_config(folder: Place, key: str = "resume=") -> Options:
     """The options in a run's config.yaml. Raises ConfigError with ``key``, and FetchError."""
     path = f"{folder}/config.yaml" if isinstance(folder, str) else folder / "config.yaml"
     try:
