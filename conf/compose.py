@@ -81,8 +81,10 @@ def to_plain(
     try:
         tree: Any = OmegaConf.to_container(cfg, resolve=True)
         options = _drop_missing(tree)
-        return from_dictionary(complete(options, keys_of(overrides)) if complete is not None else options, schema)
-    except (ValueError, *NOT_COMPOSED) as error:  # ValueError: of a section's __post_init__, which names the key
+        if complete is not None:
+            options = complete(options, keys_of(overrides))
+        return from_dictionary(options, schema)
+    except (ValueError, *NOT_COMPOSED) as error:  # ValueError: of a section's __post_init__
         sentence = suggestions.refusal(overrides, schema) or explain(error, schema)
         raise ConfigError(sentence) from error
 
@@ -91,7 +93,8 @@ def _check_number(key: str, value: Any) -> None:
     for entry in value if isinstance(value, list) else ():
         _check_number(key, entry)
     if type(value) in LARGEST_NUMBER and not abs(value) <= LARGEST_NUMBER[type(value)]:
-        raise ConfigError(f"{key}: {value} is not finite, or too large. fix: a number, or quotes around a text")
+        fix = "fix: a number, or quotes around a text"
+        raise ConfigError(f"{key}: {value} is not finite, or too large. {fix}")
 
 
 def check_limits(section: Any, prefix: str = "") -> None:
@@ -196,7 +199,7 @@ def explained(error: Exception, schema: type, overrides: Sequence[str]) -> Excep
         return ConfigError(explain(error, schema))
     if isinstance(error, ConfigError | errors.DataError):
         return error
-    if isinstance(error, TypeError | ValueError | RecursionError):  # for a list, or a file of lists without end
+    if isinstance(error, TypeError | ValueError | RecursionError):  # for a list, or one without end
         chosen = " ".join(word for word in overrides if (CONF_DIR / word.partition("=")[0]).is_dir())
         fix = f"{chosen} with the name of a choice, or a file of YAML in UTF-8" if chosen else "one of them"
         return ConfigError(f"{str(error).rstrip('.')}. fix: {fix}")
@@ -214,12 +217,12 @@ def explain(error: Exception, schema: Any) -> str:
         if key in (kinds := kinds_of(schema)):  # that of another choice
             return f"{key} is not an option of the {key.partition('.')[0]}= that is chosen. fix: leave it out"
         return suggestions.answer([(f"{key}=", key, "")], kinds)
-    if choice := re.search(r"Could not (?:find|load) '((?:hydra/)?[^/]+)/(.+)'\.?$", text, flags=re.MULTILINE):
+    if choice := re.search(r"Could not (?:find|load) '((?:hydra/)?[^/]+)/(.+)'\.?$", text, re.MULTILINE):
         group, name = choice.groups()
         if group in ("data", "experiment") and is_path(name):
             known = layouts.SET_KINDS if group == "data" else "a YAML file"
             return f"{group}={name}: there is no {name}. fix: a name, or the path of {known}"
-        listed = re.findall(r"^\t(?!base$)(\S+)$", text, flags=re.MULTILINE)  # not if the choice is one of several
+        listed = re.findall(r"^\t(?!base$)(\S+)$", text, re.MULTILINE)  # not if the choice is one of several
         choices = listed or choices_of(group)
         near = get_close_matches(name.lower(), choices, n=1) if len(name) > 3 else []
         near = [f"{name}/"] if group == "data" and os.path.isdir(name) else near
@@ -283,7 +286,7 @@ class _FileChoices(ConfigSource):
             for name in content.get("defaults", [])
         ]
         options = OmegaConf.create(content)
-        return ConfigResult(provider=self.provider, path=config_path, config=options, header={"package": package})
+        return ConfigResult(self.provider, config_path, config=options, header={"package": package})
 
     def is_config(self, config_path: str) -> bool:
         group, _, word = config_path.partition("/")
@@ -314,13 +317,17 @@ def _data_options(path: Path) -> Options:
     is_yaml = path.is_file() and path.suffix.lower() in layouts.YAML_SUFFIXES
     content = layouts.load_yaml(path) if is_yaml else {}
     if {"defaults", "format"} & content.keys():  # ours: data.yaml files of other programs have neither
-        keys, chosen = {"defaults", *(field.name for field in fields(DataConfig))}, content.get("defaults", [])
+        keys = {"defaults", *(field.name for field in fields(DataConfig))}
+        chosen = content.get("defaults", [])
         if other := next((key for key in content if key not in keys), None):
-            raise errors.DataError(f"{path} has the key {other}, which is not an option of data. fix: leave it out")
+            fix = "fix: leave it out"
+            raise errors.DataError(f"{path} has the key {other}, which is not an option of data. {fix}")
         if "index_dir" in content:  # files are written there
-            raise errors.DataError(f"{path}: only a command line names index_dir. fix: data.index_dir=<its folder>")
+            fix = "fix: data.index_dir=<its folder>"
+            raise errors.DataError(f"{path}: only a command line names index_dir. {fix}")
         if not isinstance(chosen, list) or not all(re.fullmatch(r"[\w-]+", str(one)) for one in chosen):
-            raise errors.DataError(f"{path}: its defaults must be names of data sets. fix: defaults: [coco], or none")
+            fix = "fix: defaults: [coco], or none"
+            raise errors.DataError(f"{path}: its defaults must be names of data sets. {fix}")
     else:
         recognised = recognise(path)
         content = {**values_of_choice("data", recognised["format"]), **recognised}
@@ -334,5 +341,5 @@ def check_values(values: Any, source: str, depth: int = 100) -> None:
         for value in [*values, *values.values()] if isinstance(values, dict) else values:
             check_values(value, source, depth - 1)
     elif type(values) not in (str, int, float, bool, type(None)) or (type(values) is str and "${" in values):
-        fix = "fix: the value itself"
-        raise ConfigError(f"{source} holds {errors.shown(values)}, and only a command line may refer to values. {fix}")
+        rule = "only a command line may refer to values. fix: the value itself"
+        raise ConfigError(f"{source} holds {errors.shown(values)}, and {rule}")

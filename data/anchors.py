@@ -79,7 +79,10 @@ def kmeans_anchors(sizes: Sizes, count: int, generator: np.random.Generator) -> 
             break
         for number in range(count):
             members = sizes[nearest == number]
-            anchors[number] = members.mean(axis=0) if len(members) else sizes[match_anchors(sizes, anchors)[0].argmin()]
+            if len(members):
+                anchors[number] = members.mean(axis=0)
+            else:
+                anchors[number] = sizes[match_anchors(sizes, anchors)[0].argmin()]
     return sorted_by_area(anchors)
 
 
@@ -110,7 +113,9 @@ def fix_of_anchors(recall: float, min_iou: float) -> str:
     """The option to change if only a share ``recall`` of the boxes overlaps an anchor enough."""
     looser = f"loss.anchor_iou={min_iou / 2:g}"
     # Pretrained heads need the anchors they were trained with.
-    return f"model.anchors=auto; with the heads of pretrained weights, {looser}" if recall < FIT_RECALL else looser
+    if recall < FIT_RECALL:
+        return f"model.anchors=auto; with the heads of pretrained weights, {looser}"
+    return looser
 
 
 def describe_set(

@@ -23,6 +23,7 @@ from data.progress import tracked
 from data.remote import Place, folder_of, in_shards
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+IGNORED = "annotations with ignore=1, which count like any other"
 CHUNK = 2**16  # annotations that are objects at a time: all those of a large file would be gigabytes
 MAX_INT = 2**63 - 1
 Integer = Annotated[int, msgspec.Meta(ge=-MAX_INT, le=MAX_INT)]
@@ -78,7 +79,8 @@ def read_coco(path: Path, images: Place, names: list[str] | None, content: Mappi
         for number, image in enumerate(instances.images):
             image.file_name = image.file_name or urlsplit(image.coco_url or "").path[1:]
             if not image.file_name:
-                raise msgspec.ValidationError(f"Object missing required field `file_name` - at `$.images[{number}]`")
+                says = f"Object missing required field `file_name` - at `$.images[{number}]`"
+                raise msgspec.ValidationError(says)
         findings, notes, other_ids = Findings(), Findings(), dict[int, Any]()
         integers, numbers = [np.zeros((0, 5), np.int64)], [np.zeros((0, 5))]
         starts = range(0, len(instances.annotations or ()), CHUNK)
@@ -130,7 +132,8 @@ def _columns(
     entries: list[Any] = (instances.annotations or [])[start : start + CHUNK]
     if isinstance(entries[0], msgspec.Raw):
         try:
-            entries = msgspec.json.decode(b"[" + b",".join(entries) + b"]", type=list[_Annotation], strict=False)
+            joined = b"[" + b",".join(entries) + b"]"
+            entries = msgspec.json.decode(joined, type=list[_Annotation], strict=False)
         except msgspec.ValidationError as error:
             at = re.search(r"\$\[(\d+)", str(error))
             where = str(error).replace(at[0], f"$.annotations[{start + int(at[1])}") if at else str(error)
@@ -147,7 +150,7 @@ def _columns(
             findings.add("incomplete annotations", [f"{path}: annotation {shown(name)} {problem}"])
             continue
         if not entry.iscrowd and entry.ignore in (1, "1"):
-            notes.add("annotations with ignore=1, which count like any other", [f"{path}: annotation {shown(name)}"])
+            notes.add(IGNORED, [f"{path}: annotation {shown(name)}"])
         if not entry.iscrowd and isinstance(entry.attributes, dict) and entry.attributes.get("rotation"):
             notes.add(ROTATED, [f"{path}: annotation {shown(name)}"])
         plain = 0 if number in other_ids else name
@@ -196,6 +199,7 @@ def _category_names(categories: list[_Category], path: Path) -> dict[int, str]:
         for key, known in (("id", names), ("name", ids)):
             value = getattr(category, key)
             if value in known:
-                raise DataError(f"{path} has two categories with the {key} {value!r}. fix: give each its own {key}")
+                fix = f"fix: give each its own {key}"
+                raise DataError(f"{path} has two categories with the {key} {value!r}. {fix}")
             known[value] = category.name
     return dict(sorted(names.items()))

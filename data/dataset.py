@@ -158,13 +158,15 @@ class TrainDataset(torch.utils.data.Dataset[Batch]):
             image, own_boxes, own_classes = before, boxes[own], classes[own]
             for name, change in self.changes.items():
                 seeds = [self.seed, request.epoch, request.index, request.repeat, zlib.crc32(name.encode())]
-                image, moved, kept = change(Sample(image, own_boxes, own_classes), np.random.default_rng(seeds))
+                sample = Sample(image, own_boxes, own_classes)
+                image, moved, kept = change(sample, np.random.default_rng(seeds))
                 if image.shape != before.shape or image.dtype != np.uint8:
                     raise DataError(
                         f"augmentation {name} made an image of {image.dtype} {image.shape} from one of uint8 "
                         f"{before.shape}. fix: keep size and type"
                     )
-                clipped, usable = visible_boxes(np.asarray(moved, np.float32).reshape(-1, 4), before.shape[:2])
+                reached = np.asarray(moved, np.float32).reshape(-1, 4)
+                clipped, usable = visible_boxes(reached, before.shape[:2])
                 own_boxes, own_classes = clipped[usable], np.asarray(kept, np.int32)[usable]
             before[:] = image
             changed.append(target_rows(np.full(len(own_classes), number), own_classes, own_boxes))

@@ -31,8 +31,8 @@ def of_killed_loader(error: BaseException) -> str | None:
     if not isinstance(error, RuntimeError) or "DataLoader worker" not in str(error):
         return None
     return (
-        f"a process that loads images was killed ({str(error).splitlines()[0]}), as by the kernel when memory runs "
-        "out. fix: fewer data.workers, a smaller batch or more memory, then resume="
+        f"a process that loads images was killed ({str(error).splitlines()[0]}), as by the kernel when memory "
+        "runs out. fix: fewer data.workers, a smaller batch or more memory, then resume="
     )
 
 

@@ -30,7 +30,7 @@ PAD_VALUE = 114  # grey of the letterbox, as in all YOLO systems
 TOLERANCE = 1e-6  # pixels: a coordinate this close to a whole number counts as whole
 MARGIN = 1  # source pixels that interpolation may read beyond the last one shown
 PRECISION = 1 / 32  # pixels: the grid of points at which OpenCV's warps sample
-FLIP_CODES = {(True, False): 0, (False, True): 1, (True, True): -1}  # OpenCV's: vertically, horizontally, both
+FLIP_CODES = {(True, False): 0, (False, True): 1, (True, True): -1}  # vertically, horizontally, both
 MAX_LONGER = 32  # pixels tried for a whole length; about one in 16 is whole to that precision
 
 

@@ -187,7 +187,8 @@ class ImageSource:
 
     def read_sample(self) -> dict[str, list[str]]:
         """Read a few images, which may be gone. Returns paths by kind. Raises as ``read``."""
-        indices = np.unique(np.linspace(0, len(self.annotations) - 1, CHECKED_IMAGES, dtype=np.int64)).tolist()
+        spread = np.linspace(0, len(self.annotations) - 1, CHECKED_IMAGES, dtype=np.int64)
+        indices = np.unique(spread).tolist()
         self.begin(indices)
         found: dict[str, list[str]] = {FEW_LEVELS: [], headers.SEVERAL: []}
         for index in indices:
@@ -214,7 +215,8 @@ class ImageSource:
         """
         total = len(self.annotations)
         clause = f"{count:,} of {total:,} images cannot be read, the last one: {last}"
-        if self._in_a_row >= MAX_UNREADABLE or count > max(total // 100, min(MAX_UNREADABLE, (total + 2) // 4)):
+        most = max(total // 100, min(MAX_UNREADABLE, (total + 2) // 4))
+        if self._in_a_row >= MAX_UNREADABLE or count > most:
             raise DataError(clause)
         return clause
 
@@ -224,7 +226,8 @@ class ImageSource:
             raise error
         folder = os.path.dirname(self.annotations.path(index))
         if self.cache is None and isinstance(self.annotations.image_root, Path) and _is_empty(folder):
-            raise DataError(f"{folder}, a folder of images, is gone, empty or unreadable. fix: restore it") from error
+            fix = "fix: restore it"
+            raise DataError(f"{folder}, a folder of images, is gone, empty or unreadable. {fix}") from error
         if self.on_error != OnError.skip:
             raise error
         flags = self._left_out.numpy()
@@ -254,7 +257,8 @@ class ImageSource:
         data, header = open_image(path, self._fix, read_file if self.fetcher is None else self.fetcher.read)
         orientation = self.annotations.turn.orientation(header, size)
         if header.kind == "JPEG" and header.size(orientation) == size:
-            quickly = decode_rows(data, header.height, header.height if rows is None or orientation != 1 else rows)
+            wanted = header.height if rows is None or orientation != 1 else rows
+            quickly = decode_rows(data, header.height, wanted)
             if quickly is not None:
                 return turn_decoded(quickly, orientation)
             if damage := jpeg_damage(data):
@@ -262,7 +266,7 @@ class ImageSource:
         image = turn_decoded(decode_stored(path, data, header, self._fix), orientation)
         if image.shape[:2] != size:
             found, annotated = (f"{width:,} x {height:,}" for height, width in (image.shape[:2], size))
-            fix = "fix: data.exif=apply" if header.size(header.orientation) == size else self._fix  # it is ignored
+            fix = "fix: data.exif=apply" if header.size(header.orientation) == size else self._fix  # ignored
             raise DataError(f"{path} has {found} pixels, its annotations are for {annotated}. {fix}")
         return image
 
@@ -270,7 +274,8 @@ class ImageSource:
 def image_cache_name(annotations: Annotations, on_error: OnError) -> str:
     """Name the cache of these images; the name changes with any file and how it is turned."""
     paths = [annotations.path(index) for index in range(len(annotations))]
-    key = hashlib.sha256(f"{CACHE_VERSION} {stamp_files(paths).digest} {on_error.value} {annotations.turn}".encode())
+    made_of = f"{CACHE_VERSION} {stamp_files(paths).digest} {on_error.value} {annotations.turn}"
+    key = hashlib.sha256(made_of.encode())
     key.update(annotations.sizes.tobytes())
     return f"{key.hexdigest()[:32]}.images"
 

@@ -146,9 +146,10 @@ def open_annotations(config: DataConfig, split: str) -> Annotations:
                 return annotations
             reason = f"lacks {counted(arrived, 'image')} that arrived since"
         logger.warning("the index %s %s and will be rebuilt", folder, reason)
-        with suppress(FileNotFoundError), TemporaryDirectory(dir=folder.parent) as trash:  # another process moved it
+        with suppress(FileNotFoundError), TemporaryDirectory(dir=folder.parent) as trash:  # another moved it
             folder.rename(Path(trash) / folder.name)
-    raise DataError(f"the index {folder} is damaged each time it is built. fix: set data.index_dir to another disk")
+    fix = "fix: set data.index_dir to another disk"
+    raise DataError(f"the index {folder} is damaged each time it is built. {fix}")
 
 
 def build_index(folder: Path, columns: Columns, about: dict[str, Any]) -> None:
@@ -175,7 +176,8 @@ def build_index(folder: Path, columns: Columns, about: dict[str, Any]) -> None:
 def load_index(folder: Path, image_root: remote.Place) -> Annotations | None:
     """Map the arrays of an index, read-only; ``None`` if it is damaged. Raises ``DataError``."""
     try:
-        return _mapped(folder, image_root) if layouts.read_file(folder / "crc32") == _checksum(folder) else None
+        is_whole = layouts.read_file(folder / "crc32") == _checksum(folder)
+        return _mapped(folder, image_root) if is_whole else None
     except OSError as error:
         if error.errno in DAMAGE:
             return None
@@ -197,7 +199,7 @@ def _checksum(folder: Path) -> bytes:
     """The CRC-32 of the columns and ``about.json``, in hex digits."""
     checksum = 0
     for file in sorted(folder.glob("[!.]*.*")):
-        with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as opened:  # a pipe is empty, too
+        with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as opened:  # pipes are empty
             while part := opened.read(2**18):  # memory for a whole file takes longer than its sum
                 checksum = zlib.crc32(part, checksum)
     return b"%08x" % checksum
@@ -292,8 +294,9 @@ def check_same_classes(train: Annotations, val: Annotations) -> None:
     for number, (name, other) in enumerate(zip_longest(train.names, val.names)):
         if name != other:
             raise DataError(
-                f"class {number} is {name!r} in the training set and {other!r} in the other set, of "
-                f"{len(train.names)} and {len(val.names)} classes. fix: set data.names to the classes of both, in order"
+                f"class {number} is {name!r} in the training set and {other!r} in the other set, "
+                f"of {len(train.names)} and {len(val.names)} classes. "
+                "fix: set data.names to the classes of both, in order"
             )
 
 
@@ -309,7 +312,8 @@ def warn_of_shared_images(train: Annotations, val: Annotations) -> str | None:
     shared = list(filter(trained.__contains__, map(val.path, looked_for)))
     pairs, among = list(zip(shared, shared, strict=True)), len(looked_for)
     if not pairs:
-        annotated, boxed = np.flatnonzero(np.diff(train.offsets))[::step], np.flatnonzero(np.diff(val.offsets))
+        annotated = np.flatnonzero(np.diff(train.offsets))[::step]
+        boxed = np.flatnonzero(np.diff(val.offsets))
         first_boxes = train.boxes_xywh[train.offsets[annotated]]
         sample = boxed[:: len(boxed) // COMPARED_IMAGES + 1].tolist()
         among = len(sample)
@@ -354,7 +358,7 @@ def locate(config: DataConfig, split: str) -> LocatedSplit:
     folder = remote.folder_of(image_root)
     shards = [str(image_root), *remote.shards(str(image_root)).items()] if folder != image_root else []
     return LocatedSplit(
-        stamps=[stamp_files([*stamped, str(folder)]).digest, *map(str, shards)],  # a folder's time: files came or went
+        stamps=[stamp_files([*stamped, str(folder)]).digest, *map(str, shards)],  # a folder's time, too
         image_root=folder,
         read=lambda: coco.read_coco(path, image_root, config.names, read and read(path, Path(image_root))),
     )

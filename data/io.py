@@ -44,7 +44,7 @@ TIMEOUT_SECONDS = 60.0  # of a download, without a byte
 MEGABYTE = 1_000_000  # bytes
 REPORTED_FINDINGS = 20
 OF_SYSTEM = "thumbnails, waste and conflict copies of a NAS, a system or a cloud, which are left out"
-COPIES = frozenset("original originals thumb thumbs thumbnail thumbnails".split())  # of the pictures beside them
+COPIES = frozenset("original originals thumb thumbs thumbnail thumbnails".split())  # of pictures beside
 SYSTEM_NAMES = re.compile(
     r"(@(eadir|recycle|recently-snapshot|__thumb|tmp|sharesnap)|[#~](recycle|snapshot)|\$recycle\.bin"
     r"|lost\+found|__macosx|system volume information|network trash folder|temporary items)$"
@@ -91,7 +91,7 @@ def files_below(folder: Path, suffixes: Collection[str], left_out: list[str] | N
         for parent, folders, names in os.walk(top, onerror=stop):
             target = os.path.realpath(parent)
             wanted = [name for name in names if name[name.rfind(".") :].lower() in suffixes]
-            folders[:] = [] if target in visited else [name for name in folders if is_kept(parent, name, wanted)]
+            folders[:] = [name for name in folders if target not in visited and is_kept(parent, name, wanted)]
             tops += [path for path in (f"{parent}/{name}" for name in folders) if os.path.islink(path)]
             if target not in visited:
                 files += [f"{parent}/{name}" for name in wanted if is_kept(parent, name)]
@@ -119,7 +119,8 @@ def in_chunks(function: Callable[[Sequence[T]], R], items: Sequence[T], title: s
     if is_remote(root):
         size, threads = FETCHES_PER_TASK, MAX_THREADS
     starts = iter(range(0, len(items), size))
-    with Progress(len(items), title, enabled=is_live(), unit="file") as progress, ThreadPoolExecutor(threads) as pool:
+    progress = Progress(len(items), title, enabled=is_live(), unit="file")
+    with progress, ThreadPoolExecutor(threads) as pool:
         for start in starts:
             chunk = items[start : start + size]
             wall, busy = time.perf_counter(), time.thread_time()
@@ -129,7 +130,7 @@ def in_chunks(function: Callable[[Sequence[T]], R], items: Sequence[T], title: s
             progress.advance(len(chunk))
             if waited:
                 rest = [items[at : at + size] for at in starts]
-                for chunk, result in zip(rest, pool.map(function, rest), strict=True):  # map cancels after an error
+                for chunk, result in zip(rest, pool.map(function, rest), strict=True):  # an error cancels
                     yield result
                     progress.advance(len(chunk))
 
@@ -290,10 +291,12 @@ def fetch(address: str, shown: str) -> bytes:
 
     content = io.BytesIO()
     try:
-        pooch.HTTPDownloader(timeout=TIMEOUT_SECONDS, progressbar=_DownloadProgress(check))(address, content, None)
+        progress = _DownloadProgress(check)
+        pooch.HTTPDownloader(timeout=TIMEOUT_SECONDS, progressbar=progress)(address, content, None)
     except OSError as error:
         # Without the error itself, which may show the password.
-        raise DataError(f"{shown} cannot be fetched ({_reason(error)}). fix: check address and network") from None
+        fix = "fix: check address and network"
+        raise DataError(f"{shown} cannot be fetched ({_reason(error)}). {fix}") from None
     return content.getvalue()
 
 
@@ -329,7 +332,8 @@ def download(url: str, path: Path, known_hash: str | None = None, size: int | No
             raise ValueError(f"expected {size:,} bytes")
     except OSError as error:
         if error.errno is not None:  # of the folder, not of the network
-            raise DataError(f"{url} cannot be written to {path} ({error.strerror}). fix: free space there") from error
+            fix = "fix: free space there"
+            raise DataError(f"{url} cannot be written to {path} ({error.strerror}). {fix}") from error
         fix = shlex.join(["curl", "--create-dirs", "-fLo", str(path), url])
         raise DataError(f"{url} cannot be fetched ({_reason(error)}); by hand, with a network, fix: {fix}") from error
     except ValueError as error:

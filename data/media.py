@@ -20,7 +20,7 @@ import torch
 from data import containers, headers, images, io, layouts, remote, samplers
 from data.config import Exif, OnBadFile, Resize
 from data.errors import DataError, printable, without_login
-from data.geometry import Image, Letterbox, resize_into
+from data.geometry import Image, ImageSize, Letterbox, resize_into
 from data.loader import network_input
 from data.progress import tracked
 
@@ -60,7 +60,8 @@ class Medium:
         """
         suffix = os.path.splitext(self.shown)[1].lower()
         if self.address:
-            return not (suffix in layouts.IMAGE_SUFFIXES and self.address.partition("://")[0] in remote.SCHEMES)
+            scheme = self.address.partition("://")[0]
+            return not (suffix in layouts.IMAGE_SUFFIXES and scheme in remote.SCHEMES)
         return self.image is None and suffix in VIDEO_SUFFIXES
 
 
@@ -108,7 +109,8 @@ def find_media(source: str) -> list[Medium]:
     else:
         top, names = io.expand(source)
         for name in names:
-            (left_out if any(map(io.SYSTEM_NAMES.match, name.split("/"))) else matches).append(os.path.join(top, name))
+            is_waste = any(map(io.SYSTEM_NAMES.match, name.split("/")))
+            (left_out if is_waste else matches).append(os.path.join(top, name))
         paths = [path for path in matches if Path(path).suffix.lower() in suffixes and not os.path.isdir(path)]
     if not paths:
         is_there = os.path.exists(source) or glob.has_magic(source)
@@ -132,13 +134,16 @@ def count_frames(media: Sequence[Medium]) -> int:
     if media[0].address and media[0].is_video:
         return 0
     videos = [_capture(medium) for medium in media if medium.is_video]
-    return len(media) - len(videos) + sum(max(1, int(video.get(cv2.CAP_PROP_FRAME_COUNT))) for video in videos)
+    frames = sum(max(1, int(video.get(cv2.CAP_PROP_FRAME_COUNT))) for video in videos)
+    return len(media) - len(videos) + frames
 
 
 def _capture(medium: Medium) -> cv2.VideoCapture:
     cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # its warnings hold the password
     # OpenCV crashes on a name that is not Unicode, but accepts its bytes.
-    source: Any = int(medium.address) if medium.address.isdecimal() else os.fsencode(medium.address or medium.path)
+    source: Any = os.fsencode(medium.address or medium.path)
+    if medium.address.isdecimal():
+        source = int(medium.address)
     return cv2.VideoCapture(source)
 
 
@@ -235,7 +240,7 @@ class Prepared(NamedTuple):
 class InputFit:
     """How a frame becomes network input, as in an evaluation with these options."""
 
-    image_size: int | Sequence[int]  # or height, width
+    image_size: ImageSize
     stride: int
     resize: Resize
     rect: bool

@@ -99,7 +99,7 @@ def _store(base: str, _: int) -> Any:
     """The client of a bucket in this process; its credentials are in the environment."""
     from obstore import store
 
-    options: Any = {"timeout": timedelta(seconds=TIMEOUT_SECONDS), "allow_http": True}  # where an address says so
+    options: Any = {"timeout": timedelta(seconds=TIMEOUT_SECONDS), "allow_http": True}  # if it says so
     retries: Any = {"max_retries": 100, "retry_timeout": timedelta(seconds=PATIENCE_SECONDS)}
     # By its host, from_url() would sign an https address with the user's keys.
     open_store = store.HTTPStore.from_url if base.startswith("http") else store.from_url
@@ -134,8 +134,11 @@ def _asked(address: str, ask: Callable[[Any, str], T]) -> T:
         if status and status[1] == "416":
             raise EOFError from None
         kinds = ", ".join(dict.fromkeys(re.findall(r"(?:kind|source): (\w+),$", str(error), re.MULTILINE)))
-        denied = isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError)
-        why = "access denied" if denied else f"HTTP status {status[1]}" if status else kinds or type(error).__name__
+        why = kinds or type(error).__name__
+        if status:
+            why = f"HTTP status {status[1]}"
+        if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
+            why = "access denied"
         tried = f"{why}; a try may take {TIMEOUT_SECONDS:g} s, all of them {PATIENCE_SECONDS:g} s"
         raise FetchError(f"{address} cannot be reached ({tried}). {FIX}") from None
 
@@ -191,7 +194,8 @@ def copy(address: str, other: str) -> None:
 
 def opened(address: str) -> IO[bytes]:
     """A file that is fetched as it is read. Raises ``FileNotFoundError`` and ``FetchError``."""
-    return io.BufferedReader(_Parts(address, _asked(address, lambda store, key: store.head(key)["size"])), BLOCK)
+    size = _asked(address, lambda store, key: store.head(key)["size"])
+    return io.BufferedReader(_Parts(address, size), BLOCK)
 
 
 def _head(path: str) -> Stamp | None:
@@ -235,7 +239,10 @@ def sizes_of(paths: Sequence[str]) -> list[int]:
         wanted = set(addresses)
         listed = tracked(_below(folder), 0, f"listing {folder}", unit="file")
         found = {address: stamp for address, stamp in listed if address in wanted}
-    sizes = {path: head[0] for path, address in zip(asked, addresses, strict=True) if (head := found.get(address))}
+    sizes = {}
+    for path, address in zip(asked, addresses, strict=True):
+        if head := found.get(address):
+            sizes[path] = head[0]
     return [int(member[3]) if member else sizes.get(path, -1) for path, member in zip(paths, members, strict=True)]
 
 
@@ -249,7 +256,9 @@ def shards(pattern: str) -> dict[str, Stamp]:
     if "*" in pattern and "://" in pattern:
         found = {path: stamp for path, stamp in _below(folder) if fnmatch.fnmatchcase(path, pattern)}
     else:
-        paths = sorted(map(str, Path(folder).glob(pattern[len(folder) + 1 :]))) if "*" in pattern else [pattern]
+        paths = [pattern]
+        if "*" in pattern:
+            paths = sorted(map(str, Path(folder).glob(pattern[len(folder) + 1 :])))
         while paths and (span := _BRACES.search(paths[0])):
             numbers = [f"{n:0{len(span[1])}d}" for n in range(int(span[1]), int(span[2]) + 1)]
             paths = [_BRACES.sub(number, path, count=1) for path in paths for number in numbers]

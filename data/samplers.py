@@ -187,7 +187,8 @@ class TrainSampler(torch.utils.data.DistributedSampler[int]):
         """
         # Spread the seeds, or seed 1 would begin with the second epoch of seed 0.
         seed = int(np.random.SeedSequence(self.seed).generate_state(1, np.uint64)[0]) >> 1
-        images = torch.randperm(self._num_images, generator=torch.Generator().manual_seed(seed + self.epoch)).numpy()
+        shuffler = torch.Generator().manual_seed(seed + self.epoch)
+        images = torch.randperm(self._num_images, generator=shuffler).numpy()
         if self._factors is None:
             return np.stack([images, np.zeros_like(images)])[:, : self.order_length]
         # Systematic sampling: round the cumulative factors with one common random fraction.
@@ -289,7 +290,7 @@ def repeat_factors(annotations: Annotations, threshold: float) -> NDArray[np.flo
     num_images, num_classes = len(annotations), len(annotations.names)
     images = np.repeat(np.arange(num_images), np.diff(annotations.offsets))
     pairs = images * num_classes + annotations.classes
-    images, classes = np.divmod(np.unique(pairs[~annotations.crowd]), num_classes)  # each class of an image once
+    images, classes = np.divmod(np.unique(pairs[~annotations.crowd]), num_classes)  # each once
     counts = np.bincount(classes, minlength=num_classes)
     of_class = np.sqrt(threshold / (np.maximum(counts, 1) / num_images))
     factors = np.ones(num_images)
@@ -314,8 +315,8 @@ def check_batch_sizes(num_images: int, batch_size: int, micro_batch_size: int, w
         fitting = (size for size in range(world_size, batch_size + 1, world_size) if batch_size % size == 0)
         nearest = min(fitting, key=lambda size: abs(size - micro_batch_size))
         raise DataError(
-            f"train.micro_batch_size={micro_batch_size} must divide train.batch_size={batch_size} and be a multiple of "
-            f"{world_size} ranks. fix: train.micro_batch_size={nearest}"
+            f"train.micro_batch_size={micro_batch_size} must divide train.batch_size={batch_size} "
+            f"and be a multiple of {world_size} ranks. fix: train.micro_batch_size={nearest}"
         )
     if num_images < batch_size:
         raise DataError(

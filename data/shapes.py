@@ -118,7 +118,8 @@ def _write_image(folder: Path, image_size: int, seed: int, number: int) -> tuple
     (folder / name).write_bytes(encoded.tobytes())
     objects = list[Entry]()
     for kind, mask in zip(drawing.classes, drawing.masks, strict=True):
-        entry = {"image_id": image_id, "category_id": kind + 1, "bbox": cv2.boundingRect(mask.astype(np.uint8))}
+        box = cv2.boundingRect(mask.astype(np.uint8))
+        entry = {"image_id": image_id, "category_id": kind + 1, "bbox": box}
         objects.append({**entry, "area": int(mask.sum()), "iscrowd": 0})
     return {"id": image_id, "file_name": name, "width": width, "height": height}, objects
 

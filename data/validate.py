@@ -23,7 +23,7 @@ from data.layouts import class_numbers
 COPY = re.compile(r"\.rf\.[0-9A-Za-z]+$")  # Roboflow names its augmented copies x_jpg.rf.<hash>.jpg
 BORDER_TOLERANCE = 1.0  # pixels: common tools round up to one pixel outside
 MIN_INSIDE = 1e-3  # pixels of a box, in each direction, that must lie inside its image
-CUT = "boxes that reach out of their image and are cut there"  # a fault of the source, as the next two and TINY_BOXES
+CUT = "boxes that reach out of their image and are cut there"  # a fault, as the next two and TINY_BOXES
 SCORED_OUTSIDE = "boxes that reach out of their image and are scored unchanged"
 SCORED_EMPTY = "boxes without area that are scored unchanged"
 TINY = 2.0  # pixels
@@ -31,6 +31,7 @@ TINY_BOXES = f"boxes below {TINY:g} pixels, and no larger one, as if they were f
 UNLIKE = "boxes read as [left, top, width, height] that look like "
 MANY_OUTSIDE = 0.2  # of the boxes, beyond the right and lower edges: their numbers may mean something else
 CROWDS = "crowds (iscrowd=1), which are not learnt"
+Columns = dict[str, NDArray[np.generic]]  # of an index, by name
 
 # A kind of finding, which entries are good, and what is wrong with one that is not.
 Checks = tuple[tuple[str, Any, Callable[[int], str]], ...]  # kind, Flags of the good entries, what is wrong
@@ -114,7 +115,7 @@ def _with_boxes(source: Source, boxes: Int64) -> Source:
     return replace(source, **chosen, box_name=lambda row: name_of(int(boxes[row])))
 
 
-def check_source(source: Source, split: str, on_error: OnError) -> dict[str, NDArray[np.generic]]:
+def check_source(source: Source, split: str, on_error: OnError) -> Columns:
     """Check a data set and return the columns of its index, boxes grouped by image.
 
     ``skip`` leaves bad entries out and collects them in ``source.findings``; otherwise the first
@@ -217,7 +218,9 @@ def _check_boxes(source: Source, split: str, on_error: OnError, image_used: Flag
         return f"reaches {beyond[row]:,.2f} px out of {image_of(row)}"
 
     def describe(row: int, problem: str) -> str:
-        image = source.file_names[positions[row]] if has_image[row] else f"image id {source.box_image_ids[row]}"
+        image = f"image id {source.box_image_ids[row]}"
+        if has_image[row]:
+            image = source.file_names[positions[row]]
         numbers = ", ".join(f"{number:g}" for number in source.boxes_xywh[row])
         return f"{source.path}: {source.box_name(row)} of {image}, box [{numbers}] (x, y, w, h), {problem}"
 
@@ -242,7 +245,8 @@ def _check_boxes(source: Source, split: str, on_error: OnError, image_used: Flag
     usable = _usable(source, ~has_image | image_used[positions], checks, describe)
     rows = np.flatnonzero(usable & reaches_out)
     rows = rows[np.argsort(-beyond[rows], kind="stable")]  # the farthest first
-    source.notes.add(SCORED_OUTSIDE if scored else CUT, rows, describe=lambda row: describe(row, overshoot(row)))
+    kind = SCORED_OUTSIDE if scored else CUT
+    source.notes.add(kind, rows, describe=lambda row: describe(row, overshoot(row)))
     boxes = source.boxes_xywh[usable]
     is_tiny = len(boxes) > 0 and boxes[:, 2:].max() < TINY
     other = looks_like(boxes, source.sizes[positions[usable]], source.areas[usable])
@@ -280,7 +284,7 @@ def looks_like(boxes: NDArray[Any], sizes: NDArray[Any], areas: NDArray[Any]) ->
     return None
 
 
-def _columns(source: Source, image_used: Flags, positions: Int64, box_used: Flags) -> dict[str, NDArray[np.generic]]:
+def _columns(source: Source, image_used: Flags, positions: Int64, box_used: Flags) -> Columns:
     """The columns of the usable entries; boxes in the order of images, then of the file."""
     new_position = np.cumsum(image_used) - 1
     rows = np.flatnonzero(box_used)

@@ -56,7 +56,9 @@ def locate_voc(split: str, pairs: Sequence[Pair], image_root: Path, names: Seque
         items = _items_below(place, voc_root, left_out) if place.is_dir() else _items_of_list(place, voc_root)
         stamps = io.stamp_files([item.xml for item in items])
         if not stamps.is_file.any():
-            where = f"names no image that has an xml file in {os.path.dirname(items[0].xml)}" if items else "holds none"
+            where = "holds none"
+            if items:
+                where = f"names no image that has an xml file in {os.path.dirname(items[0].xml)}"
             raise DataError(
                 f"{place} {where}. fix: set data.{split}.images to the folder that holds Annotations and JPEGImages"
             )
@@ -136,7 +138,8 @@ def read_voc(
     images = list[tuple[Any, ...]]()  # id, height, width
     boxes = list[tuple[float, ...]]()  # image id, category id, number in its file, left, top, width, height
     chunks = io.in_chunks(lambda items: [_parse(item.xml) for item in items], listed, "reading labels")
-    for image_id, (item, annotation) in enumerate(zip(listed, chain.from_iterable(chunks), strict=True), start=1):
+    pairs = zip(listed, chain.from_iterable(chunks), strict=True)
+    for image_id, (item, annotation) in enumerate(pairs, start=1):
         if isinstance(annotation, str):
             findings.add("unusable annotation files", [annotation])
             continue
@@ -217,7 +220,8 @@ def _parse(xml: str) -> _Annotation | str:
             left, top, right, bottom = (float(element.findtext(f"bndbox/{corner}", "")) for corner in CORNERS)
             box = left, top, right - left, bottom - top
         objects.append((element.findtext("name", "").strip(), box))
-    angles = [item.findtext("value") for item in root.iterfind(".//object/attributes/attribute[name='rotation']")]
+    rotations = root.iterfind(".//object/attributes/attribute[name='rotation']")
+    angles = [item.findtext("value") for item in rotations]
     rotated = len(angles) - angles.count("0") - angles.count("0.0")
     file_name = f"{root.findtext('folder', '').strip()}/{root.findtext('filename', '').strip()}"
     return _Annotation(file_name.replace("\\", "/"), size, objects, rotated)

@@ -73,12 +73,13 @@ def locate_yolo(
             images += find_images(each, starts, left_out)
     path = pairs[0][0] if len(pairs) == 1 else root
     if any(other != named[0] for other in named):
-        raise DataError(f"data.{split}.annotations: the data.yaml files differ in their names. fix: make them agree")
+        fix = "fix: make them agree"
+        raise DataError(f"data.{split}.annotations: the data.yaml files differ in their names. {fix}")
     classes = named[0] if named else config.names
     if classes is None:
         raise DataError(
-            f"{path} holds no class names. fix: set data.names to those of classes 0, 1, ..., or to a file of them in "
-            "data.root, one per line (data.names=classes.txt)"
+            f"{path} holds no class names. fix: set data.names to those of classes 0, 1, ..., or to a file "
+            "of them in data.root, one per line (data.names=classes.txt)"
         )
     categories = layouts.choose_classes(dict(enumerate(classes)), config.names, path)
     labels, seconds, others = find_labels(images)
@@ -208,7 +209,8 @@ def read_label_file(path: str, num_classes: int) -> tuple[list[list[float]], Pro
         try:
             rows.append([number, *_parse(line, num_classes)])
         except ValueError as error:
-            problems.append(("rows that are not boxes", f"{path}:{number} holds {shown(line)}: {str(error)[:200]}"))
+            why = f"{path}:{number} holds {shown(line)}: {str(error)[:200]}"
+            problems.append(("rows that are not boxes", why))
     return rows, problems
 
 
@@ -231,8 +233,9 @@ def _parse(line: str, num_classes: int) -> list[float]:
     if not all(map(math.isfinite, box)):
         raise ValueError("a number that is not finite")
     if len(box) > 4:  # a polygon
-        if max(map(abs, box)) > MAX_OF_POLYGON:
-            raise ValueError(f"{max(map(abs, box)):g} in a polygon of fractions, or a tracker's row or key points")
+        largest = max(map(abs, box))
+        if largest > MAX_OF_POLYGON:
+            raise ValueError(f"{largest:g} in a polygon of fractions, or a tracker's row or key points")
         if length == CORNER_COLUMNS:
             edges = np.diff([complex(*point) for point in zip(box[::2], box[1::2], strict=True)] * 2)[:5]
             turns = (edges[1:] * edges[:-1].conj()).imag
@@ -268,7 +271,8 @@ def find_images(place: Path, starts: Sequence[Path], left_out: list[str]) -> lis
         images = layouts.find_files([line for line in lines if line], (*starts, place.parent))
     if not images:
         suffixes = " ".join(sorted(layouts.IMAGE_SUFFIXES))
-        raise DataError(f"{place} holds no images. fix: name a folder that does ({suffixes}), or a list of paths")
+        fix = f"fix: name a folder that does ({suffixes}), or a list of paths"
+        raise DataError(f"{place} holds no images. {fix}")
     return images
 
 
@@ -295,7 +299,8 @@ def find_labels(images: list[str]) -> tuple[list[str], dict[str, str], dict[str,
     lonely = list[str]()
     for place, parents in used.items():
         of_images = set[str]().union(*(stems_in[parent] for parent in parents))
-        files = [f"{place}/{file}" for stem in names_in(place).keys() - of_images for file in names_in(place)[stem]]
+        by_stem = names_in(place)
+        files = [f"{place}/{file}" for stem in by_stem.keys() - of_images for file in by_stem[stem]]
         # Beside images there may be any text.
         lonely += [file for file in files if place not in stems_in or read_label_file(file, sys.maxsize)[0]]
     for label in labels:  # that of another image is no second one

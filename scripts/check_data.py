@@ -18,7 +18,6 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
 import hashlib
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from conf.cli import run_files
 from conf.schema import is_installed
 from data import Annotations, DataConfig, DataError, ImageSource, OnError, check_same_classes, images, layouts, validate
 from data.anchors import LOW_RECALL, Sizes, fix_of_anchors, network_sizes, objects_per_image, recall
+from data.geometry import ImageSize
 from data.index import read_annotations
 from data.io import Findings
 from data.progress import counted, log, tracked
@@ -95,7 +95,7 @@ def check(config: schema.CheckDataConfig) -> CheckedSet:
     return checked
 
 
-def check_dataset(config: DataConfig, image_size: int | Sequence[int], anchors: Sizes, min_iou: float) -> CheckedSet:
+def check_dataset(config: DataConfig, image_size: ImageSize, anchors: Sizes, min_iou: float) -> CheckedSet:
     """Read all labels and decode all images of both sets, and of the tests if there are.
 
     ``anchors`` (k, 2) are those of the network at ``image_size`` pixels; it learns the boxes that

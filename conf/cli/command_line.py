@@ -70,7 +70,7 @@ def prepare_arguments(arguments: Sequence[str], schema: type, command: str, bare
         if word != typed:
             STDERR.write("train.device is called device now, as in the other programs\n")
         word = AT_HOME.sub(os.path.expanduser("~"), word)
-        if os.path.isdir(CONF_DIR / word.partition("=")[0].removeprefix("+")):  # each group is in the defaults already
+        if os.path.isdir(CONF_DIR / word.partition("=")[0].removeprefix("+")):  # each group is in the defaults
             word = word.removeprefix("+")
         # torch.distributed.launch adds the local rank, which is in the environment as well.
         if not word.startswith(("--local-rank=", "--local_rank=")):
@@ -81,9 +81,11 @@ def prepare_arguments(arguments: Sequence[str], schema: type, command: str, bare
     options, flags = options_and_flags(words)
     if {"-m", "--multirun"} & {*flags}:
         if launch.read_launch().world_size > 1:
-            raise ConfigError("-m cannot run under a launcher of several processes. fix: start each setting by itself")
+            fix = "fix: start each setting by itself"
+            raise ConfigError(f"-m cannot run under a launcher of several processes. {fix}")
         if {"-c", "--cfg"} & {*flags}:
-            raise ConfigError("--cfg shows the options of one run. fix: leave out -m, and give each option one value")
+            fix = "fix: leave out -m, and give each option one value"
+            raise ConfigError(f"--cfg shows the options of one run. {fix}")
     refuse_what_hydra_would_take(options)
     if bare and not flags:
         options = _with_bare_words(options, command, bare)
@@ -96,7 +98,8 @@ def refuse_what_hydra_would_take(options: Sequence[str]) -> None:
         key, _, value = word.lstrip("+~").partition("=")
         group = key.removesuffix(".name")
         if key.startswith(OF_RUN_FOLDERS):
-            raise ConfigError(f"{key}: rank 0 makes the folders, not Hydra. fix: run_dir=<folder>, or out= of eval.py")
+            fix = "fix: run_dir=<folder>, or out= of eval.py"
+            raise ConfigError(f"{key}: rank 0 makes the folders, not Hydra. {fix}")
         if key in ("loss.name", "optim.name") and (CONF_DIR / group / f"{value}.yaml").is_file():
             raise ConfigError(f"{word} keeps the other values of {group}= as they are. fix: {group}={value}")
         if value == "???":

@@ -50,7 +50,10 @@ def help_page(name: str, command: str, schema: type, arguments: Sequence[str]) -
         return textwrap.fill(right, width, initial_indent=f"  {left:<30}  ", subsequent_indent=" " * 34)
 
     parts = [docstring_of(command)]
-    rows = [row(group, ", ".join(choices)) for group in get_type_hints(schema) if (choices := choices_of(group))]
+    rows = []
+    for group in get_type_hints(schema):
+        if choices := choices_of(group):
+            rows.append(row(group, ", ".join(choices)))
     rows += [row(*about) for about in experiments()] if name == "train" else []
     parts += ["\nGroups, typed as group=choice; data and experiment take paths, too", *rows] if rows else []
     values = compose.defaults(name, schema, [word for word in arguments if "=" in word])
@@ -63,11 +66,12 @@ def help_page(name: str, command: str, schema: type, arguments: Sequence[str]) -
 
 def experiments() -> list[tuple[str, str]]:
     """Each choice of ``experiment`` with the first sentence of its file."""
-    files = [(name, CONF_DIR / "experiment" / f"{name}.yaml") for name in choices_of("experiment")]
-    texts = {name: re.sub("(^|\n)# ", " ", file.read_text(encoding="utf-8")) for name, file in files}
-    return [
-        (f"experiment={name}", re.split(r"(?<=\.)\s", text.split("_global_ ")[1])[0]) for name, text in texts.items()
-    ]
+    described = []
+    for name in choices_of("experiment"):
+        text = (CONF_DIR / "experiment" / f"{name}.yaml").read_text(encoding="utf-8")
+        about = re.sub("(^|\n)# ", " ", text).split("_global_ ")[1]
+        described.append((f"experiment={name}", re.split(r"(?<=\.)\s", about)[0]))
+    return described
 
 
 def options_page(programs: Mapping[str, Any]) -> str:
@@ -81,11 +85,12 @@ def options_page(programs: Mapping[str, Any]) -> str:
             key = options[0][0].rpartition(".")[0]
             about = textwrap.fill(" ".join((section.__doc__ or "").split()), 100, break_on_hyphens=False)
             rows = ["| option | type | default | meaning |", "|---|---|---|---|"]
-            rows += [f"| `{option}` | {kind} | {value} | {meaning} |" for option, kind, value, meaning in options]
+            rows += [f"| `{option}` | {' | '.join(rest)} |" for option, *rest in options]
             if section is programs["train"].schema:
                 rows += ["", "| experiment | what it sets |", "|---|---|"]
                 rows += [f"| `{choice}` | {about} |" for choice, about in experiments()]
-            parts.append("\n".join([f"### {key}" if key else f"## {program.command}", "", about, "", *rows, ""]))
+            title = f"### {key}" if key else f"## {program.command}"
+            parts.append("\n".join([title, "", about, "", *rows, ""]))
     return "\n".join(parts)
 
 
@@ -98,7 +103,7 @@ def sections(schema: type, values: Mapping[str, Any], prefix: str = "") -> Itera
             typed = AS_TYPED.get(str(value), str(value))
             rows.append((f"{prefix}{name}", kind_in_words(kind), typed, meanings.get(name, "")))
         else:
-            inner: Mapping[str, Any] = value if isinstance(value, Mapping) else {}  # null or ???: nothing chosen
+            inner: Mapping[str, Any] = value if isinstance(value, Mapping) else {}  # null, ???: none chosen
             chosen = CHOICES.get(name, {}).get(inner.get("name", ""), part)
             below.append((chosen, inner, f"{prefix}{name}."))
     yield schema, rows

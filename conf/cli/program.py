@@ -153,7 +153,8 @@ def run_by_hydra(name: str, program: Program, arguments: list[str]) -> None:
             find_files(config, program.splits)
             count = ranks_to_start(config)
             if count > 1 and is_multirun:
-                raise ConfigError(f"devices={config.devices} cannot go with -m. fix: start each setting by itself")
+                fix = "fix: start each setting by itself"
+                raise ConfigError(f"devices={config.devices} cannot go with -m. {fix}")
             if count > 1:
                 start_ranks(count, typed)
             pkgutil.resolve_name(program.function)(config)
@@ -293,7 +294,8 @@ def options_of(name: str, overrides: Sequence[str]) -> Any:
             raise ConfigError(f"{word} is for the command line. fix: options of the form key=value alone")
     config: Any = compose.compose(name, program.schema, arguments, program.complete)
     if multiprocessing.current_process().daemon and getattr(getattr(config, "data", None), "workers", 0) != 0:
-        raise ConfigError("a daemonic process, as of Celery or a Pool, cannot start loaders. fix: data.workers=0")
+        fix = "fix: data.workers=0"
+        raise ConfigError(f"a daemonic process, as of Celery or a Pool, cannot start loaders. {fix}")
     if ranks_to_start(config) > 1:
         fix = as_started("leave it out, or python train.py")
         raise ConfigError(f"devices starts processes only on a command line. fix: {fix}")

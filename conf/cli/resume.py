@@ -38,8 +38,9 @@ def continue_run(options: Options, named: Sequence[str]) -> Options:
     if remote.is_remote(address):  # continued in run_dir or a new folder, and mirrored there again
         remote.check_bucket(address, "resume")
         now = _with_changes(address, options, named, True)
-        if not Path("runs", str(now.get("name"))).resolve().is_relative_to(Path("runs").resolve()):
-            raise ConfigError(f"{address}/config.yaml: its name={now.get('name')} leaves runs/. fix: another run")
+        name = str(now.get("name"))
+        if not Path("runs", name).resolve().is_relative_to(Path("runs").resolve()):
+            raise ConfigError(f"{address}/config.yaml: its name={name} leaves runs/. fix: another run")
         mirror = options["run_mirror"] if "run_mirror" in named else address
         return now | {"run_dir": options["run_dir"], "run_mirror": mirror}
     if "run_dir" in named:

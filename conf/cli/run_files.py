@@ -24,6 +24,7 @@ from models.config import ALIASES, Published
 CHECKPOINTS = "checkpoints"  # a folder in the run folder
 SUFFIXES = {"onnx": ".onnx", "openvino": ".xml", "torch": ".pt2"}  # of the files of export.py, by format
 EXPORTED = tuple(SUFFIXES.values())
+NO_CHECKPOINT = "is not a checkpoint: ckpt takes run folders and their .pt files"
 NAME_A_RUN = "fix: give a run folder or a .pt file of train.py"
 
 
@@ -31,7 +32,7 @@ def find_checkpoint(path: Path, which: str) -> Path:
     """The checkpoint file ``path``, or that of the run folder ``path``. Raises CheckpointError."""
     if path.suffix in EXPORTED:
         fix = f"fix: ckpt=<the run or .pt file that it was exported from>; eval.py takes model_file={path}"
-        raise CheckpointError(f"{path} is not a checkpoint: ckpt takes run folders and their .pt files. {fix}")
+        raise CheckpointError(f"{path} {NO_CHECKPOINT}. {fix}")
     if path.is_file():
         return path
     if not path.is_dir():
@@ -63,10 +64,11 @@ def progress_of(run: Place) -> tuple[int, int]:
         try:
             with remote.opened(path) if remote.is_remote(path) else open(path, "rb") as file:
                 content = zipfile.ZipFile(file)
-                pickled = content.read(next(name for name in content.namelist() if name.endswith("/data.pkl")))
+                name = next(name for name in content.namelist() if name.endswith("/data.pkl"))
+                pickled = content.read(name)
             values = [value for op, value, _ in pickletools.genops(pickled) if "PUT" not in op.name]
             pairs = [pair for pair in itertools.pairwise(values) if type(pair[1]) is int]
-            found = dict(reversed([pair for pair in pairs if pair[0] in ("epoch", "step")]))  # the first of each
+            found = dict(reversed([pair for pair in pairs if pair[0] in ("epoch", "step")]))  # the first ones
             return found["epoch"], found["step"]
         except remote.FetchError:
             raise
@@ -115,7 +117,8 @@ def ask_for_plugins(saved: Mapping[str, Any], source: str, named: Sequence[str])
     """Raise ConfigError if the ``saved`` options have plugins and the command line does not."""
     if saved.get("plugins") and "plugins" not in named:
         names = ",".join(map(os.path.basename, map(str, saved["plugins"])))
-        raise ConfigError(f"{source} needs plugins=[{names}]. fix: give their paths, or plugins=[] to do without")
+        fix = "fix: give their paths, or plugins=[] to do without"
+        raise ConfigError(f"{source} needs plugins=[{names}]. {fix}")
 
 
 def checked_config(saved: Options, source: str) -> Options:
@@ -127,7 +130,8 @@ def checked_config(saved: Options, source: str) -> Options:
     for key, kind in get_type_hints(TrainConfig).items():
         wanted = dict if is_dataclass(kind) else list if key == "plugins" else object
         if key in saved and not isinstance(saved[key], wanted):
-            raise CheckpointError(f"{source} is damaged: its option {key} is {saved[key]!r}. fix: use another one")
+            fix = "fix: use another one"
+            raise CheckpointError(f"{source} is damaged: its option {key} is {saved[key]!r}. {fix}")
     if "device" in saved.get("train", {}):  # its earlier place
         train = dict(saved["train"])
         saved = {**saved, "device": train.pop("device"), "train": train}
@@ -214,7 +218,9 @@ def whole_file(path: Path, mode: str = "w", previous: Path | None = None) -> Ite
     changed. Raises OSError.
     """
     temporary = path.with_name(f"{path.name}.tmp")
-    as_text: dict[str, Any] = {} if "b" in mode else {"newline": "", "encoding": "utf-8", "errors": "backslashreplace"}
+    as_text: dict[str, Any] = {}
+    if "b" not in mode:
+        as_text = {"newline": "", "encoding": "utf-8", "errors": "backslashreplace"}
     temporary.unlink(missing_ok=True)  # a run has one writer: this is a leftover
     try:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), mode, **as_text) as file:
@@ -250,7 +256,9 @@ def fetch_weights(entry: Published) -> Path:
         size = f" ({entry.size / 1e6:.0f} MB)" if entry.size is not None else ""
         STDOUT.write(f"{entry.url}{size} -> {path}\n")
     download(entry.url, path, f"sha1:{entry.sha1}" if entry.sha1 else None, entry.size)
-    if entry.sha256 is not None and not hashlib.sha256(path.read_bytes()).hexdigest().startswith(entry.sha256):
-        path.unlink()
-        raise DataError(f"{entry.url} is damaged, or another file. fix: run the command again")
+    if entry.sha256 is not None:
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        if not digest.startswith(entry.sha256):
+            path.unlink()
+            raise DataError(f"{entry.url} is damaged, or another file. fix: run the command again")
     return path
