@@ -89,13 +89,11 @@ def read_coco(path: Path, images: Place, names: list[str] | None, content: Mappi
             integers.append(columns[0])
             numbers.append(columns[1])
     except msgspec.ValidationError as error:
-        raise DataError(
-            f"{path} is not a COCO instances file: {error}. fix: check data.<split>.annotations, or correct the file"
-        ) from error
+        fix = "fix: check data.<split>.annotations, or correct the file"
+        raise DataError(f"{path} is not a COCO instances file: {error}. {fix}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise DataError(
-            f"{path} is not valid JSON ({error}). fix: save it as UTF-8, correct it, or get it again"
-        ) from error
+        fix = "fix: save it as UTF-8, correct it, or get it again"
+        raise DataError(f"{path} is not valid JSON ({error}). {fix}") from error
     listed = [image.file_name for image in instances.images if image.neg_category_ids is not None]
     notes.add("images with LVIS's lists of classes, which scores do not use: they are COCO's", listed)
     if instances.annotations is None:
@@ -173,7 +171,7 @@ def _decoded(text: memoryview) -> _Instances:
 
 def _file_names(images: list[_Image], root: Place, notes: Findings) -> list[str]:
     """The names relative to ``root``; with / for the backslash of Windows, unless a file has it."""
-    names = list[str]()
+    names = []
     for image in images:
         name = str(image.file_name)
         if "\\" in name and not (isinstance(root, Path) and (root / name).is_file()):
@@ -191,7 +189,6 @@ def _file_names(images: list[_Image], root: Place, notes: Findings) -> list[str]
 
 
 def _category_names(categories: list[_Category], path: Path) -> dict[int, str]:
-    """The name of each category id, in the order of the ids."""
     if not categories:
         raise DataError(f"{path} defines no categories. fix: check data.<split>.annotations")
     names, ids = dict[Any, str](), dict[Any, str]()

@@ -159,10 +159,8 @@ class DataConfig:
                 raise DataError(f"data.{split}.images has no effect. fix: data.{split}.annotations=<images>")
             set_file, folder = (root, root.parent) if root.is_file() else (find_set_file(root), root)
             if set_file is None:
-                raise DataError(
-                    f"data.root: there is no data.yaml or obj.data in {root}. "
-                    "fix: data.root=<such a file>, or data.train.annotations=<a folder of images, or a list of them>"
-                )
+                fix = "fix: data.root=<such a file>, or data.train.annotations=<a folder of images, or a list of them>"
+                raise DataError(f"data.root: there is no data.yaml or obj.data in {root}. {fix}")
             return split, [(set_file, folder)]
         root = root.parent if root.is_file() else root
         pairs = list[Pair]()

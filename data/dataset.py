@@ -111,11 +111,11 @@ class TrainDataset(torch.utils.data.Dataset[Batch]):
 
         Each image is decoded once, down to its last visible row, and freed after its last use.
         """
-        last, rows = dict[int, Tile](), Counter[int]()
+        last, rows = {}, Counter[int]()
         for tile in chain(*tiles):
             last[tile.position] = tile
             rows[tile.position] = max(rows[tile.position], tile.last_row)
-        decoded, drawn = dict[int, Image | None](), list[Tile]()
+        decoded, drawn = dict[int, Image | None](), []
         for canvas, plan, of_sample in zip(canvases, plans, tiles, strict=True):
             pictures = [canvas] if len(plan.pictures) == 1 else [canvas, np.empty_like(canvas)]
             for picture in pictures:
@@ -203,7 +203,7 @@ def target_rows(samples: Samples, classes: Classes, boxes_xyxy: Boxes) -> Target
     """Targets of boxes (T, 4) with the sample and class (T,) of each."""
     low, high = boxes_xyxy[:, :2], boxes_xyxy[:, 2:]
     columns = (samples[:, None], classes[:, None], (low + high) / 2, high - low)
-    return np.concatenate(columns, axis=1, dtype=np.float32)
+    return np.hstack(columns, dtype=np.float32)
 
 
 class EvalDataset(torch.utils.data.Dataset[Batch]):
@@ -217,7 +217,7 @@ class EvalDataset(torch.utils.data.Dataset[Batch]):
         buffer = empty_images(requests)
         indices = [request.index for request in requests]
         self.images.begin(indices + [request.index for request in getattr(requests, "ahead", ())])
-        targets, letterboxes = list[Targets](), list[geometry.Letterbox]()
+        targets, letterboxes = [], []
         for number, (canvas, index) in enumerate(zip(buffer.numpy(), indices, strict=True)):
             image = self.images.read(index)
             if image is None:  # skipped: a grey image, so its objects count as missed

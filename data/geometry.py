@@ -51,7 +51,7 @@ def move_boxes(boxes_xyxy: Boxes, matrix: Matrix) -> Boxes:
     """Return upright boxes (n, 4) around boxes mapped by one matrix, or by one each (n, 3, 3)."""
     corners = boxes_xyxy[:, [0, 1, 2, 1, 2, 3, 0, 3]].reshape(-1, 4, 2)
     points = corners @ matrix[..., :2, :2].swapaxes(-1, -2) + matrix[..., None, :2, 2]
-    return np.concatenate([points.min(axis=1), points.max(axis=1)], axis=1).astype(np.float32)
+    return np.hstack([points.min(axis=1), points.max(axis=1)]).astype(np.float32)
 
 
 def cut_at_edges(boxes_xyxy: NDArray[Any], size: Size) -> NDArray[Any]:

@@ -129,7 +129,6 @@ def orientation_of(image: PIL.Image.Image) -> int:
 
 
 def _orientation(exif: bytes) -> int:
-    """The orientation in Exif data; 1 (upright) if there is none."""
     with suppress(Exception):  # damaged data may raise any kind
         tags = PIL.Image.Exif()
         tags.load(exif)

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from data import coco, headers, layouts, recognise, remote, shapes, validate, voc, yolo
 from data.config import FORMATS, DataConfig, DataFormat, Exif, OnError, Pair
 from data.errors import DataError, printable
+from data.geometry import Boxes
 from data.io import Findings, Float64, Int64, LocatedSplit, Source, new_folder, stamp_files
 from data.progress import counted
 
@@ -102,12 +103,12 @@ class Annotations:
             sha.update(np.ascontiguousarray(column).data)
         return sha.hexdigest()[:16]
 
-    def training_boxes(self, index: int) -> tuple[Int32, NDArray[np.float32]]:
+    def training_boxes(self, index: int) -> tuple[Int32, Boxes]:
         """Classes (n,) and clipped boxes_xyxy (n, 4) of an image in pixels, without crowds."""
         _, classes, boxes = self.boxes_on(np.array([index]))
         return classes, boxes
 
-    def boxes_on(self, images: Int64) -> tuple[Int64, Int32, NDArray[np.float32]]:
+    def boxes_on(self, images: Int64) -> tuple[Int64, Int32, Boxes]:
         """``training_boxes`` of images (k,) at once, after the number in 0..k-1 of each box."""
         counts = self.offsets[images + 1] - self.offsets[images]
         owners = np.repeat(np.arange(len(images)), counts)
@@ -181,9 +182,8 @@ def load_index(folder: Path, image_root: remote.Place) -> Annotations | None:
     except OSError as error:
         if error.errno in DAMAGE:
             return None
-        raise DataError(
-            f"the index {folder} cannot be read ({error.strerror}). fix: {UNREADABLE_FIX}, or set data.index_dir"
-        ) from error
+        fix = f"fix: {UNREADABLE_FIX}, or set data.index_dir"
+        raise DataError(f"the index {folder} cannot be read ({error.strerror}). {fix}") from error
 
 
 def _mapped(folder: Path, image_root: remote.Place) -> Annotations:
@@ -196,7 +196,6 @@ def _mapped(folder: Path, image_root: remote.Place) -> Annotations:
 
 
 def _checksum(folder: Path) -> bytes:
-    """The CRC-32 of the columns and ``about.json``, in hex digits."""
     checksum = 0
     for file in sorted(folder.glob("[!.]*.*")):
         with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as opened:  # pipes are empty

@@ -227,9 +227,8 @@ def class_names(names: Any, where: str) -> list[str]:
     """Class names as texts. Raises ``DataError``, which names ``where``, if they are not a list."""
     # YAML reads yes, no, on and off as booleans.
     if not isinstance(names, list) or not names or not all(type(name) in (str, int, float) for name in names):
-        raise DataError(
-            f"{where} must be a list of texts, got {shown(names)}. fix: write one, with yes and no in quotes"
-        )
+        fix = "fix: write one, with yes and no in quotes"
+        raise DataError(f"{where} must be a list of texts, got {shown(names)}. {fix}")
     texts = list(map(str, names))
     for name, times in Counter(texts).items():
         if times > 1:

@@ -148,7 +148,7 @@ def _coco_folder(tree: Tree) -> Options | None:
 def _voc(tree: Tree) -> Options | None:
     # Annotations/1.xml, JPEGImages/1.jpg, ImageSets/Main/train.txt, ImageSets/Main/val.txt
     # train/1.xml, train/1.jpg, valid/2.xml, valid/2.jpg
-    classes = set[str]()
+    classes = set()
     for file in tree.files[".xml"]:
         with suppress(OSError, DataError):  # reading that file says more
             for element in layouts.xml_root(tree.top / file).iter("object"):
@@ -263,7 +263,6 @@ def _twin_of(path: Path) -> Path:
 
 
 def _coco(train: Path, val: Path, folders: Sequence[Path]) -> Options:
-    """The options for one or two COCO jsons with images at a usual place or in ``folders``."""
     places = [train, val, _images_of(train, folders), _images_of(val, folders)]
     root = os.path.commonpath(places)
     names = [[os.path.relpath(place, root)] for place in places]

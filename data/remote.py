@@ -199,7 +199,6 @@ def opened(address: str) -> IO[bytes]:
 
 
 def _head(path: str) -> Stamp | None:
-    """The stamp of a file; None if it is missing."""
     with suppress(FileNotFoundError):
         if "://" in path:
             return _stamp(_asked(path, lambda store, key: store.head(key)))
@@ -209,7 +208,6 @@ def _head(path: str) -> Stamp | None:
 
 
 def _heads(paths: Sequence[str]) -> list[Stamp | None]:
-    """``_head`` of files, side by side."""
     with ThreadPoolExecutor(ASKED) as pool:
         return list(tracked(pool.map(_head, paths), len(paths), "looking for files", unit="file"))
 
@@ -219,7 +217,6 @@ def _stamp(meta: Any) -> Stamp:
 
 
 def _below(folder: str) -> Iterator[tuple[str, Stamp]]:
-    """The addresses below a folder of a bucket."""
     base, _ = _base_and_key(folder)
     pages = _asked(folder, lambda store, key: store.list(key or None, chunk_size=FEW))
     while page := _asked(folder, lambda *_: list(next(pages, []))):
@@ -310,8 +307,6 @@ def _members(tar_file: tuple[str, Stamp]) -> list[tuple[str, str]]:
 
 
 class _Parts(io.RawIOBase):
-    """A file of ``size`` bytes that is fetched in parts."""
-
     def __init__(self, path: str, size: int) -> None:
         self.path, self.size, self.at = path, size, 0
 

@@ -307,10 +307,8 @@ def _shares(sizes: Sizes) -> tuple[Shares, Shares]:
 def check_batch_sizes(num_images: int, batch_size: int, micro_batch_size: int, world_size: int) -> None:
     """Raise DataError unless ``world_size`` ranks can share batches of so many images."""
     if batch_size % world_size:
-        raise DataError(
-            f"train.batch_size={batch_size} is not a multiple of {world_size} ranks. "
-            f"fix: train.batch_size={_rounded_up(batch_size, world_size)}"
-        )
+        fix = f"fix: train.batch_size={_rounded_up(batch_size, world_size)}"
+        raise DataError(f"train.batch_size={batch_size} is not a multiple of {world_size} ranks. {fix}")
     if batch_size % micro_batch_size or micro_batch_size % world_size:
         fitting = (size for size in range(world_size, batch_size + 1, world_size) if batch_size % size == 0)
         nearest = min(fitting, key=lambda size: abs(size - micro_batch_size))

@@ -87,9 +87,8 @@ def ensure_shapes(root: Path, config: ShapesConfig) -> Path:
 
 
 def _draw_split(folder: Path, count: int, image_size: int, seed: int) -> dict[str, Any]:
-    """Write the images of one split and return its COCO annotations."""
     folder.mkdir()
-    images, objects = list[Entry](), list[Entry]()
+    images, objects = [], list[Entry]()
     # Threads would wait for each other. Spawned processes import torch, but macOS needs them.
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     with ProcessPoolExecutor(len(usable_cores()), context, _start_worker) as pool:
@@ -143,7 +142,7 @@ def draw_image(image_size: int, generator: Generator) -> Drawing:
     image = np.asarray(smooth, np.float32)
     owner = np.zeros((height, width), np.int64)  # number of the object at each pixel, 0 for none
     areas = [0]  # of the objects by number, also where others cover them
-    classes = list[int]()
+    classes = []
     count = 0 if generator.random() < 0.05 else int(generator.integers(1, MAX_OBJECTS + 1))
     for _ in range(count):
         kind = int(generator.integers(len(CLASSES)))

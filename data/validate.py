@@ -108,7 +108,6 @@ def select_classes(source: Source, chosen: Any) -> Source:
 
 
 def _with_boxes(source: Source, boxes: Int64) -> Source:
-    """A source with only the boxes of these rows."""
     columns = ("box_image_ids", "boxes_xywh", "box_category_ids", "areas", "crowd")
     chosen = {name: getattr(source, name)[boxes] for name in columns}
     name_of = source.box_name
@@ -260,7 +259,7 @@ def _check_boxes(source: Source, split: str, on_error: OnError, image_used: Flag
         source.notes.add(kind, np.flatnonzero(which), describe=partial(describe, problem=problem))
     if not scored:
         low, high = np.maximum(start[rows], 0), np.minimum(end[rows], limits[rows])
-        source.boxes_xywh[rows] = np.concatenate([low, high - low], axis=1)
+        source.boxes_xywh[rows] = np.hstack([low, high - low])
     return positions, usable
 
 

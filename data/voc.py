@@ -26,8 +26,6 @@ CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
 
 class _Listed(NamedTuple):
-    """An image of a list, or of an xml file."""
-
     stem: str
     xml: str
     image_folders: tuple[str, ...]  # where the image usually is; messages name the last one
@@ -35,8 +33,6 @@ class _Listed(NamedTuple):
 
 
 class _Annotation(NamedTuple):
-    """The content of an xml file."""
-
     file_name: str  # of the image, below <folder>; may be empty
     size: tuple[np.int64, np.int64]  # height, width
     objects: list[tuple[str, BoxXywh | None]]  # class and left, top, width, height; None: a corner is missing
@@ -48,7 +44,7 @@ def locate_voc(split: str, pairs: Sequence[Pair], image_root: Path, names: Seque
 
     A list names files in ``Annotations`` and ``JPEGImages``, or anywhere else below that folder.
     """
-    listed, digests, left_out = list[_Listed](), list[str](), list[str]()
+    listed, digests, left_out = list[_Listed](), [], list[str]()
     for place, voc_root in pairs:
         if isinstance(voc_root, str):
             problem = f"data.{split}.images: format=voc reads folders on a disk"
@@ -59,9 +55,8 @@ def locate_voc(split: str, pairs: Sequence[Pair], image_root: Path, names: Seque
             where = "holds none"
             if items:
                 where = f"names no image that has an xml file in {os.path.dirname(items[0].xml)}"
-            raise DataError(
-                f"{place} {where}. fix: set data.{split}.images to the folder that holds Annotations and JPEGImages"
-            )
+            fix = f"fix: set data.{split}.images to the folder that holds Annotations and JPEGImages"
+            raise DataError(f"{place} {where}. {fix}")
         listed += items
         digests.append(stamps.digest)
     folders = {folder for item in listed for folder in item.image_folders}
@@ -134,9 +129,9 @@ def read_voc(
     notes.add(io.OF_SYSTEM, left_out)
     names_in = cache(lambda folder: frozenset(layouts.names_in(folder)))
     images_below = cache(lambda folder: _by_stem(Path(folder), layouts.IMAGE_SUFFIXES))
-    file_names = list[str]()
-    images = list[tuple[Any, ...]]()  # id, height, width
-    boxes = list[tuple[float, ...]]()  # image id, category id, number in its file, left, top, width, height
+    file_names = []
+    images = []  # id, height, width
+    boxes = []  # image id, category id, number in its file, left, top, width, height
     chunks = io.in_chunks(lambda items: [_parse(item.xml) for item in items], listed, "reading labels")
     pairs = zip(listed, chain.from_iterable(chunks), strict=True)
     for image_id, (item, annotation) in enumerate(pairs, start=1):

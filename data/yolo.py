@@ -189,7 +189,7 @@ def _read_chunk(numbers: Sequence[int], listed: _Listed, exif: Exif) -> tuple[tu
             problems += wrong
     columns = np.array(rows, np.float64).reshape(-1, 10)
     centres, extents, width_height = columns[:, 3:5], columns[:, 5:7], columns[:, :7:-1]
-    boxes_xywh = np.concatenate([(centres - extents / 2) * width_height, extents * width_height], axis=1)
+    boxes_xywh = np.hstack([(centres - extents / 2) * width_height, extents * width_height])
     of_rows = columns[:, [0, 1, 2, 7]].astype(np.int32)
     return (np.array(sizes, np.int64), np.array(turned, np.int64), of_rows, boxes_xywh), problems
 
@@ -285,7 +285,7 @@ def find_labels(images: list[str]) -> tuple[list[str], dict[str, str], dict[str,
     names_in, places_of = cache(_label_names), cache(_label_folders)
     stems_in = defaultdict[str, set[str]](set)  # of the images in a folder, listed or not
     used = defaultdict[str, set[str]](set)  # places of labels: the stems of their images
-    labels, seconds = list[str](), dict[str, str]()
+    labels, seconds = [], dict[str, str]()
     for image in images:
         parent, _, name = image.rpartition("/")
         stem = _stem(name)

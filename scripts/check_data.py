@@ -144,7 +144,6 @@ def _without_fix(error: DataError) -> str:
 
 
 def _check_images(checked: CheckedSet) -> None:
-    """Decode all images; report unreadable and repeated ones."""
     first: dict[bytes, tuple[str, int]] = {}  # split and position, by the hash of its pixels
     for split, annotations in checked.splits.items():
         problems, source = checked.problems[split], ImageSource(annotations, OnError.stop)
@@ -183,7 +182,6 @@ def repeated_boxes(annotations: Annotations) -> np.ndarray:
 
 
 def _box_name(annotations: Annotations, row: int) -> str:
-    """The name of a box in messages: its image, class and numbers."""
     image = int(np.searchsorted(annotations.offsets, row, side="right")) - 1
     numbers = ", ".join(f"{number:g}" for number in annotations.boxes_xywh[row])
     return f"{annotations.path(image)}: {annotations.names[annotations.classes[row]]} [{numbers}] (x, y, w, h)"
@@ -191,7 +189,7 @@ def _box_name(annotations: Annotations, row: int) -> str:
 
 def text_report(checked: CheckedSet) -> list[str]:
     """Lines of a report: metrics, classes, notes and problems; the last line is the verdict."""
-    lines: list[str] = []
+    lines = []
     boxes = defaultdict[str, Counter[str]](Counter)  # of each class in each set
     for split, annotations in checked.splits.items():
         size = f"{counted(len(annotations), 'image')}, {counted(len(annotations.classes), 'box')}"

@@ -46,7 +46,7 @@ def tune(config: schema.TuneConfig) -> None:
 
     Raises ConfigError for options that train.py refuses, or that differ from those of the study.
     """
-    fixed: list[str] = []
+    fixed = []
     space: Space = {}
     for each in OverridesParser.create().parse_overrides(config.options):
         if each.is_interval_sweep():

@@ -37,9 +37,8 @@ def options_and_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
         if word in ("--config-dir", "-cd"):
             folder = Path(*waiting[:1]).absolute()
             if not waiting or not folder.is_dir():
-                raise ConfigError(
-                    f"{word}: there is no folder {folder}. fix: {word} <the folder above data/ or model/>"
-                )
+                fix = f"fix: {word} <the folder above data/ or model/>"
+                raise ConfigError(f"{word}: there is no folder {folder}. {fix}")
             options.append(override("hydra.searchpath", [f"file://{folder}"]))
             del waiting[0]
         elif not word.startswith("-"):
@@ -64,7 +63,7 @@ def prepare_arguments(arguments: Sequence[str], schema: type, command: str, bare
     if "--" in arguments:
         at = list(arguments).index("--")
         arguments, behind = arguments[:at], [override("options", arguments[at + 1 :])]
-    words, are_options = list[str](), True
+    words, are_options = [], True
     for typed in [*arguments, *behind]:
         word = typed.removeprefix("train.") if typed.startswith("train.device=") else typed
         if word != typed:

@@ -76,7 +76,6 @@ def _find_run(options: Options) -> Path | None:
 
 
 def _with_changes(folder: Place, options: Options, named: Sequence[str], has_checkpoint: bool) -> Options:
-    """The options of the run ``folder``, with those that the command line names."""
     before = run_files.read_config(folder)
     run_files.ask_for_plugins(before, f"resume={folder}", named)
     now, wanted = OmegaConf.create(before), OmegaConf.create(options)
