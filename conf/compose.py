@@ -4,7 +4,7 @@ import operator
 import os
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -24,13 +24,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from conf import CONF_DIR, ConfigError, suggestions
-from conf.options import Options, choices_of, flat, is_path, kind_in_words
+from conf.options import Options, Words, choices_of, flat, is_path, kind_in_words
 from conf.schema import CHOICES, SIZE, is_image_size, kinds_of
 from data import DataConfig, errors, layouts
 from data.recognise import recognise
 
 Config = TypeVar("Config")
-Complete = Callable[[Options, Sequence[str]], Options]
+Complete = Callable[[Options, Words], Options]
 
 LARGEST_NUMBER = {int: 2**53, float: 3.4e38}  # what float64 and float32 hold, so that torch and NumPy agree
 NOT_COMPOSED = HydraException, OmegaConfBaseException, yaml.YAMLError  # the errors for explain()
@@ -39,12 +39,12 @@ OF_1_3 = {"version_base": "1.3"} if hydra.__version__ < "1.4" else {}  # later o
 _COMPOSING = threading.Lock()  # Hydra's state is global, and several threads may compose
 
 
-def compose(name: str, schema: type[Config], overrides: Sequence[str], complete: Complete | None = None) -> Config:
+def compose(name: str, schema: type[Config], overrides: Words, complete: Complete | None = None) -> Config:
     """The options of ``python <name>.py <overrides>``. Raises ConfigError for wrong ones."""
     return to_plain(_composed(name, schema, overrides), schema, complete, overrides)
 
 
-def defaults(name: str, schema: type, overrides: Sequence[str] = ()) -> Options:
+def defaults(name: str, schema: type, overrides: Words = ()) -> Options:
     """The values of ``conf/<name>.yaml`` with overrides, unresolved; missing ones are ``???``."""
     return to_dictionary(_composed(name, schema, overrides))
 
@@ -59,7 +59,7 @@ def values_of_choice(group: str, name: str) -> Options:
     return values | content
 
 
-def keys_of(overrides: Sequence[str]) -> list[str]:
+def keys_of(overrides: Words) -> list[str]:
     """The keys and groups that overrides name, without Hydra's own keys and flags."""
     keys = []
     for word in overrides:
@@ -69,9 +69,7 @@ def keys_of(overrides: Sequence[str]) -> list[str]:
     return keys
 
 
-def to_plain(
-    cfg: DictConfig, schema: type[Config], complete: Complete | None = None, overrides: Sequence[str] = ()
-) -> Config:
+def to_plain(cfg: DictConfig, schema: type[Config], complete: Complete | None = None, overrides: Words = ()) -> Config:
     """Turn the tree composed of ``overrides`` into an instance of ``schema``.
 
     ``complete`` takes the composed options as nested dictionaries, and the keys and groups that the
@@ -170,7 +168,7 @@ def register(name: str, schema: type) -> None:
                 store.store(name=f"{choice}_{section}_schema", node=kind)
 
 
-def _composed(name: str, schema: type, overrides: Sequence[str]) -> DictConfig:
+def _composed(name: str, schema: type, overrides: Words) -> DictConfig:
     with _COMPOSING:
         register(name, schema)
         outer = GlobalHydra.instance().hydra  # that of a multirun
@@ -184,7 +182,7 @@ def _composed(name: str, schema: type, overrides: Sequence[str]) -> DictConfig:
             GlobalHydra.instance().hydra = outer
 
 
-def explained(error: Exception, schema: type, overrides: Sequence[str]) -> Exception:
+def explained(error: Exception, schema: type, overrides: Words) -> Exception:
     """What Hydra raised while it composed ``overrides`` as a ConfigError, or the error itself."""
     if sentence := suggestions.refusal(overrides, schema):
         return ConfigError(sentence)

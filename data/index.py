@@ -356,8 +356,9 @@ def locate(config: DataConfig, split: str) -> LocatedSplit:
         stamped = [inspect.getfile(read), *stamped, *sorted(below)]
     folder = remote.folder_of(image_root)
     shards = [str(image_root), *remote.shards(str(image_root)).items()] if folder != image_root else []
+    stamps = [stamp_files([*stamped, str(folder)]).digest, *map(str, shards)]  # a folder's time: files came or went
     return LocatedSplit(
-        stamps=[stamp_files([*stamped, str(folder)]).digest, *map(str, shards)],  # a folder's time, too
-        image_root=folder,
-        read=lambda: coco.read_coco(path, image_root, config.names, read and read(path, Path(image_root))),
+        stamps,
+        folder,
+        lambda: coco.read_coco(path, image_root, config.names, read and read(path, Path(image_root))),
     )

@@ -141,9 +141,7 @@ def count_frames(media: Sequence[Medium]) -> int:
 def _capture(medium: Medium) -> cv2.VideoCapture:
     cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # its warnings hold the password
     # OpenCV crashes on a name that is not Unicode, but accepts its bytes.
-    source: Any = os.fsencode(medium.address or medium.path)
-    if medium.address.isdecimal():
-        source = int(medium.address)
+    source: Any = int(medium.address) if medium.address.isdecimal() else os.fsencode(medium.address or medium.path)
     return cv2.VideoCapture(source)
 
 

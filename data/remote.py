@@ -253,9 +253,7 @@ def shards(pattern: str) -> dict[str, Stamp]:
     if "*" in pattern and "://" in pattern:
         found = {path: stamp for path, stamp in _below(folder) if fnmatch.fnmatchcase(path, pattern)}
     else:
-        paths = [pattern]
-        if "*" in pattern:
-            paths = sorted(map(str, Path(folder).glob(pattern[len(folder) + 1 :])))
+        paths = sorted(map(str, Path(folder).glob(pattern[len(folder) + 1 :]))) if "*" in pattern else [pattern]
         while paths and (span := _BRACES.search(paths[0])):
             numbers = [f"{n:0{len(span[1])}d}" for n in range(int(span[1]), int(span[2]) + 1)]
             paths = [_BRACES.sub(number, path, count=1) for path in paths for number in numbers]

@@ -217,9 +217,7 @@ def _check_boxes(source: Source, split: str, on_error: OnError, image_used: Flag
         return f"reaches {beyond[row]:,.2f} px out of {image_of(row)}"
 
     def describe(row: int, problem: str) -> str:
-        image = f"image id {source.box_image_ids[row]}"
-        if has_image[row]:
-            image = source.file_names[positions[row]]
+        image = source.file_names[positions[row]] if has_image[row] else f"image id {source.box_image_ids[row]}"
         numbers = ", ".join(f"{number:g}" for number in source.boxes_xywh[row])
         return f"{source.path}: {source.box_name(row)} of {image}, box [{numbers}] (x, y, w, h), {problem}"
 

@@ -52,9 +52,7 @@ def locate_voc(split: str, pairs: Sequence[Pair], image_root: Path, names: Seque
         items = _items_below(place, voc_root, left_out) if place.is_dir() else _items_of_list(place, voc_root)
         stamps = io.stamp_files([item.xml for item in items])
         if not stamps.is_file.any():
-            where = "holds none"
-            if items:
-                where = f"names no image that has an xml file in {os.path.dirname(items[0].xml)}"
+            where = f"names no image that has an xml file in {os.path.dirname(items[0].xml)}" if items else "holds none"
             fix = f"fix: set data.{split}.images to the folder that holds Annotations and JPEGImages"
             raise DataError(f"{place} {where}. {fix}")
         listed += items
@@ -62,11 +60,8 @@ def locate_voc(split: str, pairs: Sequence[Pair], image_root: Path, names: Seque
     folders = {folder for item in listed for folder in item.image_folders}
     lists = [str(place) for place, _ in pairs if place.is_file()]
     path = pairs[0][0] if len(pairs) == 1 else image_root
-    return LocatedSplit(
-        stamps=[*digests, io.stamp_files(sorted(folders)).digest, io.stamp_files(lists).digest],
-        image_root=image_root,
-        read=lambda: read_voc(listed, path, image_root, names, left_out),
-    )
+    stamps = [*digests, io.stamp_files(sorted(folders)).digest, io.stamp_files(lists).digest]
+    return LocatedSplit(stamps, image_root, lambda: read_voc(listed, path, image_root, names, left_out))
 
 
 def _items_of_list(image_list: Path, voc_root: Path) -> list[_Listed]:

@@ -89,23 +89,17 @@ def locate_yolo(
     if isinstance(image_root, str):  # which are there, building the index finds out
         images = [f"{image_root}/{relative_name(image, root)}" for image in images]
         image_is_file = np.ones(len(images), bool)
+    none = f"none of the {len(labels)} images of {path}"
     if not image_is_file.any():
-        raise DataError(
-            f"none of the {len(labels)} images of {path} is there (first: {images[0][:300]}). "
-            f"fix: set data.root or data.{split}.images to the folder that relative paths start from"
-        )
+        fix = f"fix: set data.root or data.{split}.images to the folder that relative paths start from"
+        raise DataError(f"{none} is there (first: {images[0][:300]}). {fix}")
     if not label_is_file.any():
-        raise DataError(
-            f"none of the {len(labels)} images of {path} has a label file (first: {labels[0]}). "
-            "fix: put the .txt files there, or set data.format to that of the set"
-        )
+        fix = "fix: put the .txt files there, or set data.format to that of the set"
+        raise DataError(f"{none} has a label file (first: {labels[0]}). {fix}")
     listed = _Listed(images, labels, image_is_file, label_is_file, others, len(classes), seconds)
     lists = io.stamp_files([str(place) for place in read if place.is_file()])
-    return LocatedSplit(
-        stamps=[image_stamps.digest, label_stamps.digest, lists.digest, str(categories), str(others)],
-        image_root=image_root,
-        read=lambda: read_yolo(listed, path, image_root, categories, config.exif),
-    )
+    stamps = [image_stamps.digest, label_stamps.digest, lists.digest, str(categories), str(others)]
+    return LocatedSplit(stamps, image_root, lambda: read_yolo(listed, path, image_root, categories, config.exif))
 
 
 def read_yolo(listed: _Listed, path: Path, image_root: remote.Place, categories: dict[int, str], exif: Exif) -> Source:

@@ -6,13 +6,12 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from conf import CONF_DIR, CheckpointError, ConfigError, DistributedError, TrainError, compose, suggestions
 from conf.cli import launch
-from conf.options import quoted
+from conf.options import Words, quoted
 from data.errors import DataError, as_started, of_killed_loader, printable, without_login
 from data.output import STDERR
 from models.cfg import ModelError
@@ -26,7 +25,7 @@ AT_HOME = re.compile(r"(?<![^=\[,: \"'])~(?=/|$)")  # Hydra cannot read it witho
 LONGEST_SENTENCE = 2000  # characters; it may quote a file of any length
 
 
-def options_and_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+def options_and_flags(arguments: Words) -> tuple[list[str], list[str]]:
     """The options, and Hydra's flags with their values, which Hydra wants behind the options.
 
     ``--config-dir`` becomes an option. Raises ConfigError if there is no such folder.
@@ -50,7 +49,7 @@ def options_and_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return options, flags
 
 
-def prepare_arguments(arguments: Sequence[str], schema: type, command: str, bare: str = "") -> list[str]:
+def prepare_arguments(arguments: Words, schema: type, command: str, bare: str = "") -> list[str]:
     """The options of a program as Hydra composes them, and behind them Hydra's flags.
 
     ``--config-dir <folder>``, bare words and what follows ``--`` become options; what launchers add
@@ -91,7 +90,7 @@ def prepare_arguments(arguments: Sequence[str], schema: type, command: str, bare
     return [*options, *flags]
 
 
-def refuse_what_hydra_would_take(options: Sequence[str]) -> None:
+def refuse_what_hydra_would_take(options: Words) -> None:
     """Raise ConfigError for words that Hydra accepts and that would not do what they say."""
     for word in options:
         key, _, value = word.lstrip("+~").partition("=")

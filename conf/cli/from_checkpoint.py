@@ -1,7 +1,7 @@
 """What a command line leaves open: options of a run, a checkpoint or a file of export.py."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from conf import CONF_DIR, CheckpointError, ConfigError
 from conf.cli import launch, run_files
 from conf.cli.resume import continue_run
 from conf.compose import plain
-from conf.options import NO_SCORE, Options, fill, flat, is_covered, option
+from conf.options import NO_SCORE, Options, Words, fill, flat, is_covered, option
 from data import remote
 from models.cfg import ZOO
 from models.config import ALIASES
@@ -29,7 +29,7 @@ NO_DATA = {  # by what is to be scored
 }
 
 
-def complete_training(options: Options, named: Sequence[str]) -> Options:
+def complete_training(options: Options, named: Words) -> Options:
     """The options of train.py; with ``resume`` those of that run.
 
     Paths become absolute, so that the saved options hold in another working folder. If SLURM has
@@ -57,7 +57,7 @@ def complete_training(options: Options, named: Sequence[str]) -> Options:
     return options if options.get("resume") is None else continue_run(options, named)
 
 
-def complete_from_checkpoint(options: Options, named: Sequence[str]) -> Options:
+def complete_from_checkpoint(options: Options, named: Words) -> Options:
     """The options of a program with what its command line leaves open, from ``ckpt``.
 
     That is ``evaluate`` or what the program has of it, and where it scores the data set and the
@@ -98,7 +98,7 @@ def complete_from_checkpoint(options: Options, named: Sequence[str]) -> Options:
     return options
 
 
-def _take_from_exported(options: Options, file: str, named: Sequence[str]) -> None:
+def _take_from_exported(options: Options, file: str, named: Words) -> None:
     """Take from a file of export.py how images become detections; it runs on the CPU as it is."""
     if Path(file).suffix not in run_files.EXPORTED or not Path(file).is_file():
         known = ", ".join(run_files.EXPORTED)
@@ -145,10 +145,7 @@ def _refuse_other_evaluation(options: Mapping[str, Any]) -> None:
     before = flat({"split": "val", **{section: of_run.get(section, {}) for section in ("data", "evaluate")}})
     before["evaluate.image_size"] = run_files.trained_size(of_run, str(folder))
     now = flat(options)
-    other = []
-    for key, value in before.items():
-        if now.get(key, value) != value and not is_covered(key, NO_SCORE):
-            other.append(key)
+    other = [key for key, value in before.items() if now.get(key, value) != value and not is_covered(key, NO_SCORE)]
     other += [key for key in ("model_file", "detections") if options[key] is not None]
     best = folder / run_files.CHECKPOINTS / "best.pt"
     if ckpt is None or run_files.find_checkpoint(Path(ckpt), "best").resolve() != best.resolve():
@@ -158,7 +155,7 @@ def _refuse_other_evaluation(options: Mapping[str, Any]) -> None:
         raise ConfigError(f"out={folder} {says} ({', '.join(other)} would differ). fix: out=<other folder>")
 
 
-def config_of_checkpoint(path: str, named: Sequence[str]) -> Options:
+def config_of_checkpoint(path: str, named: Words) -> Options:
     """The options in a checkpoint file or run folder.
 
     Raises CheckpointError for any other path, and ConfigError if it needs plugins.
@@ -177,7 +174,7 @@ def config_of_checkpoint(path: str, named: Sequence[str]) -> Options:
     return saved
 
 
-def complete_conversion(options: Options, named: Sequence[str]) -> Options:
+def complete_conversion(options: Options, named: Words) -> Options:
     """The options of convert_weights; with ``ckpt`` its network, and then ``model`` is refused.
 
     ``model.weights``, as other programs call it, means ``weights``.

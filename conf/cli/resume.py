@@ -1,7 +1,7 @@
 """What a training takes from the run that it resumes, and which run that is."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +10,13 @@ from omegaconf import OmegaConf
 from conf import ConfigError
 from conf.cli import launch, run_files
 from conf.compose import NOT_COMPOSED, explain, from_dictionary, plain, to_dictionary
-from conf.options import MAY_CHANGE, OF_THE_MACHINE, Options, changed_values, is_covered
+from conf.options import MAY_CHANGE, OF_THE_MACHINE, Options, Words, changed_values, is_covered
 from conf.schema import TrainConfig
 from data import remote
 from data.remote import Place
 
 
-def continue_run(options: Options, named: Sequence[str]) -> Options:
+def continue_run(options: Options, named: Words) -> Options:
     """The options of the run ``resume``, with what the command line names.
 
     ``resume=auto`` means the folder ``run_dir``, else that of this SLURM job or torchrun run with
@@ -75,7 +75,7 @@ def _find_run(options: Options) -> Path | None:
     return None
 
 
-def _with_changes(folder: Place, options: Options, named: Sequence[str], has_checkpoint: bool) -> Options:
+def _with_changes(folder: Place, options: Options, named: Words, has_checkpoint: bool) -> Options:
     before = run_files.read_config(folder)
     run_files.ask_for_plugins(before, f"resume={folder}", named)
     now, wanted = OmegaConf.create(before), OmegaConf.create(options)

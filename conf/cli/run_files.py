@@ -5,7 +5,7 @@ import itertools
 import os
 import pickletools
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import IO, Any, cast, get_type_hints
 from conf import CheckpointError, ConfigError, TrainError
 from conf.cli.launch import read_launch
 from conf.compose import check_values, values_of_choice
-from conf.options import Options, fill, flat, option
+from conf.options import Options, Words, fill, flat, option
 from conf.schema import TrainConfig, is_image_size
 from data import DataError, layouts, remote
 from data.output import STDOUT
@@ -113,7 +113,7 @@ def with_full_names(options: Options, once: bool = True) -> Options:
     return options
 
 
-def ask_for_plugins(saved: Mapping[str, Any], source: str, named: Sequence[str]) -> None:
+def ask_for_plugins(saved: Mapping[str, Any], source: str, named: Words) -> None:
     """Raise ConfigError if the ``saved`` options have plugins and the command line does not."""
     if saved.get("plugins") and "plugins" not in named:
         names = ",".join(map(os.path.basename, map(str, saved["plugins"])))
@@ -218,9 +218,7 @@ def whole_file(path: Path, mode: str = "w", previous: Path | None = None) -> Ite
     changed. Raises OSError.
     """
     temporary = path.with_name(f"{path.name}.tmp")
-    as_text: dict[str, Any] = {}
-    if "b" not in mode:
-        as_text = {"newline": "", "encoding": "utf-8", "errors": "backslashreplace"}
+    as_text: dict[str, Any] = {} if "b" in mode else {"newline": "", "encoding": "utf-8", "errors": "backslashreplace"}
     temporary.unlink(missing_ok=True)  # a run has one writer: this is a leftover
     try:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), mode, **as_text) as file:
