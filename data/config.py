@@ -90,8 +90,8 @@ class DataConfig:
     root: str  # folder of the data set; yolo: or its data.yaml or obj.data
     train: SplitConfig
     val: SplitConfig
-    split: Annotated[float | None, Meta(gt=0, lt=1)]  # share of the training images held out for validation in
-    # place of data.val, by a hash of their file names; null: use data.val
+    split: Annotated[float | None, Meta(gt=0, lt=1)]  # share of the training images held out for validation
+    # in place of data.val, by a hash of their file names; null: use data.val
     names: Any  # class names in order, or a file that lists them; null: all classes of the json
     # (by id) or of the data.yaml
     classes: Any  # train and score only these, by name or by number in the set, as in [person,3]; null: all
@@ -107,16 +107,15 @@ class DataConfig:
     # cores of the rank
     cache: ImageCache  # cache decoded images, one copy per node: in memory (ram) or in a file in
     # data.index_dir that later runs reuse (disk)
-    cache_gb: Annotated[float, Meta(gt=0)]  # of images at an address data.cache=disk keeps the files as they are, up
-    # to this many gigabytes of each split
+    cache_gb: Annotated[float, Meta(gt=0)]  # of images at an address data.cache=disk keeps the files as they
+    # are, up to this many gigabytes of each split
     index_dir: str  # folder of the indices built from annotations, and of data.cache=disk
 
     def __post_init__(self) -> None:
         steers = {"Cc", "Zl", "Zp"}.intersection(map(unicodedata.category, self.name))  # a terminal
         if "/" in self.name or self.name in ("", ".", "..") or steers:  # it names a folder
-            raise ValueError(
-                f"data.name must be a name without / and control characters, got {self.name!r}. fix: another data.name"
-            )
+            says = f"without / and control characters, got {self.name!r}. fix: another data.name"
+            raise ValueError(f"data.name must be a name {says}")
         if self.format in DataFormat.__members__:
             self.format = DataFormat(self.format)
         elif self.format not in FORMATS:
@@ -134,9 +133,8 @@ class DataConfig:
                 continue
             count = len(paths.pairs(f"data.{split}"))
             if count > 1 and self.format not in (DataFormat.voc, DataFormat.yolo):
-                raise ValueError(
-                    f"data.{split}.annotations lists {count} files: format={self.format} reads one. fix: merge them"
-                )
+                says = f"{count} files: format={self.format} reads one. fix: merge them"
+                raise ValueError(f"data.{split}.annotations lists {says}")
         if isinstance(self.names, str):
             folder = Path(self.root) if Path(self.root).is_dir() else Path(self.root).parent
             beside = folder / self.names
@@ -209,10 +207,9 @@ class DataConfig:
     def check_two_sets(self) -> None:
         """Raise ``ValueError`` if training and validation read the same annotations."""
         if self.split is None and self.train == self.val and self.train.annotations is not None:
-            raise ValueError(
-                f"data={self.name} has no validation images of its own: data.train and data.val are the same. "
-                "fix: data.split=0.1 holds out a tenth, or name them by data.val.annotations and data.val.images"
-            )
+            same = "data.train and data.val are the same"
+            fix = "fix: data.split=0.1 holds out a tenth, or name them by data.val.annotations and data.val.images"
+            raise ValueError(f"data={self.name} has no validation images of its own: {same}. {fix}")
 
 
 @dataclass

@@ -161,10 +161,8 @@ class TrainDataset(torch.utils.data.Dataset[Batch]):
                 sample = Sample(image, own_boxes, own_classes)
                 image, moved, kept = change(sample, np.random.default_rng(seeds))
                 if image.shape != before.shape or image.dtype != np.uint8:
-                    raise DataError(
-                        f"augmentation {name} made an image of {image.dtype} {image.shape} from one of uint8 "
-                        f"{before.shape}. fix: keep size and type"
-                    )
+                    made = f"{image.dtype} {image.shape} from one of uint8 {before.shape}"
+                    raise DataError(f"augmentation {name} made an image of {made}. fix: keep size and type")
                 reached = np.asarray(moved, np.float32).reshape(-1, 4)
                 clipped, usable = visible_boxes(reached, before.shape[:2])
                 own_boxes, own_classes = clipped[usable], np.asarray(kept, np.int32)[usable]

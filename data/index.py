@@ -168,10 +168,8 @@ def build_index(folder: Path, columns: Columns, about: dict[str, Any]) -> None:
                 if time.time() - left.stat().st_mtime > 86_400:
                     shutil.rmtree(left) if left.is_dir() else left.unlink()
     except OSError as error:
-        raise DataError(
-            f"cannot write the index of the data set to {folder.parent} ({error.strerror}). "
-            "fix: set data.index_dir to a writable folder with free space"
-        ) from error
+        why = f"({error.strerror}). fix: set data.index_dir to a writable folder with free space"
+        raise DataError(f"cannot write the index of the data set to {folder.parent} {why}") from error
 
 
 def load_index(folder: Path, image_root: remote.Place) -> Annotations | None:
@@ -326,10 +324,8 @@ def warn_of_shared_images(train: Annotations, val: Annotations) -> str | None:
     if not pairs:
         return None
     count = f"{len(pairs)} of {among}" if step == 1 else f"at least {len(pairs)} of {among}"
-    return (
-        f"warning: {count} validation images are training images, too, such as "
-        f"{' and '.join(dict.fromkeys(pairs[0]))}: the metrics say nothing about new images. fix: data.split=0.1"
-    )
+    images = f"validation images are training images, too, such as {' and '.join(dict.fromkeys(pairs[0]))}"
+    return f"warning: {count} {images}: the metrics say nothing about new images. fix: data.split=0.1"
 
 
 def locate(config: DataConfig, split: str) -> LocatedSplit:

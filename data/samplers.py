@@ -44,10 +44,8 @@ class MultiScale:
         rows, columns = _rounded_up(height, stride), _rounded_up(width, stride)
         if (rows, columns) != (height, width):
             fitting = rows if rows == columns else f"[{rows},{columns}]"
-            raise DataError(
-                f"train.image_size={image_size} is not a multiple of the network's stride {stride}. "
-                f"fix: train.image_size={fitting}"
-            )
+            unit = f"the network's stride {stride}. fix: train.image_size={fitting}"
+            raise DataError(f"train.image_size={image_size} is not a multiple of {unit}")
         self.stride, self.seed = stride, seed
         longer = max(height, width)
         self.shares = height / longer, width / longer
@@ -312,15 +310,12 @@ def check_batch_sizes(num_images: int, batch_size: int, micro_batch_size: int, w
     if batch_size % micro_batch_size or micro_batch_size % world_size:
         fitting = (size for size in range(world_size, batch_size + 1, world_size) if batch_size % size == 0)
         nearest = min(fitting, key=lambda size: abs(size - micro_batch_size))
-        raise DataError(
-            f"train.micro_batch_size={micro_batch_size} must divide train.batch_size={batch_size} "
-            f"and be a multiple of {world_size} ranks. fix: train.micro_batch_size={nearest}"
-        )
+        wanted = f"divide train.batch_size={batch_size} and be a multiple of {world_size} ranks"
+        fix = f"fix: train.micro_batch_size={nearest}"
+        raise DataError(f"train.micro_batch_size={micro_batch_size} must {wanted}. {fix}")
     if num_images < batch_size:
-        raise DataError(
-            f"the training set has {num_images} images, fewer than train.batch_size={batch_size}. "
-            f"fix: train.batch_size={max(1, num_images // world_size // 5) * world_size}"  # five steps
-        )
+        fix = f"fix: train.batch_size={max(1, num_images // world_size // 5) * world_size}"  # five steps
+        raise DataError(f"the training set has {num_images} images, fewer than train.batch_size={batch_size}. {fix}")
 
 
 def input_shape(size: Size, image_size: ImageSize, stride: int, rect: bool, resize: Resize) -> Size:

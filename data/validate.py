@@ -79,10 +79,9 @@ def select_split(source: Source, split: str, share: float) -> Source:
     for_val = is_for_validation(source.file_names, share)
     total, count = len(for_val), int(for_val.sum())
     if total and count in (0, total):
-        raise DataError(
-            f"data.split={share:g} takes {count} of the {total} images of {source.path} for validation. "
-            "fix: another share, or files of different names (folders do not count)"
-        )
+        fix = "fix: another share, or files of different names (folders do not count)"
+        taken = f"{count} of the {total} images of {source.path} for validation"
+        raise DataError(f"data.split={share:g} takes {taken}. {fix}")
     images = for_val if split == "val" else ~for_val
     # Boxes of unknown images stay in both parts: the checks report them.
     of_the_other = np.isin(source.box_image_ids, source.image_ids[~images])
@@ -161,10 +160,8 @@ def _check_images(source: Source, split: str) -> Flags:
         exists = io.stamp_files(paths).is_file
     source.missing_files = list(compress(paths, ~exists))
     if not exists.any():  # a wrong folder, which skipping would hide
-        raise DataError(
-            f"none of the {count} images of {source.path} is in {root}: {source.file_names[:3]}. "
-            f"fix: set data.root or data.{split}.images to the folder that the file names start from"
-        )
+        fix = f"fix: set data.root or data.{split}.images to the folder that the file names start from"
+        raise DataError(f"none of the {count} images of {source.path} is in {root}: {source.file_names[:3]}. {fix}")
     again = Counter(source.file_names) - Counter(set(source.file_names))
     source.notes.add("images that are named again", list(again.elements()))
     first = np.isin(np.arange(count), np.unique(source.image_ids, return_index=True)[1])

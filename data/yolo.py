@@ -77,10 +77,9 @@ def locate_yolo(
         raise DataError(f"data.{split}.annotations: the data.yaml files differ in their names. {fix}")
     classes = named[0] if named else config.names
     if classes is None:
-        raise DataError(
-            f"{path} holds no class names. fix: set data.names to those of classes 0, 1, ..., or to a file "
-            "of them in data.root, one per line (data.names=classes.txt)"
-        )
+        names = "to a file of them in data.root, one per line (data.names=classes.txt)"
+        fix = f"fix: set data.names to those of classes 0, 1, ..., or {names}"
+        raise DataError(f"{path} holds no class names. {fix}")
     categories = layouts.choose_classes(dict(enumerate(classes)), config.names, path)
     labels, seconds, others = find_labels(images)
     others[io.OF_SYSTEM] = left_out
