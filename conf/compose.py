@@ -304,8 +304,6 @@ class _FileChoices(ConfigSource):
 
 
 class _FilesFirst(SearchPathPlugin):
-    """Puts _FileChoices at the head of each search path."""
-
     def manipulate_search_path(self, search_path: Any) -> None:
         search_path.prepend("paths", "choice://")
 
