@@ -9,7 +9,7 @@ import shutil
 import sys
 from pathlib import Path
 
-CONF_DIR = Path(__file__).parent  # a YAML file for each program, a folder for each group (data=, model=, loss=, ...)
+CONF_DIR = Path(__file__).parent  # a YAML file for each program, a folder for each group (data=, ...)
 REPOSITORY = CONF_DIR.parent
 
 
@@ -31,7 +31,8 @@ class CheckpointError(ValueError):
 
 def install_command(*packages: str) -> str:
     """The command that adds packages to this environment and keeps what is there."""
-    by_uv, by_pip = ["uv", "pip", "install", "--python", sys.executable], [sys.executable, "-m", "pip", "install"]
+    by_uv = ["uv", "pip", "install", "--python", sys.executable]
+    by_pip = [sys.executable, "-m", "pip", "install"]
     return shlex.join([*(by_uv if shutil.which("uv") else by_pip), *packages])
 
 
@@ -50,5 +51,5 @@ if sys.platform == "win32":
     _is_ours = _main.parent in (REPOSITORY, REPOSITORY / "scripts") or _main.parent.name == "hydra_yolov3_spp"
     if not _is_ours and "hydra_yolov3_spp.__main__" not in sys.modules:
         raise ImportError(_sentence)
-    print(f"error: {_sentence}".replace(" fix: ", "\nfix: "), file=sys.stderr)  # a program of ours: no traceback
+    print(f"error: {_sentence}".replace(" fix: ", "\nfix: "), file=sys.stderr)  # of ours: no traceback
     sys.exit(2)

@@ -4,7 +4,7 @@ import operator
 import os
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -24,13 +24,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from conf import CONF_DIR, ConfigError, suggestions
-from conf.options import choices_of, flat, is_path, kind_in_words
+from conf.options import Options, Words, choices_of, flat, is_path, kind_in_words
 from conf.schema import CHOICES, SIZE, is_image_size, kinds_of
 from data import DataConfig, errors, layouts
 from data.recognise import recognise
 
 Config = TypeVar("Config")
-Complete = Callable[[dict[str, Any], Sequence[str]], dict[str, Any]]
+Complete = Callable[[Options, Words], Options]
 
 LARGEST_NUMBER = {int: 2**53, float: 3.4e38}  # what float64 and float32 hold, so that torch and NumPy agree
 NOT_COMPOSED = HydraException, OmegaConfBaseException, yaml.YAMLError  # the errors for explain()
@@ -39,27 +39,27 @@ OF_1_3 = {"version_base": "1.3"} if hydra.__version__ < "1.4" else {}  # later o
 _COMPOSING = threading.Lock()  # Hydra's state is global, and several threads may compose
 
 
-def compose(name: str, schema: type[Config], overrides: Sequence[str], complete: Complete | None = None) -> Config:
+def compose(name: str, schema: type[Config], overrides: Words, complete: Complete | None = None) -> Config:
     """The options of ``python <name>.py <overrides>``. Raises ConfigError for wrong ones."""
     return to_plain(_composed(name, schema, overrides), schema, complete, overrides)
 
 
-def defaults(name: str, schema: type, overrides: Sequence[str] = ()) -> dict[str, Any]:
+def defaults(name: str, schema: type, overrides: Words = ()) -> Options:
     """The values of ``conf/<name>.yaml`` with overrides, unresolved; missing ones are ``???``."""
     return to_dictionary(_composed(name, schema, overrides))
 
 
-def values_of_choice(group: str, name: str) -> dict[str, Any]:
+def values_of_choice(group: str, name: str) -> Options:
     """The values of ``conf/<group>/<name>.yaml``, and of the choices in its defaults list."""
     content = layouts.load_yaml(CONF_DIR / group / f"{name}.yaml")
-    values: dict[str, Any] = {}
+    values: Options = {}
     for choice in content.pop("defaults", []):  # schemas have no file
         if (CONF_DIR / group / f"{choice}.yaml").is_file():
             values |= values_of_choice(group, choice)
     return values | content
 
 
-def keys_of(overrides: Sequence[str]) -> list[str]:
+def keys_of(overrides: Words) -> list[str]:
     """The keys and groups that overrides name, without Hydra's own keys and flags."""
     keys = []
     for word in overrides:
@@ -69,9 +69,7 @@ def keys_of(overrides: Sequence[str]) -> list[str]:
     return keys
 
 
-def to_plain(
-    cfg: DictConfig, schema: type[Config], complete: Complete | None = None, overrides: Sequence[str] = ()
-) -> Config:
+def to_plain(cfg: DictConfig, schema: type[Config], complete: Complete | None = None, overrides: Words = ()) -> Config:
     """Turn the tree composed of ``overrides`` into an instance of ``schema``.
 
     ``complete`` takes the composed options as nested dictionaries, and the keys and groups that the
@@ -81,8 +79,10 @@ def to_plain(
     try:
         tree: Any = OmegaConf.to_container(cfg, resolve=True)
         options = _drop_missing(tree)
-        return from_dictionary(complete(options, keys_of(overrides)) if complete is not None else options, schema)
-    except (ValueError, *NOT_COMPOSED) as error:  # ValueError: of a section's __post_init__, which names the key
+        if complete is not None:
+            options = complete(options, keys_of(overrides))
+        return from_dictionary(options, schema)
+    except (ValueError, *NOT_COMPOSED) as error:  # ValueError: of a section's __post_init__
         sentence = suggestions.refusal(overrides, schema) or explain(error, schema)
         raise ConfigError(sentence) from error
 
@@ -91,7 +91,8 @@ def _check_number(key: str, value: Any) -> None:
     for entry in value if isinstance(value, list) else ():
         _check_number(key, entry)
     if type(value) in LARGEST_NUMBER and not abs(value) <= LARGEST_NUMBER[type(value)]:
-        raise ConfigError(f"{key}: {value} is not finite, or too large. fix: a number, or quotes around a text")
+        fix = "fix: a number, or quotes around a text"
+        raise ConfigError(f"{key}: {value} is not finite, or too large. {fix}")
 
 
 def check_limits(section: Any, prefix: str = "") -> None:
@@ -120,7 +121,7 @@ def _check_limit(key: str, value: Any, meta: Meta, or_null: str) -> None:
             raise ConfigError(f"{key} must be {' and '.join(wanted)}{or_null}, got {value}")
 
 
-def from_dictionary(options: dict[str, Any], schema: type[Config]) -> Config:
+def from_dictionary(options: Options, schema: type[Config]) -> Config:
     """The reverse of ``to_dictionary``. Raises ConfigError as ``to_plain`` does."""
     for key, number in flat(options).items():
         _check_number(key, number)
@@ -144,14 +145,14 @@ def to_yaml(config: Any) -> str:
     return str(OmegaConf.to_yaml(OmegaConf.structured(config)))
 
 
-def to_dictionary(config: Any) -> dict[str, Any]:
+def to_dictionary(config: Any) -> Options:
     """Plain options as nested dictionaries of numbers and strings, as checkpoints keep them."""
     return plain(OmegaConf.structured(config))
 
 
-def plain(tree: Any) -> dict[str, Any]:
+def plain(tree: Any) -> Options:
     """An OmegaConf tree as nested dictionaries of numbers and strings; enums by name."""
-    return cast("dict[str, Any]", OmegaConf.to_container(tree, enum_to_str=True))
+    return cast("Options", OmegaConf.to_container(tree, enum_to_str=True))
 
 
 @cache  # once is enough: Hydra copies what it loads
@@ -167,7 +168,7 @@ def register(name: str, schema: type) -> None:
                 store.store(name=f"{choice}_{section}_schema", node=kind)
 
 
-def _composed(name: str, schema: type, overrides: Sequence[str]) -> DictConfig:
+def _composed(name: str, schema: type, overrides: Words) -> DictConfig:
     with _COMPOSING:
         register(name, schema)
         outer = GlobalHydra.instance().hydra  # that of a multirun
@@ -181,7 +182,7 @@ def _composed(name: str, schema: type, overrides: Sequence[str]) -> DictConfig:
             GlobalHydra.instance().hydra = outer
 
 
-def explained(error: Exception, schema: type, overrides: Sequence[str]) -> Exception:
+def explained(error: Exception, schema: type, overrides: Words) -> Exception:
     """What Hydra raised while it composed ``overrides`` as a ConfigError, or the error itself."""
     if sentence := suggestions.refusal(overrides, schema):
         return ConfigError(sentence)
@@ -196,7 +197,7 @@ def explained(error: Exception, schema: type, overrides: Sequence[str]) -> Excep
         return ConfigError(explain(error, schema))
     if isinstance(error, ConfigError | errors.DataError):
         return error
-    if isinstance(error, TypeError | ValueError | RecursionError):  # for a list, or a file of lists without end
+    if isinstance(error, TypeError | ValueError | RecursionError):  # for a list, or one without end
         chosen = " ".join(word for word in overrides if (CONF_DIR / word.partition("=")[0]).is_dir())
         fix = f"{chosen} with the name of a choice, or a file of YAML in UTF-8" if chosen else "one of them"
         return ConfigError(f"{str(error).rstrip('.')}. fix: {fix}")
@@ -214,12 +215,12 @@ def explain(error: Exception, schema: Any) -> str:
         if key in (kinds := kinds_of(schema)):  # that of another choice
             return f"{key} is not an option of the {key.partition('.')[0]}= that is chosen. fix: leave it out"
         return suggestions.answer([(f"{key}=", key, "")], kinds)
-    if choice := re.search(r"Could not (?:find|load) '((?:hydra/)?[^/]+)/(.+)'\.?$", text, flags=re.MULTILINE):
+    if choice := re.search(r"Could not (?:find|load) '((?:hydra/)?[^/]+)/(.+)'\.?$", text, re.MULTILINE):
         group, name = choice.groups()
         if group in ("data", "experiment") and is_path(name):
             known = layouts.SET_KINDS if group == "data" else "a YAML file"
             return f"{group}={name}: there is no {name}. fix: a name, or the path of {known}"
-        listed = re.findall(r"^\t(?!base$)(\S+)$", text, flags=re.MULTILINE)  # not if the choice is one of several
+        listed = re.findall(r"^\t(?!base$)(\S+)$", text, re.MULTILINE)  # not if the choice is one of several
         choices = listed or choices_of(group)
         near = get_close_matches(name.lower(), choices, n=1) if len(name) > 3 else []
         near = [f"{name}/"] if group == "data" and os.path.isdir(name) else near
@@ -247,9 +248,9 @@ def _with_sections(schema: type) -> DictConfig:
     return tree
 
 
-def _drop_missing(tree: dict[str, Any]) -> dict[str, Any]:
+def _drop_missing(tree: Options) -> Options:
     """The tree without missing values and the sections without others; ``~`` is the home folder."""
-    full: dict[str, Any] = {}
+    full: Options = {}
     for key, value in tree.items():
         content = os.path.expanduser(value) if isinstance(value, str) and value[:2] in ("~", "~/") else value
         content = _drop_missing(content) if isinstance(content, dict) else content
@@ -283,7 +284,7 @@ class _FileChoices(ConfigSource):
             for name in content.get("defaults", [])
         ]
         options = OmegaConf.create(content)
-        return ConfigResult(provider=self.provider, path=config_path, config=options, header={"package": package})
+        return ConfigResult(self.provider, config_path, config=options, header={"package": package})
 
     def is_config(self, config_path: str) -> bool:
         group, _, word = config_path.partition("/")
@@ -303,24 +304,26 @@ class _FileChoices(ConfigSource):
 
 
 class _FilesFirst(SearchPathPlugin):
-    """Puts _FileChoices at the head of each search path."""
-
     def manipulate_search_path(self, search_path: Any) -> None:
         search_path.prepend("paths", "choice://")
 
 
-def _data_options(path: Path) -> dict[str, Any]:
+def _data_options(path: Path) -> Options:
     """The options ``data.*`` of the data set at ``path``. Raises DataError for other options."""
     is_yaml = path.is_file() and path.suffix.lower() in layouts.YAML_SUFFIXES
     content = layouts.load_yaml(path) if is_yaml else {}
     if {"defaults", "format"} & content.keys():  # ours: data.yaml files of other programs have neither
-        keys, chosen = {"defaults", *(field.name for field in fields(DataConfig))}, content.get("defaults", [])
+        keys = {"defaults", *(field.name for field in fields(DataConfig))}
+        chosen = content.get("defaults", [])
         if other := next((key for key in content if key not in keys), None):
-            raise errors.DataError(f"{path} has the key {other}, which is not an option of data. fix: leave it out")
+            fix = "fix: leave it out"
+            raise errors.DataError(f"{path} has the key {other}, which is not an option of data. {fix}")
         if "index_dir" in content:  # files are written there
-            raise errors.DataError(f"{path}: only a command line names index_dir. fix: data.index_dir=<its folder>")
+            fix = "fix: data.index_dir=<its folder>"
+            raise errors.DataError(f"{path}: only a command line names index_dir. {fix}")
         if not isinstance(chosen, list) or not all(re.fullmatch(r"[\w-]+", str(one)) for one in chosen):
-            raise errors.DataError(f"{path}: its defaults must be names of data sets. fix: defaults: [coco], or none")
+            fix = "fix: defaults: [coco], or none"
+            raise errors.DataError(f"{path}: its defaults must be names of data sets. {fix}")
     else:
         recognised = recognise(path)
         content = {**values_of_choice("data", recognised["format"]), **recognised}
@@ -334,5 +337,5 @@ def check_values(values: Any, source: str, depth: int = 100) -> None:
         for value in [*values, *values.values()] if isinstance(values, dict) else values:
             check_values(value, source, depth - 1)
     elif type(values) not in (str, int, float, bool, type(None)) or (type(values) is str and "${" in values):
-        fix = "fix: the value itself"
-        raise ConfigError(f"{source} holds {errors.shown(values)}, and only a command line may refer to values. {fix}")
+        rule = "only a command line may refer to values. fix: the value itself"
+        raise ConfigError(f"{source} holds {errors.shown(values)}, and {rule}")

@@ -8,6 +8,9 @@ from typing import Any, get_args
 
 from conf import CONF_DIR, ConfigError
 
+Options = dict[str, Any]  # of a program, nested in sections
+Words = Sequence[str]  # of a command line, or the keys that it names
+
 WORDS_OF_TYPES = {str: "text", int: "integer", float: "number", bool: "true or false", Any: "any", type(None): "null"}
 # Options, or sections, of the machine: a requeued job with others still finds its run.
 OF_THE_MACHINE = tuple(
@@ -48,7 +51,7 @@ READ_WITH = {
 OF_THE_RESUME = ("run_dir", "run_mirror", "resume")  # changed by every resume, so never listed as changed
 
 
-def fill(options: dict[str, Any], theirs: Mapping[str, Any], named: Sequence[str] = ()) -> None:
+def fill(options: Options, theirs: Mapping[str, Any], named: Words = ()) -> None:
     """Put values by full key into ``options`` that have it, where the command line leaves it open.
 
     A choice of the whole section, such as evaluate=darknet, counts as naming all its keys.
@@ -60,7 +63,7 @@ def fill(options: dict[str, Any], theirs: Mapping[str, Any], named: Sequence[str
             part[name] = value
 
 
-def refuse_unread(command: str, options: Mapping[str, Any], named: Sequence[str]) -> None:
+def refuse_unread(command: str, options: Mapping[str, Any], named: Words) -> None:
     """Raise ConfigError for an option ``named`` that the program does not read with ``options``."""
     for keys, settings in READ_WITH.get(command, {}).items():
         unread = [key for key in named if {key, f"{key.partition('.')[0]}."} & {*keys.split()}]
@@ -80,9 +83,9 @@ def changed_values(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[st
     }
 
 
-def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(nested: Mapping[str, Any], prefix: str = "") -> Options:
     """Nested dictionaries as one, with dots between the keys."""
-    table: dict[str, Any] = {}
+    table: Options = {}
     for key, value in nested.items():
         table |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return table

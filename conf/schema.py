@@ -71,14 +71,14 @@ class TrainSection:
     micro_batch_size: Count | None  # images in one forward pass, over all ranks; gradient accumulation completes the
     # batch. It must divide batch_size and be a multiple of the ranks. null: the whole batch
     image_size: ImageSize  # side of the square training images in pixels, or [height, width]
-    multi_scale: list[float]  # [low, high]: each step draws its image size from low to high times image_size; the
-    # first step has the largest
+    multi_scale: list[float]  # [low, high]: each step draws its image size from low to high times image_size;
+    # the first step has the largest
     rect: bool  # group images of similar aspect ratio and fill a rectangle instead of a square
     repeat_threshold: Share  # repeat images of classes that fewer than this share of the images show; 0: none
     seed: Seed  # of the initial weights, the order of the images and their augmentation
-    precision: Precision  # of the forward pass; auto: bfloat16 if all ranks have it, else float16 on GPUs with tensor
-    # cores, else float32; a resumed run keeps its choice. tf32: float32 with factors of 11 bits, on
-    # GPUs that have it
+    precision: Precision  # of the forward pass; auto: bfloat16 if all ranks have it, else float16 on GPUs
+    # with tensor cores, else float32; a resumed run keeps its choice. tf32: float32 with factors of
+    # 11 bits, on GPUs that have it
     compile: Any  # off, default: by torch.compile, each image size once; auto: on GPUs with Triton and a C++ compiler,
     # if all images have one size and the training is long enough to gain by it; reduce-overhead:
     # into CUDA graphs, for small networks on one GPU; max-autotune-no-cudagraphs tries more kernels
@@ -115,11 +115,11 @@ class OptimConfig:
     flat_fraction: Any  # share of the training after which it begins to fall; auto: 0.5 up to 2000 steps, else 0
     momentum: Below1  # of SGD (Nesterov); beta1 of AdamW
     weight_decay: NotNegative  # on convolution weights only; AdamW shrinks them by lr times this share in each step
-    warmup_epochs: NotNegative  # length of the warm-up in epochs, at least 500 steps and at most a tenth of the
-    # training; 0: none
+    warmup_epochs: NotNegative  # length of the warm-up in epochs, at least 500 steps and at most a tenth of
+    # the training; 0: none
     clip_norm: Positive | None  # largest gradient norm; null: no clipping
-    ema_decay: Share  # largest decay of the weight average in a step; 0: no average. Before it limits the average,
-    # that covers about 8 % of the steps made
+    ema_decay: Share  # largest decay of the weight average in a step; 0: no average. Before it limits the
+    # average, that covers about 8 % of the steps made
 
     def flat_share(self, steps: int) -> float:
         """``flat_fraction`` as a number, for a training of ``steps``."""
@@ -203,8 +203,8 @@ class TrainConfig(PluggedConfig):
     name: str  # folder below runs/
     run_dir: str | None  # null: runs/<name>/<date_time>, under SLURM runs/<name>/slurm-<job id>[-<number>]
     run_mirror: str | None  # address such as s3://bucket/runs/coco: what a resume needs is copied there, too
-    resume: str | None  # run folder, its last.pt, a folder of runs (the newest), last (of all), or a run_mirror;
-    # auto: that in run_mirror unless it is here, else run_dir, else this job's (SLURM,
+    resume: str | None  # run folder, its last.pt, a folder of runs (the newest), last (of all), or a
+    # run_mirror; auto: that in run_mirror unless it is here, else run_dir, else this job's (SLURM,
     # torchrun), else the newest of this name
     device: Device  # auto: CUDA if there is a GPU
     devices: Any  # number of processes to start, one for each GPU, or auto (all GPUs); null: only this one
@@ -289,8 +289,8 @@ class PredictConfig(DetectConfig):
 
     on_error: OnBadFile  # stop at a file that cannot be read, or skip it with a warning
     batch_size: Count | None  # images in one forward pass; results differ by rounding only; null: 8 on a GPU, else 1
-    source: str  # an image, a video, a folder, a quoted pattern, an address (http://.../a.jpg, rtsp://...), or the
-    # number of a camera (0)
+    source: str  # an image, a video, a folder, a quoted pattern, an address (http://.../a.jpg, rtsp://...),
+    # or the number of a camera (0)
     out: str | None  # folder for the results; null: runs/predict/<date_time>
     draw: bool  # write copies of the images and videos with boxes
     save_json: bool  # write detections.json (COCO results) and images.json

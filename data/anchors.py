@@ -6,13 +6,13 @@ Sizes are (width, height) in pixels of images letterboxed to the training size.
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from data.geometry import ImageSize, both_sides
 from data.index import Annotations
+from data.io import Float64, Int64
 from data.progress import counted, tracked
 
-Sizes = NDArray[np.float64]  # (n, 2) width, height
+Sizes = Float64  # (n, 2) width, height
 
 BOXES_AT_ONCE = 65536  # compared with the anchors, which bounds memory
 KMEANS_ROUNDS = 300
@@ -42,10 +42,10 @@ def network_sizes(annotations: Annotations, image_size: ImageSize, max_boxes: in
     return np.asarray(annotations.boxes_xywh[rows, 2:] * scale[:, None])
 
 
-def match_anchors(sizes: Sizes, anchors: Sizes) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+def match_anchors(sizes: Sizes, anchors: Sizes) -> tuple[Float64, Int64]:
     """Best IoU (n,) of sizes (n, 2) with concentric anchors (k, 2), and the first index with it."""
     areas = anchors.prod(axis=1)
-    overlaps, nearest = [np.zeros(0)], [np.zeros(0, dtype=np.int64)]
+    overlaps, nearest = [np.zeros(0)], [np.zeros(0, np.int64)]
     for start in range(0, len(sizes), BOXES_AT_ONCE):
         chunk = sizes[start : start + BOXES_AT_ONCE, None]
         shared = np.minimum(chunk, anchors).prod(axis=2)
@@ -79,7 +79,10 @@ def kmeans_anchors(sizes: Sizes, count: int, generator: np.random.Generator) -> 
             break
         for number in range(count):
             members = sizes[nearest == number]
-            anchors[number] = members.mean(axis=0) if len(members) else sizes[match_anchors(sizes, anchors)[0].argmin()]
+            if len(members):
+                anchors[number] = members.mean(axis=0)
+            else:
+                anchors[number] = sizes[match_anchors(sizes, anchors)[0].argmin()]
     return sorted_by_area(anchors)
 
 
@@ -110,7 +113,9 @@ def fix_of_anchors(recall: float, min_iou: float) -> str:
     """The option to change if only a share ``recall`` of the boxes overlaps an anchor enough."""
     looser = f"loss.anchor_iou={min_iou / 2:g}"
     # Pretrained heads need the anchors they were trained with.
-    return f"model.anchors=auto; with the heads of pretrained weights, {looser}" if recall < FIT_RECALL else looser
+    if recall < FIT_RECALL:
+        return f"model.anchors=auto; with the heads of pretrained weights, {looser}"
+    return looser
 
 
 def describe_set(
@@ -138,7 +143,7 @@ def describe_set(
     return line, f"warning: {missed} and are learnt only as background. {fix}"
 
 
-def objects_per_image(annotations: Annotations) -> NDArray[np.int64]:
+def objects_per_image(annotations: Annotations) -> Int64:
     """The number of boxes (N,) of each image, without crowds."""
     before = np.concatenate([[0], np.cumsum(~annotations.crowd)])
     return np.asarray(np.diff(before[annotations.offsets]))

@@ -15,15 +15,15 @@ from urllib.parse import urlsplit
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from data.errors import DataError, shown
-from data.io import ROTATED, Findings, Source
+from data.io import ROTATED, Findings, Float64, Int64, Source
 from data.layouts import choose_classes, count_files, mapped, tail
 from data.progress import tracked
 from data.remote import Place, folder_of, in_shards
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+IGNORED = "annotations with ignore=1, which count like any other"
 CHUNK = 2**16  # annotations that are objects at a time: all those of a large file would be gigabytes
 MAX_INT = 2**63 - 1
 Integer = Annotated[int, msgspec.Meta(ge=-MAX_INT, le=MAX_INT)]
@@ -79,7 +79,8 @@ def read_coco(path: Path, images: Place, names: list[str] | None, content: Mappi
         for number, image in enumerate(instances.images):
             image.file_name = image.file_name or urlsplit(image.coco_url or "").path[1:]
             if not image.file_name:
-                raise msgspec.ValidationError(f"Object missing required field `file_name` - at `$.images[{number}]`")
+                says = f"Object missing required field `file_name` - at `$.images[{number}]`"
+                raise msgspec.ValidationError(says)
         findings, notes, other_ids = Findings(), Findings(), dict[int, Any]()
         integers, numbers = [np.zeros((0, 5), np.int64)], [np.zeros((0, 5))]
         starts = range(0, len(instances.annotations or ()), CHUNK)
@@ -88,13 +89,11 @@ def read_coco(path: Path, images: Place, names: list[str] | None, content: Mappi
             integers.append(columns[0])
             numbers.append(columns[1])
     except msgspec.ValidationError as error:
-        raise DataError(
-            f"{path} is not a COCO instances file: {error}. fix: check data.<split>.annotations, or correct the file"
-        ) from error
+        fix = "fix: check data.<split>.annotations, or correct the file"
+        raise DataError(f"{path} is not a COCO instances file: {error}. {fix}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise DataError(
-            f"{path} is not valid JSON ({error}). fix: save it as UTF-8, correct it, or get it again"
-        ) from error
+        fix = "fix: save it as UTF-8, correct it, or get it again"
+        raise DataError(f"{path} is not valid JSON ({error}). {fix}") from error
     listed = [image.file_name for image in instances.images if image.neg_category_ids is not None]
     notes.add("images with LVIS's lists of classes, which scores do not use: they are COCO's", listed)
     if instances.annotations is None:
@@ -107,8 +106,8 @@ def read_coco(path: Path, images: Place, names: list[str] | None, content: Mappi
         path=path,
         image_root=folder_of(images),
         file_names=_file_names(instances.images, images, notes),
-        image_ids=np.array([image.id for image in instances.images], dtype=np.int64),
-        sizes=np.array([(i.height or 0, i.width or 0) for i in instances.images], dtype=np.int64).reshape(-1, 2),
+        image_ids=np.array([image.id for image in instances.images], np.int64),
+        sizes=np.array([(i.height or 0, i.width or 0) for i in instances.images], np.int64).reshape(-1, 2),
         box_image_ids=whole[:, 1],
         boxes_xywh=boxes_xywh,
         box_category_ids=whole[:, 2],
@@ -123,7 +122,7 @@ def read_coco(path: Path, images: Place, names: list[str] | None, content: Mappi
 
 def _columns(
     path: Path, instances: _Instances, start: int, *, other_ids: dict[int, Any], findings: Findings, notes: Findings
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+) -> tuple[Int64, Float64]:
     """Number, image, category, crowd, id (n, 5); box and area or NaN (n, 5) of CHUNK annotations.
 
     ``other_ids`` get those that are not integers, by number. Raises msgspec's errors.
@@ -131,7 +130,8 @@ def _columns(
     entries: list[Any] = (instances.annotations or [])[start : start + CHUNK]
     if isinstance(entries[0], msgspec.Raw):
         try:
-            entries = msgspec.json.decode(b"[" + b",".join(entries) + b"]", type=list[_Annotation], strict=False)
+            joined = b"[" + b",".join(entries) + b"]"
+            entries = msgspec.json.decode(joined, type=list[_Annotation], strict=False)
         except msgspec.ValidationError as error:
             at = re.search(r"\$\[(\d+)", str(error))
             where = str(error).replace(at[0], f"$.annotations[{start + int(at[1])}") if at else str(error)
@@ -148,7 +148,7 @@ def _columns(
             findings.add("incomplete annotations", [f"{path}: annotation {shown(name)} {problem}"])
             continue
         if not entry.iscrowd and entry.ignore in (1, "1"):
-            notes.add("annotations with ignore=1, which count like any other", [f"{path}: annotation {shown(name)}"])
+            notes.add(IGNORED, [f"{path}: annotation {shown(name)}"])
         if not entry.iscrowd and isinstance(entry.attributes, dict) and entry.attributes.get("rotation"):
             notes.add(ROTATED, [f"{path}: annotation {shown(name)}"])
         plain = 0 if number in other_ids else name
@@ -171,7 +171,7 @@ def _decoded(text: memoryview) -> _Instances:
 
 def _file_names(images: list[_Image], root: Place, notes: Findings) -> list[str]:
     """The names relative to ``root``; with / for the backslash of Windows, unless a file has it."""
-    names = list[str]()
+    names = []
     for image in images:
         name = str(image.file_name)
         if "\\" in name and not (isinstance(root, Path) and (root / name).is_file()):
@@ -189,7 +189,6 @@ def _file_names(images: list[_Image], root: Place, notes: Findings) -> list[str]
 
 
 def _category_names(categories: list[_Category], path: Path) -> dict[int, str]:
-    """The name of each category id, in the order of the ids."""
     if not categories:
         raise DataError(f"{path} defines no categories. fix: check data.<split>.annotations")
     names, ids = dict[Any, str](), dict[Any, str]()
@@ -197,6 +196,7 @@ def _category_names(categories: list[_Category], path: Path) -> dict[int, str]:
         for key, known in (("id", names), ("name", ids)):
             value = getattr(category, key)
             if value in known:
-                raise DataError(f"{path} has two categories with the {key} {value!r}. fix: give each its own {key}")
+                fix = f"fix: give each its own {key}"
+                raise DataError(f"{path} has two categories with the {key} {value!r}. {fix}")
             known[value] = category.name
     return dict(sorted(names.items()))

@@ -32,6 +32,8 @@ Colour = StrEnum("Colour", "auto cpu device")
 
 _TRAIN_OR_VAL = re.compile(r"(?<![a-z])(trainval|train(ing)?|val(id(ation)?)?)(?![a-z])", re.IGNORECASE)
 
+Pair = tuple[Path, remote.Place]  # annotations, and where their images are
+
 # Limits that conf/compose.py checks, in the words in which it reports them.
 Share = Annotated[float, Meta(ge=0, le=1)]
 Below1 = Annotated[float, Meta(ge=0, lt=1)]
@@ -88,8 +90,8 @@ class DataConfig:
     root: str  # folder of the data set; yolo: or its data.yaml or obj.data
     train: SplitConfig
     val: SplitConfig
-    split: Annotated[float | None, Meta(gt=0, lt=1)]  # share of the training images held out for validation in place
-    # of data.val, by a hash of their file names; null: use data.val
+    split: Annotated[float | None, Meta(gt=0, lt=1)]  # share of the training images held out for validation
+    # in place of data.val, by a hash of their file names; null: use data.val
     names: Any  # class names in order, or a file that lists them; null: all classes of the json
     # (by id) or of the data.yaml
     classes: Any  # train and score only these, by name or by number in the set, as in [person,3]; null: all
@@ -105,16 +107,15 @@ class DataConfig:
     # cores of the rank
     cache: ImageCache  # cache decoded images, one copy per node: in memory (ram) or in a file in
     # data.index_dir that later runs reuse (disk)
-    cache_gb: Annotated[float, Meta(gt=0)]  # of images at an address data.cache=disk keeps the files as they are, up to
-    # this many gigabytes of each split
+    cache_gb: Annotated[float, Meta(gt=0)]  # of images at an address data.cache=disk keeps the files as they
+    # are, up to this many gigabytes of each split
     index_dir: str  # folder of the indices built from annotations, and of data.cache=disk
 
     def __post_init__(self) -> None:
-        steers = {"Cc", "Zl", "Zp"}.intersection(map(unicodedata.category, self.name))  # a terminal, or forges lines
+        steers = {"Cc", "Zl", "Zp"}.intersection(map(unicodedata.category, self.name))  # a terminal
         if "/" in self.name or self.name in ("", ".", "..") or steers:  # it names a folder
-            raise ValueError(
-                f"data.name must be a name without / and control characters, got {self.name!r}. fix: another data.name"
-            )
+            says = f"without / and control characters, got {self.name!r}. fix: another data.name"
+            raise ValueError(f"data.name must be a name {says}")
         if self.format in DataFormat.__members__:
             self.format = DataFormat(self.format)
         elif self.format not in FORMATS:
@@ -132,9 +133,8 @@ class DataConfig:
                 continue
             count = len(paths.pairs(f"data.{split}"))
             if count > 1 and self.format not in (DataFormat.voc, DataFormat.yolo):
-                raise ValueError(
-                    f"data.{split}.annotations lists {count} files: format={self.format} reads one. fix: merge them"
-                )
+                says = f"{count} files: format={self.format} reads one. fix: merge them"
+                raise ValueError(f"data.{split}.annotations lists {says}")
         if isinstance(self.names, str):
             folder = Path(self.root) if Path(self.root).is_dir() else Path(self.root).parent
             beside = folder / self.names
@@ -142,7 +142,7 @@ class DataConfig:
         if self.names is not None:
             self.names = class_names(self.names, "data.names")
 
-    def places(self, split: str, root: Path) -> tuple[str, list[tuple[Path, remote.Place]]]:
+    def places(self, split: str, root: Path) -> tuple[str, list[Pair]]:
         """The split to read, and its annotations with the folders of their images below ``root``.
 
         ``split`` is ``train``, ``val`` or ``test``; ``data.split`` takes the first two from
@@ -157,27 +157,27 @@ class DataConfig:
                 raise DataError(f"data.{split}.images has no effect. fix: data.{split}.annotations=<images>")
             set_file, folder = (root, root.parent) if root.is_file() else (find_set_file(root), root)
             if set_file is None:
-                raise DataError(
-                    f"data.root: there is no data.yaml or obj.data in {root}. fix: data.root=<such a file>, or "
-                    "data.train.annotations=<a folder of images, or a list of them>"
-                )
+                fix = "fix: data.root=<such a file>, or data.train.annotations=<a folder of images, or a list of them>"
+                raise DataError(f"data.root: there is no data.yaml or obj.data in {root}. {fix}")
             return split, [(set_file, folder)]
         root = root.parent if root.is_file() else root
-        pairs = list[tuple[Path, remote.Place]]()
+        pairs = list[Pair]()
         for annotations, images in paths.pairs(f"data.{split}"):
             path, place_of_images = root / annotations, remote.place(root, images)
-            for place, key in ((path, f"data.{split}.annotations"), (place_of_images, f"data.{split}.images")):
+            for place, name in ((path, "annotations"), (place_of_images, "images")):
+                key = f"data.{split}.{name}"
                 if isinstance(place, Path) and not place.exists():
                     raise DataError(f"{key}: there is no {place}. fix: {self._fix_missing(split, key, root)}")
             if self.format in (DataFormat.coco, DataFormat.shapes) and not path.is_file():
-                raise DataError(f"data.{split}.annotations: {path} is not a file. fix: name the annotation file itself")
+                fix = "fix: name the annotation file itself"
+                raise DataError(f"data.{split}.annotations: {path} is not a file. {fix}")
             pairs.append((path, place_of_images))
         return split, pairs
 
-    def _places_of_tests(self, root: Path) -> list[tuple[Path, remote.Place]]:
+    def _places_of_tests(self, root: Path) -> list[Pair]:
         """What is called test where ``data.val``, or ``data.train``, has a name of val or train."""
         for part, key in ((self.val, "data.val"), (self.train, "data.train")):
-            pairs = list[tuple[Path, remote.Place]]()
+            pairs = list[Pair]()
             for names, images in part.pairs(key) if part.annotations is not None else ():
                 swapped = _TRAIN_OR_VAL.sub("test", names)
                 folder = remote.place(root, _TRAIN_OR_VAL.sub("test", images))
@@ -207,10 +207,9 @@ class DataConfig:
     def check_two_sets(self) -> None:
         """Raise ``ValueError`` if training and validation read the same annotations."""
         if self.split is None and self.train == self.val and self.train.annotations is not None:
-            raise ValueError(
-                f"data={self.name} has no validation images of its own: data.train and data.val are the same. fix: "
-                "data.split=0.1 holds out a tenth, or name them by data.val.annotations and data.val.images"
-            )
+            same = "data.train and data.val are the same"
+            fix = "fix: data.split=0.1 holds out a tenth, or name them by data.val.annotations and data.val.images"
+            raise ValueError(f"data={self.name} has no validation images of its own: {same}. {fix}")
 
 
 @dataclass

@@ -93,7 +93,7 @@ class TrainDataset(torch.utils.data.Dataset[Batch]):
             self.images.begin([tile.position for tile in chain(*tiles, *later)])
         objects = self._objects(self._draw(buffer.numpy(), plans, tiles), plans[0].size)
         targets = self._changed(buffer.numpy(), requests, *objects) if self.changes else target_rows(*objects)
-        gains = torch.from_numpy(np.array([plan.gains for plan in plans], dtype=np.float32))
+        gains = torch.from_numpy(np.array([plan.gains for plan in plans], np.float32))
         return Batch(
             images=buffer.permute(0, 3, 1, 2),
             targets=torch.from_numpy(targets),
@@ -111,11 +111,11 @@ class TrainDataset(torch.utils.data.Dataset[Batch]):
 
         Each image is decoded once, down to its last visible row, and freed after its last use.
         """
-        last, rows = dict[int, Tile](), Counter[int]()
+        last, rows = {}, Counter[int]()
         for tile in chain(*tiles):
             last[tile.position] = tile
             rows[tile.position] = max(rows[tile.position], tile.last_row)
-        decoded, drawn = dict[int, Image | None](), list[Tile]()
+        decoded, drawn = dict[int, Image | None](), []
         for canvas, plan, of_sample in zip(canvases, plans, tiles, strict=True):
             pictures = [canvas] if len(plan.pictures) == 1 else [canvas, np.empty_like(canvas)]
             for picture in pictures:
@@ -138,8 +138,8 @@ class TrainDataset(torch.utils.data.Dataset[Batch]):
 
     def _objects(self, tiles: list[Tile], size: Size) -> tuple[Samples, Classes, Boxes]:
         """Sample, class and box of all that is visible in a batch, without crowds."""
-        matrices = np.array([tile.matrix for tile in tiles], dtype=np.float64).reshape(-1, 3, 3)
-        numbers = np.array([(tile.sample, tile.position) for tile in tiles], dtype=np.int64)
+        matrices = np.array([tile.matrix for tile in tiles], np.float64).reshape(-1, 3, 3)
+        numbers = np.array([(tile.sample, tile.position) for tile in tiles], np.int64)
         samples, positions = numbers.reshape(-1, 2).T
         of_tile, classes, boxes = self.annotations.boxes_on(positions)
         clipped, usable = visible_boxes(geometry.move_boxes(boxes, matrices[of_tile]), size)
@@ -158,14 +158,14 @@ class TrainDataset(torch.utils.data.Dataset[Batch]):
             image, own_boxes, own_classes = before, boxes[own], classes[own]
             for name, change in self.changes.items():
                 seeds = [self.seed, request.epoch, request.index, request.repeat, zlib.crc32(name.encode())]
-                image, moved, kept = change(Sample(image, own_boxes, own_classes), np.random.default_rng(seeds))
+                sample = Sample(image, own_boxes, own_classes)
+                image, moved, kept = change(sample, np.random.default_rng(seeds))
                 if image.shape != before.shape or image.dtype != np.uint8:
-                    raise DataError(
-                        f"augmentation {name} made an image of {image.dtype} {image.shape} from one of uint8 "
-                        f"{before.shape}. fix: keep size and type"
-                    )
-                clipped, usable = visible_boxes(np.asarray(moved, np.float32).reshape(-1, 4), before.shape[:2])
-                own_boxes, own_classes = clipped[usable], np.asarray(kept, dtype=np.int32)[usable]
+                    made = f"{image.dtype} {image.shape} from one of uint8 {before.shape}"
+                    raise DataError(f"augmentation {name} made an image of {made}. fix: keep size and type")
+                reached = np.asarray(moved, np.float32).reshape(-1, 4)
+                clipped, usable = visible_boxes(reached, before.shape[:2])
+                own_boxes, own_classes = clipped[usable], np.asarray(kept, np.int32)[usable]
             before[:] = image
             changed.append(target_rows(np.full(len(own_classes), number), own_classes, own_boxes))
         return np.concatenate(changed)
@@ -201,7 +201,7 @@ def target_rows(samples: Samples, classes: Classes, boxes_xyxy: Boxes) -> Target
     """Targets of boxes (T, 4) with the sample and class (T,) of each."""
     low, high = boxes_xyxy[:, :2], boxes_xyxy[:, 2:]
     columns = (samples[:, None], classes[:, None], (low + high) / 2, high - low)
-    return np.concatenate(columns, axis=1, dtype=np.float32)
+    return np.hstack(columns, dtype=np.float32)
 
 
 class EvalDataset(torch.utils.data.Dataset[Batch]):
@@ -215,11 +215,11 @@ class EvalDataset(torch.utils.data.Dataset[Batch]):
         buffer = empty_images(requests)
         indices = [request.index for request in requests]
         self.images.begin(indices + [request.index for request in getattr(requests, "ahead", ())])
-        targets, letterboxes = list[Targets](), list[geometry.Letterbox]()
+        targets, letterboxes = [], []
         for number, (canvas, index) in enumerate(zip(buffer.numpy(), indices, strict=True)):
             image = self.images.read(index)
             if image is None:  # skipped: a grey image, so its objects count as missed
-                image = np.full((*self.annotations.sizes[index], 3), PAD_VALUE, dtype=np.uint8)
+                image = np.full((*self.annotations.sizes[index], 3), PAD_VALUE, np.uint8)
             letterbox = geometry.resize_into(canvas, image, self.resize)
             classes, boxes = self.annotations.training_boxes(index)
             clipped, usable = visible_boxes(letterbox.to_network(boxes), canvas.shape[:2])

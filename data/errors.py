@@ -30,10 +30,9 @@ def of_killed_loader(error: BaseException) -> str | None:
     """The sentence for torch's error of a dead worker, raised wherever a program is; else None."""
     if not isinstance(error, RuntimeError) or "DataLoader worker" not in str(error):
         return None
-    return (
-        f"a process that loads images was killed ({str(error).splitlines()[0]}), as by the kernel when memory runs "
-        "out. fix: fewer data.workers, a smaller batch or more memory, then resume="
-    )
+    cause = f"({str(error).splitlines()[0]}), as by the kernel when memory runs out"
+    fix = "fix: fewer data.workers, a smaller batch or more memory, then resume="
+    return f"a process that loads images was killed {cause}. {fix}"
 
 
 def printable(text: str) -> str:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from data.config import Resize
 
 Image = NDArray[np.uint8]  # (h, w, 3) RGB
+Floats = NDArray[np.floating[Any]]  # of any precision
 Boxes = NDArray[np.float32]  # (n, 4) left, top, right, bottom in pixels
 Matrix = NDArray[np.float64]  # (3, 3) maps (x, y, 1) of one picture to another; the last row is 0, 0, 1
 Size = tuple[int, int]  # height, width in pixels
@@ -29,7 +30,7 @@ PAD_VALUE = 114  # grey of the letterbox, as in all YOLO systems
 TOLERANCE = 1e-6  # pixels: a coordinate this close to a whole number counts as whole
 MARGIN = 1  # source pixels that interpolation may read beyond the last one shown
 PRECISION = 1 / 32  # pixels: the grid of points at which OpenCV's warps sample
-FLIP_CODES = {(True, False): 0, (False, True): 1, (True, True): -1}  # OpenCV's: vertically, horizontally, both
+FLIP_CODES = {(True, False): 0, (False, True): 1, (True, True): -1}  # vertically, horizontally, both
 MAX_LONGER = 32  # pixels tried for a whole length; about one in 16 is whole to that precision
 
 
@@ -50,13 +51,13 @@ def move_boxes(boxes_xyxy: Boxes, matrix: Matrix) -> Boxes:
     """Return upright boxes (n, 4) around boxes mapped by one matrix, or by one each (n, 3, 3)."""
     corners = boxes_xyxy[:, [0, 1, 2, 1, 2, 3, 0, 3]].reshape(-1, 4, 2)
     points = corners @ matrix[..., :2, :2].swapaxes(-1, -2) + matrix[..., None, :2, 2]
-    return np.concatenate([points.min(axis=1), points.max(axis=1)], axis=1).astype(np.float32)
+    return np.hstack([points.min(axis=1), points.max(axis=1)]).astype(np.float32)
 
 
 def cut_at_edges(boxes_xyxy: NDArray[Any], size: Size) -> NDArray[Any]:
     """Clip boxes (n, 4) to an image of ``size`` (height, width)."""
     height, width = size
-    return boxes_xyxy.clip(0, np.array([width, height, width, height], dtype=boxes_xyxy.dtype))
+    return boxes_xyxy.clip(0, np.array([width, height, width, height], boxes_xyxy.dtype))
 
 
 def visible_boxes(boxes_xyxy: Boxes, size: Size) -> tuple[Boxes, NDArray[np.bool_]]:
@@ -84,9 +85,9 @@ class Letterbox(NamedTuple):
     def to_network(self, boxes_xyxy: Boxes) -> Boxes:
         """Map boxes from pixels of the original image to pixels of the network input."""
         scale, shift = np.tile(self[:2], 2), np.tile(self[2:], 2)
-        return np.asarray(boxes_xyxy * scale + shift, dtype=np.float32)
+        return np.asarray(boxes_xyxy * scale + shift, np.float32)
 
-    def to_original(self, boxes_xyxy: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
+    def to_original(self, boxes_xyxy: Floats) -> NDArray[np.float64]:
         """Map boxes back to pixels of the original image, without clipping them."""
         scale, shift = np.tile(self[:2], 2), np.tile(self[2:], 2)
         return np.asarray((boxes_xyxy - shift) / scale)
@@ -153,7 +154,7 @@ def tile_of(matrix: Matrix, image_size: Size, canvas_size: Size) -> tuple[int, D
     return min(image_size[0], math.ceil(shown[:, 1].max()) + MARGIN), partial(_draw_warped, matrix)
 
 
-def project(points: NDArray[np.floating[Any]], matrix: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
+def project(points: Floats, matrix: Floats) -> NDArray[np.float64]:
     """Map points (..., 2) of x, y by ``matrix``."""
     return np.asarray(points @ matrix[:2, :2].T + matrix[:2, 2])
 
@@ -161,7 +162,7 @@ def project(points: NDArray[np.floating[Any]], matrix: NDArray[np.floating[Any]]
 def corner_points(size: Size) -> NDArray[np.float64]:
     """Return the corners (4, 2) of a picture of ``size``, clockwise from the top left."""
     height, width = size
-    return np.array([[0, 0], [width, 0], [width, height], [0, height]], dtype=np.float64)
+    return np.array([[0, 0], [width, 0], [width, height], [0, height]], np.float64)
 
 
 def _boxes_meet(points: np.ndarray, size: Size) -> bool:

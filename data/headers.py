@@ -14,11 +14,10 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 import PIL.Image
-from numpy.typing import NDArray
 
 from data.config import Exif
 from data.geometry import Image, Size
-from data.io import Source, in_chunks
+from data.io import Int64, Source, in_chunks
 from data.layouts import read_file
 from data.remote import FEW, is_remote
 
@@ -27,7 +26,7 @@ KNOWN_TYPES = ", ".join(PILLOW_FORMATS)  # for messages
 MAX_PIXELS = 178_956_970  # 512 MiB of RGB, Pillow's limit: a file of a few kB can decode to more
 TooLargeError = PIL.Image.DecompressionBombError  # for an image of more than MAX_PIXELS
 HEAD_BYTES = 16384  # usually contain the size; a JPEG may put colour profiles and thumbnails first
-FRAME_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # of a JPEG's frame headers (T.81, table B.1)
+FRAME_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # of frame headers (T.81, table B.1)
 BARE_MARKERS = frozenset({0x01, *range(0xD0, 0xD8)})  # without a length
 ORIENTATION_TAG = 274  # of EXIF
 FLIPS = {2: 1, 3: -1, 4: 0, 6: 1, 7: -1, 8: 0}  # OpenCV's code by orientation; 5 to 8 are transposed first
@@ -130,7 +129,6 @@ def orientation_of(image: PIL.Image.Image) -> int:
 
 
 def _orientation(exif: bytes) -> int:
-    """The orientation in Exif data; 1 (upright) if there is none."""
     with suppress(Exception):  # damaged data may raise any kind
         tags = PIL.Image.Exif()
         tags.load(exif)
@@ -157,9 +155,9 @@ class TurnRule(NamedTuple):
 def turn_decoded(image: Image, orientation: int) -> Image:
     """Turn an image (h, w, 3), decoded with IGNORE_ORIENTATION, by an EXIF ``orientation``."""
     if orientation > 4:
-        image = np.asarray(cv2.transpose(image), dtype=np.uint8)
+        image = np.asarray(cv2.transpose(image), np.uint8)
     flip = FLIPS.get(orientation)
-    return image if flip is None else np.asarray(cv2.flip(image, flip), dtype=np.uint8)
+    return image if flip is None else np.asarray(cv2.flip(image, flip), np.uint8)
 
 
 def add_sizes(source: Source) -> None:
@@ -189,7 +187,8 @@ def rule_of(source: Source, exif: Exif) -> TurnRule:
         source.notes.add(SWAPPED, mixed, describe=source.file_names.__getitem__)
         source.sizes[mixed] = turned[mixed]
         fits_stored[mixed], fits_turned[mixed] = False, True
-    rule = TurnRule(exif, unclear=bool((fits_turned & ~fits_stored).sum() >= (fits_stored & ~fits_turned).sum()))
+    most_turned = (fits_turned & ~fits_stored).sum() >= (fits_stored & ~fits_turned).sum()
+    rule = TurnRule(exif, unclear=bool(most_turned))
     are_turned = fits_turned & (rule.unclear | ~fits_stored)
     of_some = f", of {len(rows):,} that were read" if len(rows) < count else ""
     for kind, which in ((TURNED, are_turned), (STORED, fits_stored & ~are_turned)):
@@ -197,25 +196,26 @@ def rule_of(source: Source, exif: Exif) -> TurnRule:
     return rule
 
 
-def _are_boxes_upright(source: Source, images: NDArray[np.int64]) -> bool:
+def _are_boxes_upright(source: Source, images: Int64) -> bool:
     """Whether more boxes of ``images`` fit only into swapped sides than only into given ones."""
     images = images[np.argsort(source.image_ids[images])]
     ids = source.image_ids[images]
     boxes = np.flatnonzero(np.isin(source.box_image_ids, ids))
     height, width = source.sizes[images[np.searchsorted(ids, source.box_image_ids[boxes])]].T
-    right, bottom = (source.boxes_xywh[boxes, :2] + source.boxes_xywh[boxes, 2:]).T - 1  # a pixel may be rounding
+    right, bottom = (source.boxes_xywh[boxes, :2] + source.boxes_xywh[boxes, 2:]).T - 1  # rounding
     fits, fits_swapped = (right <= width) & (bottom <= height), (right <= height) & (bottom <= width)
     return bool((fits_swapped & ~fits).sum() > (fits & ~fits_swapped).sum())
 
 
-def _read_headers(source: Source, rows: NDArray[np.int64], title: str) -> NDArray[np.int64]:
+def _read_headers(source: Source, rows: Int64, title: str) -> Int64:
     """Height, width and orientation (n, 3) of the images in ``rows``; 0 for files that are none."""
     paths = [os.path.join(source.image_root, source.file_names[row]) for row in rows.tolist()]
-    return np.concatenate([np.zeros((0, 3), dtype=np.int64), *in_chunks(_read_rows, paths, title, source.image_root)])
+    parts = in_chunks(_read_rows, paths, title, source.image_root)
+    return np.concatenate([np.zeros((0, 3), np.int64), *parts])
 
 
-def _read_rows(paths: Sequence[str]) -> NDArray[np.int64]:
-    rows = np.zeros((len(paths), 3), dtype=np.int64)
+def _read_rows(paths: Sequence[str]) -> Int64:
+    rows = np.zeros((len(paths), 3), np.int64)
     for row, path in enumerate(paths):
         if header := header_of(path):
             rows[row] = header[1:]

@@ -18,15 +18,14 @@ import cv2
 import numpy as np
 import PIL.Image
 import torch
-from numpy.typing import NDArray
 
 from data import headers
 from data.config import ImageCache, OnError
 from data.errors import DataError
 from data.geometry import Image
-from data.headers import KNOWN_TYPES, MAX_PIXELS, Header, TooLargeError, read_header, read_segments, turn_decoded
+from data.headers import KNOWN_TYPES, MAX_PIXELS, Header, read_header, read_segments, turn_decoded
 from data.index import Annotations
-from data.io import stamp_files, usable_cores
+from data.io import Int64, stamp_files, usable_cores
 from data.layouts import read_file
 from data.progress import tracked
 from data.remote import FETCHES, Fetcher, FetchError, is_remote
@@ -68,7 +67,7 @@ def decode_rows(data: bytes, height: int, rows: int) -> Image | None:
     if not whole:
         data = b"".join((data[: position + 5], struct.pack(">H", rows), memoryview(data)[position + 7 :]))
     with suppress(ValueError):  # a strict decoder takes the data behind the last row for damage
-        return np.asarray(simplejpeg.decode_jpeg(data, "RGB", strict=whole), dtype=np.uint8)
+        return np.asarray(simplejpeg.decode_jpeg(data, "RGB", strict=whole), np.uint8)
     return None
 
 
@@ -93,7 +92,7 @@ def open_image(path: str, fix: str, read: Callable[[str], bytes] = read_file) ->
         header = read_header(data)
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}). {fix}") from error
-    except TooLargeError as error:
+    except headers.TooLargeError as error:
         raise DataError(f"{path} has more than the {MAX_PIXELS:,} pixels that are read. {fix}") from error
     if header is None:
         raise DataError(f"{path} is not an image of a known type ({KNOWN_TYPES}). {fix}")
@@ -114,11 +113,11 @@ def decode_stored(path: str | Path, data: bytes, header: Header, fix: str) -> Im
     # OpenCV prints warnings about broken images that do not name the file.
     cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
     # From memory OpenCV refuses a truncated image; from a file it fills up a JPEG with grey.
-    image = cv2.imdecode(np.frombuffer(data, dtype=np.uint8), AS_STORED)
+    image = cv2.imdecode(np.frombuffer(data, np.uint8), AS_STORED)
     if image is None or image.shape[2:] != (3,) or image.dtype != np.uint8:
         why = f"its {header.kind} data are damaged, or not of 8 or 16 bits"
         raise DataError(f"{path} cannot be decoded: {why}. {fix}")
-    return np.asarray(image, dtype=np.uint8)
+    return np.asarray(image, np.uint8)
 
 
 def _without_alpha(data: bytes) -> Image | None:
@@ -160,7 +159,7 @@ class ImageSource:
         made_of = self.annotations, self.on_error, cache
         return type(self), made_of, {"_left_out": self._left_out, "fetcher": self.fetcher}
 
-    def read(self, index: int, rows: int | None = None) -> NDArray[np.uint8] | None:
+    def read(self, index: int, rows: int | None = None) -> Image | None:
         """The image (h, w, 3) in RGB, in its annotated size; rows beyond ``rows`` may be missing.
 
         An unreadable image raises ``DataError`` or, with ``on_error=skip``, is logged once and
@@ -188,7 +187,8 @@ class ImageSource:
 
     def read_sample(self) -> dict[str, list[str]]:
         """Read a few images, which may be gone. Returns paths by kind. Raises as ``read``."""
-        indices = np.unique(np.linspace(0, len(self.annotations) - 1, CHECKED_IMAGES, dtype=np.int64)).tolist()
+        spread = np.linspace(0, len(self.annotations) - 1, CHECKED_IMAGES, dtype=np.int64)
+        indices = np.unique(spread).tolist()
         self.begin(indices)
         found: dict[str, list[str]] = {FEW_LEVELS: [], headers.SEVERAL: []}
         for index in indices:
@@ -200,7 +200,7 @@ class ImageSource:
                 found[headers.SEVERAL].append(path)
         return found
 
-    def take_left_out(self) -> NDArray[np.int64]:
+    def take_left_out(self) -> Int64:
         """Positions (k,) of images left out since the last call, also by loader processes."""
         flags = self._left_out.numpy()
         positions = np.flatnonzero(flags == 1)
@@ -215,7 +215,8 @@ class ImageSource:
         """
         total = len(self.annotations)
         clause = f"{count:,} of {total:,} images cannot be read, the last one: {last}"
-        if self._in_a_row >= MAX_UNREADABLE or count > max(total // 100, min(MAX_UNREADABLE, (total + 2) // 4)):
+        most = max(total // 100, min(MAX_UNREADABLE, (total + 2) // 4))
+        if self._in_a_row >= MAX_UNREADABLE or count > most:
             raise DataError(clause)
         return clause
 
@@ -225,7 +226,8 @@ class ImageSource:
             raise error
         folder = os.path.dirname(self.annotations.path(index))
         if self.cache is None and isinstance(self.annotations.image_root, Path) and _is_empty(folder):
-            raise DataError(f"{folder}, a folder of images, is gone, empty or unreadable. fix: restore it") from error
+            fix = "fix: restore it"
+            raise DataError(f"{folder}, a folder of images, is gone, empty or unreadable. {fix}") from error
         if self.on_error != OnError.skip:
             raise error
         flags = self._left_out.numpy()
@@ -235,7 +237,7 @@ class ImageSource:
         self._in_a_row += 1
         self.check_left_out(int(np.count_nonzero(flags == 1)), error)
 
-    def _cached(self, index: int) -> NDArray[np.uint8] | None:
+    def _cached(self, index: int) -> Image | None:
         """An image from the cache; None if it is damaged there."""
         if os.fstat(self._file.fileno()).st_size >= self._starts[-1]:  # what is mapped beyond its end kills
             if self._checks[index] == MISSING:
@@ -250,12 +252,13 @@ class ImageSource:
             logger.warning("the image cache %s, which are read from their files. fix: delete the cache", where)
         return None
 
-    def _decode(self, index: int, rows: int | None) -> NDArray[np.uint8]:
+    def _decode(self, index: int, rows: int | None) -> Image:
         path, size = self.annotations.path(index), tuple(self.annotations.sizes[index].tolist())
         data, header = open_image(path, self._fix, read_file if self.fetcher is None else self.fetcher.read)
         orientation = self.annotations.turn.orientation(header, size)
         if header.kind == "JPEG" and header.size(orientation) == size:
-            quickly = decode_rows(data, header.height, header.height if rows is None or orientation != 1 else rows)
+            wanted = header.height if rows is None or orientation != 1 else rows
+            quickly = decode_rows(data, header.height, wanted)
             if quickly is not None:
                 return turn_decoded(quickly, orientation)
             if damage := jpeg_damage(data):
@@ -263,7 +266,7 @@ class ImageSource:
         image = turn_decoded(decode_stored(path, data, header, self._fix), orientation)
         if image.shape[:2] != size:
             found, annotated = (f"{width:,} x {height:,}" for height, width in (image.shape[:2], size))
-            fix = "fix: data.exif=apply" if header.size(header.orientation) == size else self._fix  # it is ignored
+            fix = "fix: data.exif=apply" if header.size(header.orientation) == size else self._fix  # ignored
             raise DataError(f"{path} has {found} pixels, its annotations are for {annotated}. {fix}")
         return image
 
@@ -271,7 +274,8 @@ class ImageSource:
 def image_cache_name(annotations: Annotations, on_error: OnError) -> str:
     """Name the cache of these images; the name changes with any file and how it is turned."""
     paths = [annotations.path(index) for index in range(len(annotations))]
-    key = hashlib.sha256(f"{CACHE_VERSION} {stamp_files(paths).digest} {on_error.value} {annotations.turn}".encode())
+    made_of = f"{CACHE_VERSION} {stamp_files(paths).digest} {on_error.value} {annotations.turn}"
+    key = hashlib.sha256(made_of.encode())
     key.update(annotations.sizes.tobytes())
     return f"{key.hexdigest()[:32]}.images"
 
@@ -293,7 +297,7 @@ def build_image_cache(images: ImageSource, path: Path, kind: ImageCache) -> None
         room = f"{starts[-1] / 2**30:.1f} GiB in {path.parent}, where {free / 2**30:.1f} GiB are free"
         raise DataError(f"data.cache={kind} needs {room}. fix: data.cache=none")
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    table = np.full(len(images.annotations) + 1, MISSING, dtype=np.int64)
+    table = np.full(len(images.annotations) + 1, MISSING, np.int64)
 
     def fill(index: int) -> None:
         image = images.read(index)
@@ -326,7 +330,7 @@ def _is_empty(folder: str) -> bool:
     return True
 
 
-def _starts(annotations: Annotations) -> NDArray[np.int64]:
+def _starts(annotations: Annotations) -> Int64:
     """Return the start of each image in the file and the end of the last one: (N + 1,)."""
     lengths = annotations.sizes.astype(np.int64).prod(axis=1) * 3
     return np.asarray(8 * (len(annotations) + 1) + np.concatenate([[0], np.cumsum(lengths)]))

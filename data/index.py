@@ -25,16 +25,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data import coco, headers, layouts, recognise, remote, shapes, validate, voc, yolo
-from data.config import FORMATS, DataConfig, DataFormat, Exif, OnError
+from data.config import FORMATS, DataConfig, DataFormat, Exif, OnError, Pair
 from data.errors import DataError, printable
-from data.io import Findings, LocatedSplit, Source, new_folder, stamp_files
+from data.geometry import Boxes
+from data.io import Findings, Float64, Int64, LocatedSplit, Source, new_folder, stamp_files
 from data.progress import counted
 
 logger = logging.getLogger(__name__)
 
-Int64 = NDArray[np.int64]
 Int32 = NDArray[np.int32]
-Float64 = NDArray[np.float64]
 Columns = dict[str, Any]  # arrays by the name of their field
 FORMAT_VERSION = 15  # raise it when the columns or the checks change
 # A lost file, something else in its place, a bad sector. Other errors say nothing about the files.
@@ -104,12 +103,12 @@ class Annotations:
             sha.update(np.ascontiguousarray(column).data)
         return sha.hexdigest()[:16]
 
-    def training_boxes(self, index: int) -> tuple[Int32, NDArray[np.float32]]:
+    def training_boxes(self, index: int) -> tuple[Int32, Boxes]:
         """Classes (n,) and clipped boxes_xyxy (n, 4) of an image in pixels, without crowds."""
         _, classes, boxes = self.boxes_on(np.array([index]))
         return classes, boxes
 
-    def boxes_on(self, images: Int64) -> tuple[Int64, Int32, NDArray[np.float32]]:
+    def boxes_on(self, images: Int64) -> tuple[Int64, Int32, Boxes]:
         """``training_boxes`` of images (k,) at once, after the number in 0..k-1 of each box."""
         counts = self.offsets[images + 1] - self.offsets[images]
         owners = np.repeat(np.arange(len(images)), counts)
@@ -148,9 +147,10 @@ def open_annotations(config: DataConfig, split: str) -> Annotations:
                 return annotations
             reason = f"lacks {counted(arrived, 'image')} that arrived since"
         logger.warning("the index %s %s and will be rebuilt", folder, reason)
-        with suppress(FileNotFoundError), TemporaryDirectory(dir=folder.parent) as trash:  # another process moved it
+        with suppress(FileNotFoundError), TemporaryDirectory(dir=folder.parent) as trash:  # another moved it
             folder.rename(Path(trash) / folder.name)
-    raise DataError(f"the index {folder} is damaged each time it is built. fix: set data.index_dir to another disk")
+    fix = "fix: set data.index_dir to another disk"
+    raise DataError(f"the index {folder} is damaged each time it is built. {fix}")
 
 
 def build_index(folder: Path, columns: Columns, about: dict[str, Any]) -> None:
@@ -168,22 +168,20 @@ def build_index(folder: Path, columns: Columns, about: dict[str, Any]) -> None:
                 if time.time() - left.stat().st_mtime > 86_400:
                     shutil.rmtree(left) if left.is_dir() else left.unlink()
     except OSError as error:
-        raise DataError(
-            f"cannot write the index of the data set to {folder.parent} ({error.strerror}). "
-            "fix: set data.index_dir to a writable folder with free space"
-        ) from error
+        why = f"({error.strerror}). fix: set data.index_dir to a writable folder with free space"
+        raise DataError(f"cannot write the index of the data set to {folder.parent} {why}") from error
 
 
 def load_index(folder: Path, image_root: remote.Place) -> Annotations | None:
     """Map the arrays of an index, read-only; ``None`` if it is damaged. Raises ``DataError``."""
     try:
-        return _mapped(folder, image_root) if layouts.read_file(folder / "crc32") == _checksum(folder) else None
+        is_whole = layouts.read_file(folder / "crc32") == _checksum(folder)
+        return _mapped(folder, image_root) if is_whole else None
     except OSError as error:
         if error.errno in DAMAGE:
             return None
-        raise DataError(
-            f"the index {folder} cannot be read ({error.strerror}). fix: {UNREADABLE_FIX}, or set data.index_dir"
-        ) from error
+        fix = f"fix: {UNREADABLE_FIX}, or set data.index_dir"
+        raise DataError(f"the index {folder} cannot be read ({error.strerror}). {fix}") from error
 
 
 def _mapped(folder: Path, image_root: remote.Place) -> Annotations:
@@ -196,10 +194,9 @@ def _mapped(folder: Path, image_root: remote.Place) -> Annotations:
 
 
 def _checksum(folder: Path) -> bytes:
-    """The CRC-32 of the columns and ``about.json``, in hex digits."""
     checksum = 0
     for file in sorted(folder.glob("[!.]*.*")):
-        with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as opened:  # a pipe is empty, too
+        with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as opened:  # pipes are empty
             while part := opened.read(2**18):  # memory for a whole file takes longer than its sum
                 checksum = zlib.crc32(part, checksum)
     return b"%08x" % checksum
@@ -257,7 +254,7 @@ def _read(config: DataConfig, split: str, located: LocatedSplit) -> tuple[Column
 def _note_what_is_beside(config: DataConfig, split: str, source: Source) -> None:
     """Note the files beside a set that no split reads, and images of tests that are trained on."""
     root, notes = Path(config.root).absolute(), source.notes
-    pairs = list[tuple[Path, remote.Place]]()
+    pairs = list[Pair]()
     for each in ("train", "val"):
         with suppress(DataError):  # reading that split says more
             pairs += config.places(each, root)[1]
@@ -294,8 +291,9 @@ def check_same_classes(train: Annotations, val: Annotations) -> None:
     for number, (name, other) in enumerate(zip_longest(train.names, val.names)):
         if name != other:
             raise DataError(
-                f"class {number} is {name!r} in the training set and {other!r} in the other set, of "
-                f"{len(train.names)} and {len(val.names)} classes. fix: set data.names to the classes of both, in order"
+                f"class {number} is {name!r} in the training set and {other!r} in the other set, "
+                f"of {len(train.names)} and {len(val.names)} classes. "
+                "fix: set data.names to the classes of both, in order"
             )
 
 
@@ -311,7 +309,8 @@ def warn_of_shared_images(train: Annotations, val: Annotations) -> str | None:
     shared = list(filter(trained.__contains__, map(val.path, looked_for)))
     pairs, among = list(zip(shared, shared, strict=True)), len(looked_for)
     if not pairs:
-        annotated, boxed = np.flatnonzero(np.diff(train.offsets))[::step], np.flatnonzero(np.diff(val.offsets))
+        annotated = np.flatnonzero(np.diff(train.offsets))[::step]
+        boxed = np.flatnonzero(np.diff(val.offsets))
         first_boxes = train.boxes_xywh[train.offsets[annotated]]
         sample = boxed[:: len(boxed) // COMPARED_IMAGES + 1].tolist()
         among = len(sample)
@@ -325,10 +324,8 @@ def warn_of_shared_images(train: Annotations, val: Annotations) -> str | None:
     if not pairs:
         return None
     count = f"{len(pairs)} of {among}" if step == 1 else f"at least {len(pairs)} of {among}"
-    return (
-        f"warning: {count} validation images are training images, too, such as "
-        f"{' and '.join(dict.fromkeys(pairs[0]))}: the metrics say nothing about new images. fix: data.split=0.1"
-    )
+    images = f"validation images are training images, too, such as {' and '.join(dict.fromkeys(pairs[0]))}"
+    return f"warning: {count} {images}: the metrics say nothing about new images. fix: data.split=0.1"
 
 
 def locate(config: DataConfig, split: str) -> LocatedSplit:
@@ -355,8 +352,9 @@ def locate(config: DataConfig, split: str) -> LocatedSplit:
         stamped = [inspect.getfile(read), *stamped, *sorted(below)]
     folder = remote.folder_of(image_root)
     shards = [str(image_root), *remote.shards(str(image_root)).items()] if folder != image_root else []
+    stamps = [stamp_files([*stamped, str(folder)]).digest, *map(str, shards)]  # a folder's time: files came or went
     return LocatedSplit(
-        stamps=[stamp_files([*stamped, str(folder)]).digest, *map(str, shards)],  # a folder's time: files came or went
-        image_root=folder,
-        read=lambda: coco.read_coco(path, image_root, config.names, read and read(path, Path(image_root))),
+        stamps,
+        folder,
+        lambda: coco.read_coco(path, image_root, config.names, read and read(path, Path(image_root))),
     )

@@ -29,6 +29,9 @@ from data.remote import MAX_FETCHED, Place, is_remote
 T = TypeVar("T")
 R = TypeVar("R")
 Entries = Sequence[Any] | NDArray[Any]
+Int64 = NDArray[np.int64]
+Float64 = NDArray[np.float64]
+Flags = NDArray[np.bool_]
 
 FILES_PER_TASK = 256  # one by one, handing them to a thread would cost more than reading most files
 FETCHES_PER_TASK = 4  # each takes longer than handing it over
@@ -41,7 +44,7 @@ TIMEOUT_SECONDS = 60.0  # of a download, without a byte
 MEGABYTE = 1_000_000  # bytes
 REPORTED_FINDINGS = 20
 OF_SYSTEM = "thumbnails, waste and conflict copies of a NAS, a system or a cloud, which are left out"
-COPIES = frozenset("original originals thumb thumbs thumbnail thumbnails".split())  # of the pictures beside them
+COPIES = frozenset("original originals thumb thumbs thumbnail thumbnails".split())  # of pictures beside
 SYSTEM_NAMES = re.compile(
     r"(@(eadir|recycle|recently-snapshot|__thumb|tmp|sharesnap)|[#~](recycle|snapshot)|\$recycle\.bin"
     r"|lost\+found|__macosx|system volume information|network trash folder|temporary items)$"
@@ -88,7 +91,7 @@ def files_below(folder: Path, suffixes: Collection[str], left_out: list[str] | N
         for parent, folders, names in os.walk(top, onerror=stop):
             target = os.path.realpath(parent)
             wanted = [name for name in names if name[name.rfind(".") :].lower() in suffixes]
-            folders[:] = [] if target in visited else [name for name in folders if is_kept(parent, name, wanted)]
+            folders[:] = [name for name in folders if target not in visited and is_kept(parent, name, wanted)]
             tops += [path for path in (f"{parent}/{name}" for name in folders) if os.path.islink(path)]
             if target not in visited:
                 files += [f"{parent}/{name}" for name in wanted if is_kept(parent, name)]
@@ -116,7 +119,8 @@ def in_chunks(function: Callable[[Sequence[T]], R], items: Sequence[T], title: s
     if is_remote(root):
         size, threads = FETCHES_PER_TASK, MAX_THREADS
     starts = iter(range(0, len(items), size))
-    with Progress(len(items), title, enabled=is_live(), unit="file") as progress, ThreadPoolExecutor(threads) as pool:
+    progress = Progress(len(items), title, enabled=is_live(), unit="file")
+    with progress, ThreadPoolExecutor(threads) as pool:
         for start in starts:
             chunk = items[start : start + size]
             wall, busy = time.perf_counter(), time.thread_time()
@@ -126,7 +130,7 @@ def in_chunks(function: Callable[[Sequence[T]], R], items: Sequence[T], title: s
             progress.advance(len(chunk))
             if waited:
                 rest = [items[at : at + size] for at in starts]
-                for chunk, result in zip(rest, pool.map(function, rest), strict=True):  # map cancels after an error
+                for chunk, result in zip(rest, pool.map(function, rest), strict=True):  # an error cancels
                     yield result
                     progress.advance(len(chunk))
 
@@ -135,7 +139,7 @@ class Stamps(NamedTuple):
     """The status of files. An edit can keep size and mtime, but not ctime."""
 
     digest: str  # of names, sizes and times
-    is_file: NDArray[np.bool_]  # (N,) whether each is a regular file
+    is_file: Flags  # (N,) whether each is a regular file
 
 
 def stamp_files(paths: Sequence[str]) -> Stamps:
@@ -144,11 +148,11 @@ def stamp_files(paths: Sequence[str]) -> Stamps:
     for of_chunk, in_chunk in in_chunks(_stamp_chunk, paths, "looking for files"):
         digest.update(of_chunk)
         are_files += in_chunk
-    return Stamps(digest.hexdigest(), np.array(are_files, dtype=bool))
+    return Stamps(digest.hexdigest(), np.array(are_files, bool))
 
 
 def _stamp_chunk(paths: Sequence[str]) -> tuple[bytes, list[bool]]:
-    rows, are_files = np.zeros((len(paths), 4), dtype=np.int64), []
+    rows, are_files = np.zeros((len(paths), 4), np.int64), []
     for row, path in enumerate(paths):
         try:
             status = os.stat(path)
@@ -199,13 +203,13 @@ class Source:
     path: Path  # the annotation file, list or folder, for messages
     image_root: Place
     file_names: list[str]  # relative to image_root, absolute outside of it
-    image_ids: NDArray[np.int64]  # (N,)
-    sizes: NDArray[np.int64]  # (N, 2) height, width
-    box_image_ids: NDArray[np.int64]  # (M,)
-    boxes_xywh: NDArray[np.float64]  # (M, 4) left, top, width, height in pixels
-    box_category_ids: NDArray[np.int64]  # (M,)
-    areas: NDArray[np.float64]  # (M,)
-    crowd: NDArray[np.bool_]  # (M,)
+    image_ids: Int64  # (N,)
+    sizes: Int64  # (N, 2) height, width
+    box_image_ids: Int64  # (M,)
+    boxes_xywh: Float64  # (M, 4) left, top, width, height in pixels
+    box_category_ids: Int64  # (M,)
+    areas: Float64  # (M,)
+    crowd: Flags  # (M,)
     categories: dict[int, str]  # the classes in order: category id to name
     box_name: Callable[[int], str]  # the box at a position in messages, such as "annotation 17"
     findings: Findings  # entries the reader could not use
@@ -287,10 +291,12 @@ def fetch(address: str, shown: str) -> bytes:
 
     content = io.BytesIO()
     try:
-        pooch.HTTPDownloader(timeout=TIMEOUT_SECONDS, progressbar=_DownloadProgress(check))(address, content, None)
+        progress = _DownloadProgress(check)
+        pooch.HTTPDownloader(timeout=TIMEOUT_SECONDS, progressbar=progress)(address, content, None)
     except OSError as error:
         # Without the error itself, which may show the password.
-        raise DataError(f"{shown} cannot be fetched ({_reason(error)}). fix: check address and network") from None
+        fix = "fix: check address and network"
+        raise DataError(f"{shown} cannot be fetched ({_reason(error)}). {fix}") from None
     return content.getvalue()
 
 
@@ -326,7 +332,8 @@ def download(url: str, path: Path, known_hash: str | None = None, size: int | No
             raise ValueError(f"expected {size:,} bytes")
     except OSError as error:
         if error.errno is not None:  # of the folder, not of the network
-            raise DataError(f"{url} cannot be written to {path} ({error.strerror}). fix: free space there") from error
+            fix = "fix: free space there"
+            raise DataError(f"{url} cannot be written to {path} ({error.strerror}). {fix}") from error
         fix = shlex.join(["curl", "--create-dirs", "-fLo", str(path), url])
         raise DataError(f"{url} cannot be fetched ({_reason(error)}); by hand, with a network, fix: {fix}") from error
     except ValueError as error:

@@ -24,8 +24,8 @@ IMAGE_SUFFIXES = frozenset(
     ".avif .bmp .gif .jfif .jp2 .jpe .jpeg .jpg .mpo .pbm .pgm .png .pnm .ppm .tif .tiff .webp".split()
 )
 SET_KINDS = (
-    "a data.yaml, Darknet's obj.data, a COCO json, or a folder with data.yaml, obj.data, instances_train.json, Pascal "
-    "VOC's xml files, or images and .txt files"
+    "a data.yaml, Darknet's obj.data, a COCO json, or a folder with data.yaml, obj.data, instances_train.json, "
+    "Pascal VOC's xml files, or images and .txt files"
 )
 YAML_SUFFIXES = (".yaml", ".yml")
 USUAL_NAMES = ("data.yaml", "data.yml", "obj.data")
@@ -69,7 +69,8 @@ def xml_root(path: str | os.PathLike[str]) -> ElementTree.Element:
     declared = _ENCODING.match(content)  # not of UTF-16, which has a mark at its start
     try:
         # expat knows few encodings, and limits what entities expand to.
-        root = ElementTree.fromstring(text_of(content, path, encoding=declared[1].decode() if declared else ""))
+        encoding = declared[1].decode() if declared else ""
+        root = ElementTree.fromstring(text_of(content, path, encoding=encoding))
     except (ElementTree.ParseError, ValueError, LookupError) as error:  # LookupError: an unknown encoding
         raise DataError(f"{path} is not valid XML ({error})") from error
     for element in root.iter():
@@ -140,12 +141,14 @@ def read_set_file(path: Path) -> dict[str, Any]:
         content = load_yaml(path)
         names = content.get("names")
         if "kpt_shape" in content:
-            raise DataError(f"{path} is for key points (kpt_shape), not for boxes. fix: name a set for detection")
+            fix = "fix: name a set for detection"
+            raise DataError(f"{path} is for key points (kpt_shape), not for boxes. {fix}")
         if isinstance(names, dict):  # {0: x, 1: y}
             by_number = {str(key): name for key, name in names.items()}
             numbers = list(map(str, range(len(names))))
             if by_number.keys() != set(numbers):
-                raise DataError(f"{path}: the keys of names are {shown(list(names))}. fix: number them from 0 on")
+                fix = "fix: number them from 0 on"
+                raise DataError(f"{path}: the keys of names are {shown(list(names))}. {fix}")
             names = [by_number[number] for number in numbers]
     else:
         pairs = [line.partition("=") for line in read_lines(path) if not line.lstrip().startswith(("#", ";"))]
@@ -168,7 +171,9 @@ def starts_of(path: Path, start: str = "") -> list[Path]:
     beside it.
     """
     here = Path.cwd()
-    folders = [path.parent, path.parent.parent, here, *([here / "datasets", here / "../datasets"] if start else [])]
+    folders = [path.parent, path.parent.parent, here]
+    if start:
+        folders += [here / "datasets", here / "../datasets"]
     return list(dict.fromkeys([*(folder / start for folder in folders), path.parent]))
 
 
@@ -181,7 +186,8 @@ def find_place(name: str, path: Path, starts: list[Path]) -> Path:
     name = name.replace("\\", "/")  # it may be written on Windows
     inside = re.sub(r"^(\.\./)+", "", name)
     tries = [path.parent / inside, *(start / tried for tried in (name, inside) for start in starts)]
-    tries += [path.parent / tail(inside, count) for count in range(1, min(inside.count("/"), MOST_FOLDERS) + 1)]
+    depth = min(inside.count("/"), MOST_FOLDERS)
+    tries += [path.parent / tail(inside, count) for count in range(1, depth + 1)]
     places = list(dict.fromkeys(map(os.path.normpath, tries)))
     for place in places:
         if os.path.exists(place):
@@ -209,7 +215,9 @@ def count_files(names: Sequence[str], bases: Sequence[Path]) -> tuple[int, list[
     """
     first = names[:COMPARED_NAMES]
     for dropped in range(min(max((name.count("/") for name in first), default=0), MOST_FOLDERS) + 1):
-        counts = [sum(os.path.isfile(os.path.join(base, tail(name, dropped))) for name in first) for base in bases]
+        counts = []
+        for base in bases:
+            counts.append(sum(os.path.isfile(os.path.join(base, tail(name, dropped))) for name in first))
         if any(counts):
             return dropped, counts
     return 0, [0] * len(bases)
@@ -219,9 +227,8 @@ def class_names(names: Any, where: str) -> list[str]:
     """Class names as texts. Raises ``DataError``, which names ``where``, if they are not a list."""
     # YAML reads yes, no, on and off as booleans.
     if not isinstance(names, list) or not names or not all(type(name) in (str, int, float) for name in names):
-        raise DataError(
-            f"{where} must be a list of texts, got {shown(names)}. fix: write one, with yes and no in quotes"
-        )
+        fix = "fix: write one, with yes and no in quotes"
+        raise DataError(f"{where} must be a list of texts, got {shown(names)}. {fix}")
     texts = list(map(str, names))
     for name, times in Counter(texts).items():
         if times > 1:
@@ -237,7 +244,8 @@ def choose_classes(by_id: dict[int, str], names: list[str] | None, path: Path) -
     for name in names:
         if name not in id_of:
             listed = ", ".join(id_of)
-            raise DataError(f"data.names holds {name!r}, and the classes of {path} are {listed}. fix: correct it")
+            fix = "fix: correct it"
+            raise DataError(f"data.names holds {name!r}, and the classes of {path} are {listed}. {fix}")
     return {id_of[name]: name for name in names}
 
 
@@ -286,7 +294,8 @@ def _names_in(path: Path) -> list[str]:
     lines = "\n".join(map(str.strip, read_lines(path, "strict"))).rstrip().splitlines()
     if "" in lines:
         number = lines.index("") + 1
-        raise DataError(f"{path}:{number} is empty, but each line counts as a class. fix: write a name, or remove it")
+        fix = "fix: write a name, or remove it"
+        raise DataError(f"{path}:{number} is empty, but each line counts as a class. {fix}")
     for line in lines:
         if line.startswith(("# ", "// ")):
             raise DataError(f"{path} holds {shown(line)}, but each line counts as a class. fix: remove it")

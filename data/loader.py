@@ -41,10 +41,10 @@ class Batch:
     """B samples of one size with T boxes in all."""
 
     images: torch.Tensor  # uint8 (B, 3, H, W) RGB, in channels-last memory
-    targets: torch.Tensor  # float32 (T, 6): position in the batch, class, cx, cy, w, h in pixels of these images
+    targets: torch.Tensor  # float32 (T, 6): number in the batch, class, cx, cy, w, h in pixels
     indices: torch.Tensor  # int64 (B,) positions in the data set
-    letterboxes: torch.Tensor = NO_LETTERBOXES  # float64 (B, 4) ratio_x, ratio_y, pad_x, pad_y; (0, 4) in training
-    gains: torch.Tensor = NO_GAINS  # float32 (B, 3) of hue, saturation and value that are still to apply; (0, 3): none
+    letterboxes: torch.Tensor = NO_LETTERBOXES  # float64 (B, 4) ratio_x, ratio_y, pad_x, pad_y; none in training
+    gains: torch.Tensor = NO_GAINS  # float32 (B, 3): hue, saturation and value still to apply, or (0, 3)
 
     def network_input(self) -> torch.Tensor:
         """The images as floats in 0..1, with the gains applied."""
@@ -151,7 +151,7 @@ class _WithNext:
 class BatchLoader(torch.utils.data.DataLoader[Batch]):
     """A torch loader that copies batches to a GPU ahead, and raises DataError if workers hang."""
 
-    copies: torch.cuda.Stream | None  # on a GPU; one for all epochs, as torch keeps freed memory for each stream
+    copies: torch.cuda.Stream | None  # on a GPU; one for all epochs: torch keeps freed memory for each
     patience: float  # seconds without a batch; each ``timeout`` torch looks for dead workers
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
@@ -175,14 +175,15 @@ class BatchLoader(torch.utils.data.DataLoader[Batch]):
                 if batches is not None and waited < self.patience and not any(map(_is_stopped, workers)):
                     continue
                 # A hung worker may ignore SIGTERM, and the program could not exit.
-                handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's raises an error for each death
+                handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's raises errors
                 for worker in workers:
                     worker.kill()
                     worker.join()
                 signal.signal(signal.SIGCHLD, handler)
                 raise DataError(
-                    f"{counted(self.num_workers, 'worker process')} gave no batch for {waited:g} s. fix: look for a "
-                    "stopped process, a disk that does not respond, raise data.workers, or allow a longer time-out"
+                    f"{counted(self.num_workers, 'worker process')} gave no batch for {waited:g} s. "
+                    "fix: look for a stopped process, a disk that does not respond, "
+                    "raise data.workers, or allow a longer time-out"
                 ) from error
             if batch is None:
                 return

@@ -20,7 +20,7 @@ import torch
 from data import containers, headers, images, io, layouts, remote, samplers
 from data.config import Exif, OnBadFile, Resize
 from data.errors import DataError, printable, without_login
-from data.geometry import Image, Letterbox, resize_into
+from data.geometry import Image, ImageSize, Letterbox, resize_into
 from data.loader import network_input
 from data.progress import tracked
 
@@ -60,7 +60,8 @@ class Medium:
         """
         suffix = os.path.splitext(self.shown)[1].lower()
         if self.address:
-            return not (suffix in layouts.IMAGE_SUFFIXES and self.address.partition("://")[0] in remote.SCHEMES)
+            scheme = self.address.partition("://")[0]
+            return not (suffix in layouts.IMAGE_SUFFIXES and scheme in remote.SCHEMES)
         return self.image is None and suffix in VIDEO_SUFFIXES
 
 
@@ -108,7 +109,8 @@ def find_media(source: str) -> list[Medium]:
     else:
         top, names = io.expand(source)
         for name in names:
-            (left_out if any(map(io.SYSTEM_NAMES.match, name.split("/"))) else matches).append(os.path.join(top, name))
+            is_waste = any(map(io.SYSTEM_NAMES.match, name.split("/")))
+            (left_out if is_waste else matches).append(os.path.join(top, name))
         paths = [path for path in matches if Path(path).suffix.lower() in suffixes and not os.path.isdir(path)]
     if not paths:
         is_there = os.path.exists(source) or glob.has_magic(source)
@@ -132,7 +134,8 @@ def count_frames(media: Sequence[Medium]) -> int:
     if media[0].address and media[0].is_video:
         return 0
     videos = [_capture(medium) for medium in media if medium.is_video]
-    return len(media) - len(videos) + sum(max(1, int(video.get(cv2.CAP_PROP_FRAME_COUNT))) for video in videos)
+    frames = sum(max(1, int(video.get(cv2.CAP_PROP_FRAME_COUNT))) for video in videos)
+    return len(media) - len(videos) + frames
 
 
 def _capture(medium: Medium) -> cv2.VideoCapture:
@@ -164,7 +167,7 @@ def pixels_of(image: PIL.Image.Image, exif: Exif) -> Image:
             raise ValueError("the range of 32 bits is unknown")
         if image.mode.startswith("I;16"):  # convert() would make all above 255 white
             image = PIL.Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-        pixels = np.asarray(image.convert("RGB"), dtype=np.uint8)
+        pixels = np.asarray(image.convert("RGB"), np.uint8)
     except (OSError, SyntaxError, ValueError) as error:  # Pillow raises any of them for a damaged file
         raise DataError(f"{image!r} cannot be read ({error}). fix: an image of mode RGB") from error
     return headers.turn_decoded(pixels, orientation)
@@ -185,7 +188,7 @@ def read_video(medium: Medium, cut: list[str]) -> Iterator[Frame]:
     rate = min(MAX_RATE, rate) if rate > 0 else DEFAULT_RATE
     while (image := capture.read()[1]) is not None:
         number += 1
-        pixels = np.asarray(cv2.cvtColor(image, cv2.COLOR_BGR2RGB), dtype=np.uint8)
+        pixels = np.asarray(cv2.cvtColor(image, cv2.COLOR_BGR2RGB), np.uint8)
         yield Frame(medium, number, pixels, capture.get(cv2.CAP_PROP_POS_MSEC) / 1000, rate)
     capture.release()
     if number == 0:
@@ -235,7 +238,7 @@ class Prepared(NamedTuple):
 class InputFit:
     """How a frame becomes network input, as in an evaluation with these options."""
 
-    image_size: int | Sequence[int]  # or height, width
+    image_size: ImageSize
     stride: int
     resize: Resize
     rect: bool
@@ -243,7 +246,7 @@ class InputFit:
     def prepare(self, frame: Frame) -> Prepared:
         """The frame as network input."""
         shape = samplers.input_shape(frame.size, self.image_size, self.stride, self.rect, resize=self.resize)
-        canvas: Image = np.empty((*shape, 3), dtype=np.uint8)
+        canvas: Image = np.empty((*shape, 3), np.uint8)
         return Prepared(frame, canvas, resize_into(canvas, frame.image, self.resize))
 
 

@@ -19,6 +19,7 @@ from data.config import AugmentConfig
 from data.geometry import Matrix, Size, scaled_size
 
 Point = tuple[int, int]  # x, y in pixels
+Sizes = NDArray[np.int32]  # (N, 2) height, width of all images
 
 MOST_OTHERS = 7  # images of a sample besides its own: two mosaics of four
 MIXUP_BETA = 32.0  # weights of blends are drawn from Beta(32, 32): near 1/2
@@ -65,7 +66,7 @@ class Plan(NamedTuple):
     gains: NDArray[np.float64]  # (3,) factors on hue, saturation and value
 
 
-def draw_plan(request: Request, sizes: NDArray[np.int32], augment: AugmentConfig, seed: int) -> Plan:
+def draw_plan(request: Request, sizes: Sizes, augment: AugmentConfig, seed: int) -> Plan:
     """Draw the plan of one sample; ``sizes`` (N, 2) are heights and widths of all images."""
     generator = np.random.default_rng([seed, request.epoch, request.index, request.repeat])
     gains = 1 + generator.uniform(-1, 1, 3) * [augment.hsv_hue, augment.hsv_saturation, augment.hsv_value]
@@ -79,14 +80,14 @@ def draw_plan(request: Request, sizes: NDArray[np.int32], augment: AugmentConfig
 def _images(request: Request, generator: Generator) -> Iterator[int]:
     """The request's image, then the others of its pool in random order, again and again."""
     yield request.index
-    pool = np.array(request.pool, dtype=np.int64)
+    pool = np.array(request.pool, np.int64)
     others = pool[pool != request.index]
     while True:
         yield from generator.permutation(others).tolist() or [request.index]
 
 
 def _draw_picture(
-    images: Iterator[int], target: Size, sizes: NDArray[np.int32], augment: AugmentConfig, generator: Generator
+    images: Iterator[int], target: Size, sizes: Sizes, augment: AugmentConfig, generator: Generator
 ) -> Picture:
     """Draw an image in the middle, or a mosaic of four, each scaled to fit ``target``.
 
@@ -95,7 +96,9 @@ def _draw_picture(
     """
     is_mosaic = generator.random() < augment.mosaic
     indices = list(islice(images, 4 if is_mosaic else 1))
-    x, y = np.round(generator.uniform(-0.5, 0.5, 2) * target[::-1]).astype(int).tolist() if is_mosaic else (0, 0)
+    x = y = 0
+    if is_mosaic:
+        x, y = np.round(generator.uniform(-0.5, 0.5, 2) * target[::-1]).astype(int).tolist()
     placed = []
     for number, (index, size) in enumerate(zip(indices, sizes[indices].tolist(), strict=True)):
         height, width = scaled_size(size, target)

@@ -119,7 +119,8 @@ def duration(seconds: float) -> str:
 
 def _start_bar(title: str, total: int) -> bars.Progress:
     """A live line without a thread, which would be alive while data workers are forked."""
-    label, text = (bars.TextColumn(f"{{task.{name}}}", markup=False) for name in ("description", "fields[text]"))
+    label = bars.TextColumn("{task.description}", markup=False)
+    text = bars.TextColumn("{task.fields[text]}", markup=False)
     columns = label, bars.BarColumn(bar_width=None), text
     bar = bars.Progress(
         *columns,

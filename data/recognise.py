@@ -24,7 +24,7 @@ SPLIT_WORDS = {
     "test": "test",
     "testing": "test",
 }
-RARE_WORDS = {"dev": "val", "devel": "val", "eval": "val", "holdout": "test"}  # unless another is there: "test-dev"
+RARE_WORDS = {"dev": "val", "devel": "val", "eval": "val", "holdout": "test"}  # unless another is there
 TWINS = [pair for word in ("val", "valid", "validation", "dev") for pair in (("train", word), (word, "train"))]
 TRAINING_LISTS = ("trainval", "default")  # the latter is CVAT's
 NAMES_OF_LISTS = {*SPLIT_WORDS, *RARE_WORDS, *TRAINING_LISTS}
@@ -96,7 +96,8 @@ def _refuse_other_format(place: Path) -> None:
         for file in [file for file in files if file.lower().endswith(suffix)][:20]:  # lists may come first
             with suppress(OSError):
                 if re.search(text, layouts.read_file(file, 2**16)) and not is_coco(Path(file)):
-                    raise DataError(f"{place} is not a data set that can be read: {file} is {what}. fix: {fix}")
+                    why = f"{file} is {what}. fix: {fix}"
+                    raise DataError(f"{place} is not a data set that can be read: {why}")
 
 
 def _set_file(place: Path) -> Options | None:
@@ -136,7 +137,8 @@ def _coco_folder(tree: Tree) -> Options | None:
     for several in (train, val):
         if len(several) > 1:
             listed = ", ".join(os.path.relpath(path, tree.top) for path in several)
-            raise DataError(f"{tree.top} holds several COCO jsons for one split: {listed}. fix: data=<one of them>")
+            fix = "fix: data=<one of them>"
+            raise DataError(f"{tree.top} holds several COCO jsons for one split: {listed}. {fix}")
     folders = set[Path]()
     for folder in map(Path, tree.folders("image")):
         folders |= {folder, *folder.parents}
@@ -146,7 +148,7 @@ def _coco_folder(tree: Tree) -> Options | None:
 def _voc(tree: Tree) -> Options | None:
     # Annotations/1.xml, JPEGImages/1.jpg, ImageSets/Main/train.txt, ImageSets/Main/val.txt
     # train/1.xml, train/1.jpg, valid/2.xml, valid/2.jpg
-    classes = set[str]()
+    classes = set()
     for file in tree.files[".xml"]:
         with suppress(OSError, DataError):  # reading that file says more
             for element in layouts.xml_root(tree.top / file).iter("object"):
@@ -163,8 +165,8 @@ def _voc(tree: Tree) -> Options | None:
     else:
         of_xmls, of_images = _splits_of(xmls), _splits_of(images)
         if of_images and not of_xmls:
-            fix = "fix: move them into such folders"
-            raise DataError(f"{tree.top}: the images lie in folders of splits, and the xml files do not. {fix}")
+            others = "the xml files do not. fix: move them into such folders"
+            raise DataError(f"{tree.top}: the images lie in folders of splits, and {others}")
         for split, folders in (of_xmls or _both(xmls)).items():
             places = (of_images or of_xmls or _both(images))[split]
             splits[split] = _split(folders, places if len(places) == len(folders) else [_common(images)])
@@ -223,7 +225,8 @@ def _splits_of(folders: Sequence[str]) -> dict[str, list[str]] | None:
     for other in tops["val"] + tops["test"]:
         above = [top for top in train if _is_below(other, top)]
         if above and other not in train:
-            raise DataError(f"the images in {above[0]} lie above those in {other}. fix: move them to a folder train")
+            fix = "fix: move them to a folder train"
+            raise DataError(f"the images in {above[0]} lie above those in {other}. {fix}")
     return {"train": train, "val": tops["val"] or train}
 
 
@@ -260,7 +263,6 @@ def _twin_of(path: Path) -> Path:
 
 
 def _coco(train: Path, val: Path, folders: Sequence[Path]) -> Options:
-    """The options for one or two COCO jsons with images at a usual place or in ``folders``."""
     places = [train, val, _images_of(train, folders), _images_of(val, folders)]
     root = os.path.commonpath(places)
     names = [[os.path.relpath(place, root)] for place in places]
@@ -386,7 +388,8 @@ def jsons_beside(places: Sequence[Path]) -> list[str]:
         found.update(place.parent.glob("*.json"))
         if split_in(place.parent.name):
             found.update(place.parents[1].glob(f"*/{place.name}"))
-    unusual = [path for path in found.difference(places) if split_in("/".join(path.parts[-2:]), [SPLIT_WORDS]) is None]
+    others = found.difference(places)
+    unusual = [path for path in others if split_in("/".join(path.parts[-2:]), [SPLIT_WORDS]) is None]
     return sorted(map(str, filter(is_coco, unusual)))
 
 
@@ -398,4 +401,5 @@ def files_beside(root: Path, images: Sequence[str], places: Sequence[Path]) -> d
     for folder in folders:
         names = sorted(filter(layouts.is_image, layouts.names_in(folder)))
         unnamed += [f"{folder}/{name}" for name in names if stem_of(name) not in named]
-    return {"images that the annotations do not name": unnamed, layouts.UNKNOWN: layouts.unknown_files(folders)}
+    unknown = layouts.unknown_files(folders)
+    return {"images that the annotations do not name": unnamed, layouts.UNKNOWN: unknown}

@@ -30,6 +30,7 @@ from data.errors import DataError, printable
 from data.progress import tracked
 
 T = TypeVar("T")
+Stamp = tuple[int, str]  # bytes of a file, and a text that changes with the content
 Place = Path | str  # of pictures: a folder, or as text an address or a pattern of tar files
 
 SCHEMES = ("s3", "gs", "az", "https", "http")
@@ -98,7 +99,7 @@ def _store(base: str, _: int) -> Any:
     """The client of a bucket in this process; its credentials are in the environment."""
     from obstore import store
 
-    options: Any = {"timeout": timedelta(seconds=TIMEOUT_SECONDS), "allow_http": True}  # where an address says so
+    options: Any = {"timeout": timedelta(seconds=TIMEOUT_SECONDS), "allow_http": True}  # if it says so
     retries: Any = {"max_retries": 100, "retry_timeout": timedelta(seconds=PATIENCE_SECONDS)}
     # By its host, from_url() would sign an https address with the user's keys.
     open_store = store.HTTPStore.from_url if base.startswith("http") else store.from_url
@@ -133,8 +134,11 @@ def _asked(address: str, ask: Callable[[Any, str], T]) -> T:
         if status and status[1] == "416":
             raise EOFError from None
         kinds = ", ".join(dict.fromkeys(re.findall(r"(?:kind|source): (\w+),$", str(error), re.MULTILINE)))
-        denied = isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError)
-        why = "access denied" if denied else f"HTTP status {status[1]}" if status else kinds or type(error).__name__
+        why = kinds or type(error).__name__
+        if status:
+            why = f"HTTP status {status[1]}"
+        if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
+            why = "access denied"
         tried = f"{why}; a try may take {TIMEOUT_SECONDS:g} s, all of them {PATIENCE_SECONDS:g} s"
         raise FetchError(f"{address} cannot be reached ({tried}). {FIX}") from None
 
@@ -190,11 +194,11 @@ def copy(address: str, other: str) -> None:
 
 def opened(address: str) -> IO[bytes]:
     """A file that is fetched as it is read. Raises ``FileNotFoundError`` and ``FetchError``."""
-    return io.BufferedReader(_Parts(address, _asked(address, lambda store, key: store.head(key)["size"])), BLOCK)
+    size = _asked(address, lambda store, key: store.head(key)["size"])
+    return io.BufferedReader(_Parts(address, size), BLOCK)
 
 
-def _head(path: str) -> tuple[int, str] | None:
-    """Bytes of a file, and a text that changes with the content; None if it is missing."""
+def _head(path: str) -> Stamp | None:
     with suppress(FileNotFoundError):
         if "://" in path:
             return _stamp(_asked(path, lambda store, key: store.head(key)))
@@ -203,18 +207,16 @@ def _head(path: str) -> tuple[int, str] | None:
     return None
 
 
-def _heads(paths: Sequence[str]) -> list[tuple[int, str] | None]:
-    """``_head`` of files, side by side."""
+def _heads(paths: Sequence[str]) -> list[Stamp | None]:
     with ThreadPoolExecutor(ASKED) as pool:
         return list(tracked(pool.map(_head, paths), len(paths), "looking for files", unit="file"))
 
 
-def _stamp(meta: Any) -> tuple[int, str]:
+def _stamp(meta: Any) -> Stamp:
     return meta["size"], f"{meta['e_tag']} {meta['last_modified']}"
 
 
-def _below(folder: str) -> Iterator[tuple[str, tuple[int, str]]]:
-    """The addresses below a folder of a bucket."""
+def _below(folder: str) -> Iterator[tuple[str, Stamp]]:
     base, _ = _base_and_key(folder)
     pages = _asked(folder, lambda store, key: store.list(key or None, chunk_size=FEW))
     while page := _asked(folder, lambda *_: list(next(pages, []))):
@@ -226,7 +228,7 @@ def sizes_of(paths: Sequence[str]) -> list[int]:
     members = list(map(_MEMBER.match, paths))
     asked = [path for path, member in zip(paths, members, strict=True) if member is None and "://" in path]
     addresses = ["/".join(_base_and_key(path)) for path in asked]  # several paths may name one file
-    found: dict[str, tuple[int, str] | None]
+    found: dict[str, Stamp | None]
     if len(asked) <= FEW or not asked[0].startswith(LISTED):
         found = dict(zip(addresses, _heads(asked), strict=True))
     else:
@@ -234,16 +236,19 @@ def sizes_of(paths: Sequence[str]) -> list[int]:
         wanted = set(addresses)
         listed = tracked(_below(folder), 0, f"listing {folder}", unit="file")
         found = {address: stamp for address, stamp in listed if address in wanted}
-    sizes = {path: head[0] for path, address in zip(asked, addresses, strict=True) if (head := found.get(address))}
+    sizes = {}
+    for path, address in zip(asked, addresses, strict=True):
+        if head := found.get(address):
+            sizes[path] = head[0]
     return [int(member[3]) if member else sizes.get(path, -1) for path, member in zip(paths, members, strict=True)]
 
 
-def shards(pattern: str) -> dict[str, tuple[int, str]]:
+def shards(pattern: str) -> dict[str, Stamp]:
     """The tar files of a pattern, such as ``s3://bucket/train-*.tar``, with what ``_heads`` says.
 
     Braces, as in ``train-{0000..0099}.tar``, need no list of the bucket. Raises ``DataError``.
     """
-    found: dict[str, tuple[int, str] | None]
+    found: dict[str, Stamp | None]
     folder = pattern.partition("*")[0].rpartition("/")[0]
     if "*" in pattern and "://" in pattern:
         found = {path: stamp for path, stamp in _below(folder) if fnmatch.fnmatchcase(path, pattern)}
@@ -282,7 +287,7 @@ def in_shards(names: Iterable[str], pattern: str) -> list[str]:
     return [members.get(path) or by_end.get(path.rpartition("/")[2]) or name for name, path in plain]
 
 
-def _members(tar_file: tuple[str, tuple[int, str]]) -> list[tuple[str, str]]:
+def _members(tar_file: tuple[str, Stamp]) -> list[tuple[str, str]]:
     """The names in a tar, and the places of files from its folder on; of links and the like ""."""
     path, (size, _) = tar_file
     found = []
@@ -300,8 +305,6 @@ def _members(tar_file: tuple[str, tuple[int, str]]) -> list[tuple[str, str]]:
 
 
 class _Parts(io.RawIOBase):
-    """A file of ``size`` bytes that is fetched in parts."""
-
     def __init__(self, path: str, size: int) -> None:
         self.path, self.size, self.at = path, size, 0
 

@@ -44,10 +44,8 @@ class MultiScale:
         rows, columns = _rounded_up(height, stride), _rounded_up(width, stride)
         if (rows, columns) != (height, width):
             fitting = rows if rows == columns else f"[{rows},{columns}]"
-            raise DataError(
-                f"train.image_size={image_size} is not a multiple of the network's stride {stride}. "
-                f"fix: train.image_size={fitting}"
-            )
+            unit = f"the network's stride {stride}. fix: train.image_size={fitting}"
+            raise DataError(f"train.image_size={image_size} is not a multiple of {unit}")
         self.stride, self.seed = stride, seed
         longer = max(height, width)
         self.shares = height / longer, width / longer
@@ -187,7 +185,8 @@ class TrainSampler(torch.utils.data.DistributedSampler[int]):
         """
         # Spread the seeds, or seed 1 would begin with the second epoch of seed 0.
         seed = int(np.random.SeedSequence(self.seed).generate_state(1, np.uint64)[0]) >> 1
-        images = torch.randperm(self._num_images, generator=torch.Generator().manual_seed(seed + self.epoch)).numpy()
+        shuffler = torch.Generator().manual_seed(seed + self.epoch)
+        images = torch.randperm(self._num_images, generator=shuffler).numpy()
         if self._factors is None:
             return np.stack([images, np.zeros_like(images)])[:, : self.order_length]
         # Systematic sampling: round the cumulative factors with one common random fraction.
@@ -289,7 +288,7 @@ def repeat_factors(annotations: Annotations, threshold: float) -> NDArray[np.flo
     num_images, num_classes = len(annotations), len(annotations.names)
     images = np.repeat(np.arange(num_images), np.diff(annotations.offsets))
     pairs = images * num_classes + annotations.classes
-    images, classes = np.divmod(np.unique(pairs[~annotations.crowd]), num_classes)  # each class of an image once
+    images, classes = np.divmod(np.unique(pairs[~annotations.crowd]), num_classes)  # each once
     counts = np.bincount(classes, minlength=num_classes)
     of_class = np.sqrt(threshold / (np.maximum(counts, 1) / num_images))
     factors = np.ones(num_images)
@@ -306,22 +305,17 @@ def _shares(sizes: Sizes) -> tuple[Shares, Shares]:
 def check_batch_sizes(num_images: int, batch_size: int, micro_batch_size: int, world_size: int) -> None:
     """Raise DataError unless ``world_size`` ranks can share batches of so many images."""
     if batch_size % world_size:
-        raise DataError(
-            f"train.batch_size={batch_size} is not a multiple of {world_size} ranks. "
-            f"fix: train.batch_size={_rounded_up(batch_size, world_size)}"
-        )
+        fix = f"fix: train.batch_size={_rounded_up(batch_size, world_size)}"
+        raise DataError(f"train.batch_size={batch_size} is not a multiple of {world_size} ranks. {fix}")
     if batch_size % micro_batch_size or micro_batch_size % world_size:
         fitting = (size for size in range(world_size, batch_size + 1, world_size) if batch_size % size == 0)
         nearest = min(fitting, key=lambda size: abs(size - micro_batch_size))
-        raise DataError(
-            f"train.micro_batch_size={micro_batch_size} must divide train.batch_size={batch_size} and be a multiple of "
-            f"{world_size} ranks. fix: train.micro_batch_size={nearest}"
-        )
+        wanted = f"divide train.batch_size={batch_size} and be a multiple of {world_size} ranks"
+        fix = f"fix: train.micro_batch_size={nearest}"
+        raise DataError(f"train.micro_batch_size={micro_batch_size} must {wanted}. {fix}")
     if num_images < batch_size:
-        raise DataError(
-            f"the training set has {num_images} images, fewer than train.batch_size={batch_size}. "
-            f"fix: train.batch_size={max(1, num_images // world_size // 5) * world_size}"  # five steps
-        )
+        fix = f"fix: train.batch_size={max(1, num_images // world_size // 5) * world_size}"  # five steps
+        raise DataError(f"the training set has {num_images} images, fewer than train.batch_size={batch_size}. {fix}")
 
 
 def input_shape(size: Size, image_size: ImageSize, stride: int, rect: bool, resize: Resize) -> Size:

@@ -87,9 +87,8 @@ def ensure_shapes(root: Path, config: ShapesConfig) -> Path:
 
 
 def _draw_split(folder: Path, count: int, image_size: int, seed: int) -> dict[str, Any]:
-    """Write the images of one split and return its COCO annotations."""
     folder.mkdir()
-    images, objects = list[Entry](), list[Entry]()
+    images, objects = [], list[Entry]()
     # Threads would wait for each other. Spawned processes import torch, but macOS needs them.
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     with ProcessPoolExecutor(len(usable_cores()), context, _start_worker) as pool:
@@ -118,7 +117,8 @@ def _write_image(folder: Path, image_size: int, seed: int, number: int) -> tuple
     (folder / name).write_bytes(encoded.tobytes())
     objects = list[Entry]()
     for kind, mask in zip(drawing.classes, drawing.masks, strict=True):
-        entry = {"image_id": image_id, "category_id": kind + 1, "bbox": cv2.boundingRect(mask.astype(np.uint8))}
+        box = cv2.boundingRect(mask.astype(np.uint8))
+        entry = {"image_id": image_id, "category_id": kind + 1, "bbox": box}
         objects.append({**entry, "area": int(mask.sum()), "iscrowd": 0})
     return {"id": image_id, "file_name": name, "width": width, "height": height}, objects
 
@@ -139,10 +139,10 @@ def draw_image(image_size: int, generator: Generator) -> Drawing:
     colours = generator.uniform(40, 216) + generator.uniform(-40, 40, (4, 4, 3))
     coarse = colours.astype(np.float32)
     smooth = cv2.resize(coarse, (width, height), interpolation=cv2.INTER_CUBIC)
-    image = np.asarray(smooth, dtype=np.float32)
-    owner = np.zeros((height, width), dtype=np.int64)  # number of the object at each pixel, 0 for none
+    image = np.asarray(smooth, np.float32)
+    owner = np.zeros((height, width), np.int64)  # number of the object at each pixel, 0 for none
     areas = [0]  # of the objects by number, also where others cover them
-    classes = list[int]()
+    classes = []
     count = 0 if generator.random() < 0.05 else int(generator.integers(1, MAX_OBJECTS + 1))
     for _ in range(count):
         kind = int(generator.integers(len(CLASSES)))
@@ -167,7 +167,7 @@ def _place(kind: int, owner: NDArray[np.int64], areas: list[int], generator: Gen
         centre = generator.uniform(margin, (width - margin, height - margin))
         turned = OUTLINES[CLASSES[kind]] * np.exp(1j * generator.uniform(0, 2 * math.pi))
         corners = turned.view(np.float64).reshape(-1, 2) * (across / 2) + centre
-        filled = np.zeros(owner.shape, dtype=np.uint8)
+        filled = np.zeros(owner.shape, np.uint8)
         # OpenCV takes integers with 4 fractional bits, and whole numbers are pixel centres.
         sixteenths = np.round((corners - 0.5) * 16).astype(np.int32)
         cv2.fillPoly(filled, [sixteenths], 1, shift=4)

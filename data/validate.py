@@ -17,16 +17,13 @@ from numpy.typing import NDArray
 from data import headers, io, remote
 from data.config import OnError
 from data.errors import DataError
-from data.io import Source
+from data.io import Flags, Int64, Source
 from data.layouts import class_numbers
-
-Flags = NDArray[np.bool_]
-Integers = NDArray[np.int64]
 
 COPY = re.compile(r"\.rf\.[0-9A-Za-z]+$")  # Roboflow names its augmented copies x_jpg.rf.<hash>.jpg
 BORDER_TOLERANCE = 1.0  # pixels: common tools round up to one pixel outside
 MIN_INSIDE = 1e-3  # pixels of a box, in each direction, that must lie inside its image
-CUT = "boxes that reach out of their image and are cut there"  # a fault of the source, as the next two and TINY_BOXES
+CUT = "boxes that reach out of their image and are cut there"  # a fault, as the next two and TINY_BOXES
 SCORED_OUTSIDE = "boxes that reach out of their image and are scored unchanged"
 SCORED_EMPTY = "boxes without area that are scored unchanged"
 TINY = 2.0  # pixels
@@ -34,6 +31,7 @@ TINY_BOXES = f"boxes below {TINY:g} pixels, and no larger one, as if they were f
 UNLIKE = "boxes read as [left, top, width, height] that look like "
 MANY_OUTSIDE = 0.2  # of the boxes, beyond the right and lower edges: their numbers may mean something else
 CROWDS = "crowds (iscrowd=1), which are not learnt"
+Columns = dict[str, NDArray[np.generic]]  # of an index, by name
 
 # A kind of finding, which entries are good, and what is wrong with one that is not.
 Checks = tuple[tuple[str, Any, Callable[[int], str]], ...]  # kind, Flags of the good entries, what is wrong
@@ -49,13 +47,13 @@ def ids_by_name(names: Sequence[str]) -> list[int]:
         numbers = list(map(int, stems))
         if len(set(numbers)) == len(numbers) and max(numbers, default=0) < 2**53:
             return numbers
-    ranks = np.argsort(np.argsort(np.array(names, dtype=np.str_), kind="stable"), kind="stable")
+    ranks = np.argsort(np.argsort(np.array(names, np.str_), kind="stable"), kind="stable")
     return list(map(int, ranks + 1))
 
 
 def numbered_by_name(source: Source) -> Source:
     """A source with the ids of ``ids_by_name``, as predict.py gives them to the same pictures."""
-    ids = np.array(ids_by_name(source.file_names), dtype=np.int64)
+    ids = np.array(ids_by_name(source.file_names), np.int64)
     of_boxes = ids[np.searchsorted(source.image_ids, source.box_image_ids)]
     return replace(source, image_ids=ids, box_image_ids=of_boxes)
 
@@ -73,7 +71,7 @@ def is_for_validation(file_names: Sequence[str], share: float) -> Flags:
         text = f"0 {unicodedata.normalize('NFC', stem)}"  # macOS writes accents as separate characters
         digest = hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).digest()
         chosen.append(int.from_bytes(digest) < share * 2**64)
-    return np.array(chosen, dtype=bool)
+    return np.array(chosen, bool)
 
 
 def select_split(source: Source, split: str, share: float) -> Source:
@@ -81,10 +79,9 @@ def select_split(source: Source, split: str, share: float) -> Source:
     for_val = is_for_validation(source.file_names, share)
     total, count = len(for_val), int(for_val.sum())
     if total and count in (0, total):
-        raise DataError(
-            f"data.split={share:g} takes {count} of the {total} images of {source.path} for validation. "
-            "fix: another share, or files of different names (folders do not count)"
-        )
+        fix = "fix: another share, or files of different names (folders do not count)"
+        taken = f"{count} of the {total} images of {source.path} for validation"
+        raise DataError(f"data.split={share:g} takes {taken}. {fix}")
     images = for_val if split == "val" else ~for_val
     # Boxes of unknown images stay in both parts: the checks report them.
     of_the_other = np.isin(source.box_image_ids, source.image_ids[~images])
@@ -109,15 +106,14 @@ def select_classes(source: Source, chosen: Any) -> Source:
     return replace(_with_boxes(source, np.flatnonzero(~is_other)), categories=kept)
 
 
-def _with_boxes(source: Source, boxes: Integers) -> Source:
-    """A source with only the boxes of these rows."""
+def _with_boxes(source: Source, boxes: Int64) -> Source:
     columns = ("box_image_ids", "boxes_xywh", "box_category_ids", "areas", "crowd")
     chosen = {name: getattr(source, name)[boxes] for name in columns}
     name_of = source.box_name
     return replace(source, **chosen, box_name=lambda row: name_of(int(boxes[row])))
 
 
-def check_source(source: Source, split: str, on_error: OnError) -> dict[str, NDArray[np.generic]]:
+def check_source(source: Source, split: str, on_error: OnError) -> Columns:
     """Check a data set and return the columns of its index, boxes grouped by image.
 
     ``skip`` leaves bad entries out and collects them in ``source.findings``; otherwise the first
@@ -158,16 +154,14 @@ def _check_images(source: Source, split: str) -> Flags:
     count, root = len(source.file_names), source.image_root
     paths = list(map(partial(os.path.join, root), source.file_names))
     if isinstance(root, str):
-        sizes = np.array(remote.sizes_of(paths), dtype=np.int64)
+        sizes = np.array(remote.sizes_of(paths), np.int64)
         exists, source.num_bytes = sizes >= 0, int(sizes[sizes > 0].sum())
     else:
         exists = io.stamp_files(paths).is_file
     source.missing_files = list(compress(paths, ~exists))
     if not exists.any():  # a wrong folder, which skipping would hide
-        raise DataError(
-            f"none of the {count} images of {source.path} is in {root}: {source.file_names[:3]}. "
-            f"fix: set data.root or data.{split}.images to the folder that the file names start from"
-        )
+        fix = f"fix: set data.root or data.{split}.images to the folder that the file names start from"
+        raise DataError(f"none of the {count} images of {source.path} is in {root}: {source.file_names[:3]}. {fix}")
     again = Counter(source.file_names) - Counter(set(source.file_names))
     source.notes.add("images that are named again", list(again.elements()))
     first = np.isin(np.arange(count), np.unique(source.image_ids, return_index=True)[1])
@@ -188,13 +182,13 @@ def _check_images(source: Source, split: str) -> Flags:
         ),
         ("images that are too large", readable, lambda row: f"{size(row)}, at most {headers.MAX_PIXELS:,} are read"),
     )
-    every_image = np.ones(count, dtype=bool)
+    every_image = np.ones(count, bool)
     return _usable(
         source, every_image, checks, lambda row, text: f"{source.path}: {source.file_names[row][:300]} {text}"
     )
 
 
-def _check_boxes(source: Source, split: str, on_error: OnError, image_used: Flags) -> tuple[Integers, Flags]:
+def _check_boxes(source: Source, split: str, on_error: OnError, image_used: Flags) -> tuple[Int64, Flags]:
     """The position of each box's image (M,), and which boxes are usable. Cuts boxes in place."""
     order = np.argsort(source.image_ids, kind="stable")
     positions = np.searchsorted(source.image_ids, source.box_image_ids, sorter=order)
@@ -245,7 +239,8 @@ def _check_boxes(source: Source, split: str, on_error: OnError, image_used: Flag
     usable = _usable(source, ~has_image | image_used[positions], checks, describe)
     rows = np.flatnonzero(usable & reaches_out)
     rows = rows[np.argsort(-beyond[rows], kind="stable")]  # the farthest first
-    source.notes.add(SCORED_OUTSIDE if scored else CUT, rows, describe=lambda row: describe(row, overshoot(row)))
+    kind = SCORED_OUTSIDE if scored else CUT
+    source.notes.add(kind, rows, describe=lambda row: describe(row, overshoot(row)))
     boxes = source.boxes_xywh[usable]
     is_tiny = len(boxes) > 0 and boxes[:, 2:].max() < TINY
     other = looks_like(boxes, source.sizes[positions[usable]], source.areas[usable])
@@ -259,7 +254,7 @@ def _check_boxes(source: Source, split: str, on_error: OnError, image_used: Flag
         source.notes.add(kind, np.flatnonzero(which), describe=partial(describe, problem=problem))
     if not scored:
         low, high = np.maximum(start[rows], 0), np.minimum(end[rows], limits[rows])
-        source.boxes_xywh[rows] = np.concatenate([low, high - low], axis=1)
+        source.boxes_xywh[rows] = np.hstack([low, high - low])
     return positions, usable
 
 
@@ -283,18 +278,18 @@ def looks_like(boxes: NDArray[Any], sizes: NDArray[Any], areas: NDArray[Any]) ->
     return None
 
 
-def _columns(source: Source, image_used: Flags, positions: Integers, box_used: Flags) -> dict[str, NDArray[np.generic]]:
+def _columns(source: Source, image_used: Flags, positions: Int64, box_used: Flags) -> Columns:
     """The columns of the usable entries; boxes in the order of images, then of the file."""
     new_position = np.cumsum(image_used) - 1
     rows = np.flatnonzero(box_used)
     rows = rows[np.argsort(positions[rows], kind="stable")]
     boxes_per_image = np.bincount(new_position[positions[rows]], minlength=int(image_used.sum()))
     encoded = [name.encode("utf-8", "surrogateescape") for name in compress(source.file_names, image_used)]
-    category_ids = np.array(list(source.categories), dtype=np.int64)
+    category_ids = np.array(list(source.categories), np.int64)
     by_id = np.argsort(category_ids)
     classes = by_id[np.searchsorted(category_ids, source.box_category_ids[rows], sorter=by_id)]
     return {
-        "name_bytes": np.frombuffer(b"".join(encoded), dtype=np.uint8),
+        "name_bytes": np.frombuffer(b"".join(encoded), np.uint8),
         "name_offsets": np.cumsum([0, *map(len, encoded)]),
         "image_ids": source.image_ids[image_used],
         "sizes": source.sizes[image_used].astype(np.int32),

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from data import io, layouts
+from data.config import Pair
 from data.errors import DataError, shown
 from data.io import ROTATED, Findings, LocatedSplit, Source, relative_name
-from data.remote import Place
 
 BoxXywh = tuple[float, float, float, float]  # left, top, width, height
 Lookup = Callable[[str], Any]  # what is in a folder, which is read once
@@ -26,8 +26,6 @@ CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
 
 class _Listed(NamedTuple):
-    """An image of a list, or of an xml file."""
-
     stem: str
     xml: str
     image_folders: tuple[str, ...]  # where the image usually is; messages name the last one
@@ -35,20 +33,18 @@ class _Listed(NamedTuple):
 
 
 class _Annotation(NamedTuple):
-    """The content of an xml file."""
-
     file_name: str  # of the image, below <folder>; may be empty
     size: tuple[np.int64, np.int64]  # height, width
     objects: list[tuple[str, BoxXywh | None]]  # class and left, top, width, height; None: a corner is missing
     rotated: int  # number of objects that CVAT says are rotated
 
 
-def locate_voc(split: str, pairs: Sequence[tuple[Path, Place]], image_root: Path, names: Sequence[str]) -> LocatedSplit:
+def locate_voc(split: str, pairs: Sequence[Pair], image_root: Path, names: Sequence[str]) -> LocatedSplit:
     """Find the files of image lists or folders of xml files, each with its folder of images.
 
     A list names files in ``Annotations`` and ``JPEGImages``, or anywhere else below that folder.
     """
-    listed, digests, left_out = list[_Listed](), list[str](), list[str]()
+    listed, digests, left_out = list[_Listed](), [], list[str]()
     for place, voc_root in pairs:
         if isinstance(voc_root, str):
             problem = f"data.{split}.images: format=voc reads folders on a disk"
@@ -57,19 +53,15 @@ def locate_voc(split: str, pairs: Sequence[tuple[Path, Place]], image_root: Path
         stamps = io.stamp_files([item.xml for item in items])
         if not stamps.is_file.any():
             where = f"names no image that has an xml file in {os.path.dirname(items[0].xml)}" if items else "holds none"
-            raise DataError(
-                f"{place} {where}. fix: set data.{split}.images to the folder that holds Annotations and JPEGImages"
-            )
+            fix = f"fix: set data.{split}.images to the folder that holds Annotations and JPEGImages"
+            raise DataError(f"{place} {where}. {fix}")
         listed += items
         digests.append(stamps.digest)
     folders = {folder for item in listed for folder in item.image_folders}
     lists = [str(place) for place, _ in pairs if place.is_file()]
     path = pairs[0][0] if len(pairs) == 1 else image_root
-    return LocatedSplit(
-        stamps=[*digests, io.stamp_files(sorted(folders)).digest, io.stamp_files(lists).digest],
-        image_root=image_root,
-        read=lambda: read_voc(listed, path, image_root, names, left_out),
-    )
+    stamps = [*digests, io.stamp_files(sorted(folders)).digest, io.stamp_files(lists).digest]
+    return LocatedSplit(stamps, image_root, lambda: read_voc(listed, path, image_root, names, left_out))
 
 
 def _items_of_list(image_list: Path, voc_root: Path) -> list[_Listed]:
@@ -132,11 +124,12 @@ def read_voc(
     notes.add(io.OF_SYSTEM, left_out)
     names_in = cache(lambda folder: frozenset(layouts.names_in(folder)))
     images_below = cache(lambda folder: _by_stem(Path(folder), layouts.IMAGE_SUFFIXES))
-    file_names = list[str]()
-    images = list[tuple[Any, ...]]()  # id, height, width
-    boxes = list[tuple[float, ...]]()  # image id, category id, number in its file, left, top, width, height
+    file_names = []
+    images = []  # id, height, width
+    boxes = []  # image id, category id, number in its file, left, top, width, height
     chunks = io.in_chunks(lambda items: [_parse(item.xml) for item in items], listed, "reading labels")
-    for image_id, (item, annotation) in enumerate(zip(listed, chain.from_iterable(chunks), strict=True), start=1):
+    pairs = zip(listed, chain.from_iterable(chunks), strict=True)
+    for image_id, (item, annotation) in enumerate(pairs, start=1):
         if isinstance(annotation, str):
             findings.add("unusable annotation files", [annotation])
             continue
@@ -154,8 +147,8 @@ def read_voc(
                 findings.add("incomplete objects", [f"{where} has no bndbox with all of {CORNERS}"])
             else:
                 boxes.append((image_id, category_ids[name], number, *box))
-    of_images = np.array(images, dtype=np.int64).reshape(-1, 3)
-    of_boxes = np.array(boxes, dtype=np.float64).reshape(-1, 7)
+    of_images = np.array(images, np.int64).reshape(-1, 3)
+    of_boxes = np.array(boxes, np.float64).reshape(-1, 7)
     box_image_ids, box_category_ids, numbers = of_boxes[:, :3].T.astype(np.int64)
     boxes_xywh = of_boxes[:, 3:]
     return Source(
@@ -168,7 +161,7 @@ def read_voc(
         boxes_xywh=boxes_xywh,
         box_category_ids=box_category_ids,
         areas=boxes_xywh[:, 2] * boxes_xywh[:, 3],
-        crowd=np.zeros(len(boxes), dtype=bool),
+        crowd=np.zeros(len(boxes), bool),
         categories=dict(enumerate(names, start=1)),
         box_name=lambda row: f"object {numbers[row]} of {listed[box_image_ids[row] - 1].stem}.xml",
         findings=findings,
@@ -217,7 +210,8 @@ def _parse(xml: str) -> _Annotation | str:
             left, top, right, bottom = (float(element.findtext(f"bndbox/{corner}", "")) for corner in CORNERS)
             box = left, top, right - left, bottom - top
         objects.append((element.findtext("name", "").strip(), box))
-    angles = [item.findtext("value") for item in root.iterfind(".//object/attributes/attribute[name='rotation']")]
+    rotations = root.iterfind(".//object/attributes/attribute[name='rotation']")
+    angles = [item.findtext("value") for item in rotations]
     rotated = len(angles) - angles.count("0") - angles.count("0.0")
     file_name = f"{root.findtext('folder', '').strip()}/{root.findtext('filename', '').strip()}"
     return _Annotation(file_name.replace("\\", "/"), size, objects, rotated)

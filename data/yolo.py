@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data import headers, io, layouts, remote
-from data.config import DataConfig, Exif
+from data.config import DataConfig, Exif, Pair
 from data.errors import DataError, shown
-from data.io import Findings, LocatedSplit, Source, relative_name
+from data.io import Findings, Flags, LocatedSplit, Source, relative_name
 
 MAX_FRACTION = 2  # larger numbers are pixels; just above 1, a box reaches out of its image
 MAX_OF_POLYGON = 1.1  # tools cut polygons at the edges of the image, but for rounding
@@ -32,21 +32,23 @@ COLUMNS = [np.dtype(kind) for kind in ("(2,)i8", "i8", "(4,)i4", "(4,)f8")]  # o
 # In a data.yaml or obj.data.
 SPLIT_KEYS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
 
+Problems = list[tuple[str, str]]  # of unusable entries: kind and sentence
+
 
 class _Listed(NamedTuple):
     """N images and their label files. There may be millions: no object for each."""
 
     images: list[str]
     labels: list[str]
-    image_is_file: NDArray[np.bool_]
-    label_is_file: NDArray[np.bool_]
+    image_is_file: Flags
+    label_is_file: Flags
     others: dict[str, list[str]]  # files that go with none of the images, by kind
     num_classes: int  # that label files may name
     seconds: dict[str, str]  # other label files of the images, each with the one that is read
 
 
 def locate_yolo(
-    config: DataConfig, split: str, pairs: Sequence[tuple[Path, remote.Place]], root: Path, image_root: remote.Place
+    config: DataConfig, split: str, pairs: Sequence[Pair], root: Path, image_root: remote.Place
 ) -> LocatedSplit:
     """Find the images and label files of each list, folder, data.yaml or obj.data, with its base.
 
@@ -71,13 +73,13 @@ def locate_yolo(
             images += find_images(each, starts, left_out)
     path = pairs[0][0] if len(pairs) == 1 else root
     if any(other != named[0] for other in named):
-        raise DataError(f"data.{split}.annotations: the data.yaml files differ in their names. fix: make them agree")
+        fix = "fix: make them agree"
+        raise DataError(f"data.{split}.annotations: the data.yaml files differ in their names. {fix}")
     classes = named[0] if named else config.names
     if classes is None:
-        raise DataError(
-            f"{path} holds no class names. fix: set data.names to those of classes 0, 1, ..., or to a file of them in "
-            "data.root, one per line (data.names=classes.txt)"
-        )
+        names = "to a file of them in data.root, one per line (data.names=classes.txt)"
+        fix = f"fix: set data.names to those of classes 0, 1, ..., or {names}"
+        raise DataError(f"{path} holds no class names. {fix}")
     categories = layouts.choose_classes(dict(enumerate(classes)), config.names, path)
     labels, seconds, others = find_labels(images)
     others[io.OF_SYSTEM] = left_out
@@ -85,24 +87,18 @@ def locate_yolo(
     image_is_file, label_is_file = image_stamps.is_file, label_stamps.is_file[: len(labels)]
     if isinstance(image_root, str):  # which are there, building the index finds out
         images = [f"{image_root}/{relative_name(image, root)}" for image in images]
-        image_is_file = np.ones(len(images), dtype=bool)
+        image_is_file = np.ones(len(images), bool)
+    none = f"none of the {len(labels)} images of {path}"
     if not image_is_file.any():
-        raise DataError(
-            f"none of the {len(labels)} images of {path} is there (first: {images[0][:300]}). "
-            f"fix: set data.root or data.{split}.images to the folder that relative paths start from"
-        )
+        fix = f"fix: set data.root or data.{split}.images to the folder that relative paths start from"
+        raise DataError(f"{none} is there (first: {images[0][:300]}). {fix}")
     if not label_is_file.any():
-        raise DataError(
-            f"none of the {len(labels)} images of {path} has a label file (first: {labels[0]}). "
-            "fix: put the .txt files there, or set data.format to that of the set"
-        )
+        fix = "fix: put the .txt files there, or set data.format to that of the set"
+        raise DataError(f"{none} has a label file (first: {labels[0]}). {fix}")
     listed = _Listed(images, labels, image_is_file, label_is_file, others, len(classes), seconds)
     lists = io.stamp_files([str(place) for place in read if place.is_file()])
-    return LocatedSplit(
-        stamps=[image_stamps.digest, label_stamps.digest, lists.digest, str(categories), str(others)],
-        image_root=image_root,
-        read=lambda: read_yolo(listed, path, image_root, categories, config.exif),
-    )
+    stamps = [image_stamps.digest, label_stamps.digest, lists.digest, str(categories), str(others)]
+    return LocatedSplit(stamps, image_root, lambda: read_yolo(listed, path, image_root, categories, config.exif))
 
 
 def read_yolo(listed: _Listed, path: Path, image_root: remote.Place, categories: dict[int, str], exif: Exif) -> Source:
@@ -159,7 +155,7 @@ def read_yolo(listed: _Listed, path: Path, image_root: remote.Place, categories:
         boxes_xywh=boxes_xywh,
         box_category_ids=rows[:, 2].astype(np.int64),
         areas=boxes_xywh[:, 2] * boxes_xywh[:, 3],
-        crowd=np.zeros(len(rows), dtype=bool),
+        crowd=np.zeros(len(rows), bool),
         categories=categories,
         box_name=box_name,
         findings=findings,
@@ -167,9 +163,7 @@ def read_yolo(listed: _Listed, path: Path, image_root: remote.Place, categories:
     )
 
 
-def _read_chunk(
-    numbers: Sequence[int], listed: _Listed, exif: Exif
-) -> tuple[tuple[NDArray[Any], ...], list[tuple[str, str]]]:
+def _read_chunk(numbers: Sequence[int], listed: _Listed, exif: Exif) -> tuple[tuple[NDArray[Any], ...], Problems]:
     """Of some listed images: COLUMNS, and kind and sentence of each unusable entry.
 
     Height and width, 0: not an image; the numbers of turned images; of the rows image, line, class
@@ -186,14 +180,14 @@ def _read_chunk(
             found, wrong = read_label_file(listed.labels[number], listed.num_classes)
             rows += [(number, *row, *sizes[-1]) for row in found]
             problems += wrong
-    columns = np.array(rows, dtype=np.float64).reshape(-1, 10)
+    columns = np.array(rows, np.float64).reshape(-1, 10)
     centres, extents, width_height = columns[:, 3:5], columns[:, 5:7], columns[:, :7:-1]
-    boxes_xywh = np.concatenate([(centres - extents / 2) * width_height, extents * width_height], axis=1)
+    boxes_xywh = np.hstack([(centres - extents / 2) * width_height, extents * width_height])
     of_rows = columns[:, [0, 1, 2, 7]].astype(np.int32)
-    return (np.array(sizes, dtype=np.int64), np.array(turned, dtype=np.int64), of_rows, boxes_xywh), problems
+    return (np.array(sizes, np.int64), np.array(turned, np.int64), of_rows, boxes_xywh), problems
 
 
-def read_label_file(path: str, num_classes: int) -> tuple[list[list[float]], list[tuple[str, str]]]:
+def read_label_file(path: str, num_classes: int) -> tuple[list[list[float]], Problems]:
     """Line, class, cx, cy, w, h, number of columns of rows; kind and sentence of unusable ones."""
     try:
         text = layouts.text_of(layouts.read_file(path), path)
@@ -208,7 +202,8 @@ def read_label_file(path: str, num_classes: int) -> tuple[list[list[float]], lis
         try:
             rows.append([number, *_parse(line, num_classes)])
         except ValueError as error:
-            problems.append(("rows that are not boxes", f"{path}:{number} holds {shown(line)}: {str(error)[:200]}"))
+            why = f"{path}:{number} holds {shown(line)}: {str(error)[:200]}"
+            problems.append(("rows that are not boxes", why))
     return rows, problems
 
 
@@ -231,8 +226,9 @@ def _parse(line: str, num_classes: int) -> list[float]:
     if not all(map(math.isfinite, box)):
         raise ValueError("a number that is not finite")
     if len(box) > 4:  # a polygon
-        if max(map(abs, box)) > MAX_OF_POLYGON:
-            raise ValueError(f"{max(map(abs, box)):g} in a polygon of fractions, or a tracker's row or key points")
+        largest = max(map(abs, box))
+        if largest > MAX_OF_POLYGON:
+            raise ValueError(f"{largest:g} in a polygon of fractions, or a tracker's row or key points")
         if length == CORNER_COLUMNS:
             edges = np.diff([complex(*point) for point in zip(box[::2], box[1::2], strict=True)] * 2)[:5]
             turns = (edges[1:] * edges[:-1].conj()).imag
@@ -268,7 +264,8 @@ def find_images(place: Path, starts: Sequence[Path], left_out: list[str]) -> lis
         images = layouts.find_files([line for line in lines if line], (*starts, place.parent))
     if not images:
         suffixes = " ".join(sorted(layouts.IMAGE_SUFFIXES))
-        raise DataError(f"{place} holds no images. fix: name a folder that does ({suffixes}), or a list of paths")
+        fix = f"fix: name a folder that does ({suffixes}), or a list of paths"
+        raise DataError(f"{place} holds no images. {fix}")
     return images
 
 
@@ -281,7 +278,7 @@ def find_labels(images: list[str]) -> tuple[list[str], dict[str, str], dict[str,
     names_in, places_of = cache(_label_names), cache(_label_folders)
     stems_in = defaultdict[str, set[str]](set)  # of the images in a folder, listed or not
     used = defaultdict[str, set[str]](set)  # places of labels: the stems of their images
-    labels, seconds = list[str](), dict[str, str]()
+    labels, seconds = [], dict[str, str]()
     for image in images:
         parent, _, name = image.rpartition("/")
         stem = _stem(name)
@@ -295,7 +292,8 @@ def find_labels(images: list[str]) -> tuple[list[str], dict[str, str], dict[str,
     lonely = list[str]()
     for place, parents in used.items():
         of_images = set[str]().union(*(stems_in[parent] for parent in parents))
-        files = [f"{place}/{file}" for stem in names_in(place).keys() - of_images for file in names_in(place)[stem]]
+        by_stem = names_in(place)
+        files = [f"{place}/{file}" for stem in by_stem.keys() - of_images for file in by_stem[stem]]
         # Beside images there may be any text.
         lonely += [file for file in files if place not in stems_in or read_label_file(file, sys.maxsize)[0]]
     for label in labels:  # that of another image is no second one

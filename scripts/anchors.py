@@ -40,15 +40,18 @@ def find_anchors(config: schema.AnchorsConfig) -> Sizes:
     chosen, slots = auto.anchors_of(build.build_meta_model(config.model).heads)
     current = chosen[slots]
     annotations = open_annotations(config.data, "train")
-    sizes, searched = (network_sizes(annotations, config.image_size, limit) for limit in (None, SEARCHED_BOXES))
+    sizes = network_sizes(annotations, config.image_size)
+    searched = network_sizes(annotations, config.image_size, SEARCHED_BOXES)
     generator = np.random.default_rng(SEED)
     try:
         start = kmeans_anchors(searched, len(current), generator)
     except ValueError as error:
-        raise ConfigError(f"data={config.data.name}: {error}. fix: a model with fewer anchors, or more data") from error
+        fix = "fix: a model with fewer anchors, or more data"
+        raise ConfigError(f"data={config.data.name}: {error}. {fix}") from error
     refined = refine_anchors(searched, start, config.rounds, generator).round(1)
     log.info(f"{len(sizes):,} boxes of data={config.data.name} at {config.image_size} pixels")
-    for name, anchors in ((f"{config.model.cfg} as it is", current), ("k-means", start), ("refined", refined)):
+    found = {f"{config.model.cfg} as it is": current, "k-means": start, "refined": refined}
+    for name, anchors in found.items():
         overlaps, nearest = match_anchors(sizes, anchors)
         shares = np.bincount(nearest, minlength=len(anchors)) / len(sizes)
         listed = [f"{w:g},{h:g} ({share:.0%})" for (w, h), share in zip(anchors.round(1), shares, strict=True)]

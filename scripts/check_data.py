@@ -18,7 +18,6 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
 import hashlib
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from conf.cli import run_files
 from conf.schema import is_installed
 from data import Annotations, DataConfig, DataError, ImageSource, OnError, check_same_classes, images, layouts, validate
 from data.anchors import LOW_RECALL, Sizes, fix_of_anchors, network_sizes, objects_per_image, recall
+from data.geometry import ImageSize
 from data.index import read_annotations
 from data.io import Findings
 from data.progress import counted, log, tracked
@@ -95,7 +95,7 @@ def check(config: schema.CheckDataConfig) -> CheckedSet:
     return checked
 
 
-def check_dataset(config: DataConfig, image_size: int | Sequence[int], anchors: Sizes, min_iou: float) -> CheckedSet:
+def check_dataset(config: DataConfig, image_size: ImageSize, anchors: Sizes, min_iou: float) -> CheckedSet:
     """Read all labels and decode all images of both sets, and of the tests if there are.
 
     ``anchors`` (k, 2) are those of the network at ``image_size`` pixels; it learns the boxes that
@@ -144,7 +144,6 @@ def _without_fix(error: DataError) -> str:
 
 
 def _check_images(checked: CheckedSet) -> None:
-    """Decode all images; report unreadable and repeated ones."""
     first: dict[bytes, tuple[str, int]] = {}  # split and position, by the hash of its pixels
     for split, annotations in checked.splits.items():
         problems, source = checked.problems[split], ImageSource(annotations, OnError.stop)
@@ -183,7 +182,6 @@ def repeated_boxes(annotations: Annotations) -> np.ndarray:
 
 
 def _box_name(annotations: Annotations, row: int) -> str:
-    """The name of a box in messages: its image, class and numbers."""
     image = int(np.searchsorted(annotations.offsets, row, side="right")) - 1
     numbers = ", ".join(f"{number:g}" for number in annotations.boxes_xywh[row])
     return f"{annotations.path(image)}: {annotations.names[annotations.classes[row]]} [{numbers}] (x, y, w, h)"
@@ -191,7 +189,7 @@ def _box_name(annotations: Annotations, row: int) -> str:
 
 def text_report(checked: CheckedSet) -> list[str]:
     """Lines of a report: metrics, classes, notes and problems; the last line is the verdict."""
-    lines: list[str] = []
+    lines = []
     boxes = defaultdict[str, Counter[str]](Counter)  # of each class in each set
     for split, annotations in checked.splits.items():
         size = f"{counted(len(annotations), 'image')}, {counted(len(annotations.classes), 'box')}"

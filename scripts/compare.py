@@ -177,7 +177,6 @@ def split_gain(first: Group, second: Group, resamples: int, seed: int) -> list[G
     log.info(f"  {counted(len(images), 'image')} in both")
     log.info(f"  {counted(len(ids) - len(images), 'image')} only in {first.letter}")
     log.info(f"  {counted(len(others) - len(images), 'image')} only in {second.letter}")
-
     column = {key: number for number, key in enumerate(ids | others)}
     drawn = draw_images(len(column), resamples, seed)
     of_first = drawn[:, [column[key] for key in ids]]

@@ -46,7 +46,7 @@ def tune(config: schema.TuneConfig) -> None:
 
     Raises ConfigError for options that train.py refuses, or that differ from those of the study.
     """
-    fixed: list[str] = []
+    fixed = []
     space: Space = {}
     for each in OverridesParser.create().parse_overrides(config.options):
         if each.is_interval_sweep():
@@ -56,7 +56,8 @@ def tune(config: schema.TuneConfig) -> None:
         else:
             fixed.append(str(each.input_line))
     if not space:
-        raise ConfigError("nothing to search. fix: an option with several values or an interval behind --, see --help")
+        fix = "fix: an option with several values or an interval behind --, see --help"
+        raise ConfigError(f"nothing to search. {fix}")
     first = {key: values[0] if isinstance(values, list) else values.start for key, values in space.items()}
     # A short name of a run would mean another one for the second trial.
     program = replace(PROGRAMS["train"], fill_in=lambda given, _: run_files.with_full_names(given, once=False))
@@ -82,7 +83,7 @@ def tune(config: schema.TuneConfig) -> None:
         return run_trial(trial, fixed, space, folder)
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
-    while sum(STOPPED not in trial.user_attrs for trial in study.trials) < config.trials:  # others may add some
+    while sum(STOPPED not in trial.user_attrs for trial in study.trials) < config.trials:  # also others'
         study.optimize(objective, n_trials=1)
     if study.get_trials(states=[optuna.trial.TrialState.COMPLETE]):
         best = shlex.join([*fixed, *overrides(study.best_params)])

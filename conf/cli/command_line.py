@@ -6,13 +6,12 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from conf import CONF_DIR, CheckpointError, ConfigError, DistributedError, TrainError, compose, suggestions
 from conf.cli import launch
-from conf.options import quoted
+from conf.options import Words, quoted
 from data.errors import DataError, as_started, of_killed_loader, printable, without_login
 from data.output import STDERR
 from models.cfg import ModelError
@@ -26,7 +25,7 @@ AT_HOME = re.compile(r"(?<![^=\[,: \"'])~(?=/|$)")  # Hydra cannot read it witho
 LONGEST_SENTENCE = 2000  # characters; it may quote a file of any length
 
 
-def options_and_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+def options_and_flags(arguments: Words) -> tuple[list[str], list[str]]:
     """The options, and Hydra's flags with their values, which Hydra wants behind the options.
 
     ``--config-dir`` becomes an option. Raises ConfigError if there is no such folder.
@@ -37,9 +36,8 @@ def options_and_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
         if word in ("--config-dir", "-cd"):
             folder = Path(*waiting[:1]).absolute()
             if not waiting or not folder.is_dir():
-                raise ConfigError(
-                    f"{word}: there is no folder {folder}. fix: {word} <the folder above data/ or model/>"
-                )
+                fix = f"fix: {word} <the folder above data/ or model/>"
+                raise ConfigError(f"{word}: there is no folder {folder}. {fix}")
             options.append(override("hydra.searchpath", [f"file://{folder}"]))
             del waiting[0]
         elif not word.startswith("-"):
@@ -51,7 +49,7 @@ def options_and_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return options, flags
 
 
-def prepare_arguments(arguments: Sequence[str], schema: type, command: str, bare: str = "") -> list[str]:
+def prepare_arguments(arguments: Words, schema: type, command: str, bare: str = "") -> list[str]:
     """The options of a program as Hydra composes them, and behind them Hydra's flags.
 
     ``--config-dir <folder>``, bare words and what follows ``--`` become options; what launchers add
@@ -64,13 +62,13 @@ def prepare_arguments(arguments: Sequence[str], schema: type, command: str, bare
     if "--" in arguments:
         at = list(arguments).index("--")
         arguments, behind = arguments[:at], [override("options", arguments[at + 1 :])]
-    words, are_options = list[str](), True
+    words, are_options = [], True
     for typed in [*arguments, *behind]:
         word = typed.removeprefix("train.") if typed.startswith("train.device=") else typed
         if word != typed:
             STDERR.write("train.device is called device now, as in the other programs\n")
         word = AT_HOME.sub(os.path.expanduser("~"), word)
-        if os.path.isdir(CONF_DIR / word.partition("=")[0].removeprefix("+")):  # each group is in the defaults already
+        if os.path.isdir(CONF_DIR / word.partition("=")[0].removeprefix("+")):  # each group is in the defaults
             word = word.removeprefix("+")
         # torch.distributed.launch adds the local rank, which is in the environment as well.
         if not word.startswith(("--local-rank=", "--local_rank=")):
@@ -81,22 +79,25 @@ def prepare_arguments(arguments: Sequence[str], schema: type, command: str, bare
     options, flags = options_and_flags(words)
     if {"-m", "--multirun"} & {*flags}:
         if launch.read_launch().world_size > 1:
-            raise ConfigError("-m cannot run under a launcher of several processes. fix: start each setting by itself")
+            fix = "fix: start each setting by itself"
+            raise ConfigError(f"-m cannot run under a launcher of several processes. {fix}")
         if {"-c", "--cfg"} & {*flags}:
-            raise ConfigError("--cfg shows the options of one run. fix: leave out -m, and give each option one value")
+            fix = "fix: leave out -m, and give each option one value"
+            raise ConfigError(f"--cfg shows the options of one run. {fix}")
     refuse_what_hydra_would_take(options)
     if bare and not flags:
         options = _with_bare_words(options, command, bare)
     return [*options, *flags]
 
 
-def refuse_what_hydra_would_take(options: Sequence[str]) -> None:
+def refuse_what_hydra_would_take(options: Words) -> None:
     """Raise ConfigError for words that Hydra accepts and that would not do what they say."""
     for word in options:
         key, _, value = word.lstrip("+~").partition("=")
         group = key.removesuffix(".name")
         if key.startswith(OF_RUN_FOLDERS):
-            raise ConfigError(f"{key}: rank 0 makes the folders, not Hydra. fix: run_dir=<folder>, or out= of eval.py")
+            fix = "fix: run_dir=<folder>, or out= of eval.py"
+            raise ConfigError(f"{key}: rank 0 makes the folders, not Hydra. {fix}")
         if key in ("loss.name", "optim.name") and (CONF_DIR / group / f"{value}.yaml").is_file():
             raise ConfigError(f"{word} keeps the other values of {group}= as they are. fix: {group}={value}")
         if value == "???":

@@ -1,7 +1,7 @@
 """What a command line leaves open: options of a run, a checkpoint or a file of export.py."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from conf import CONF_DIR, CheckpointError, ConfigError
 from conf.cli import launch, run_files
 from conf.cli.resume import continue_run
 from conf.compose import plain
-from conf.options import NO_SCORE, fill, flat, is_covered, option
+from conf.options import NO_SCORE, Options, Words, fill, flat, is_covered, option
 from data import remote
 from models.cfg import ZOO
 from models.config import ALIASES
@@ -29,7 +29,7 @@ NO_DATA = {  # by what is to be scored
 }
 
 
-def complete_training(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
+def complete_training(options: Options, named: Words) -> Options:
     """The options of train.py; with ``resume`` those of that run.
 
     Paths become absolute, so that the saved options hold in another working folder. If SLURM has
@@ -40,7 +40,8 @@ def complete_training(options: dict[str, Any], named: Sequence[str]) -> dict[str
     in_sweep = HydraConfig.initialized() and HydraConfig.get().mode is RunMode.MULTIRUN
     options = run_files.with_full_names(options, once=launch.job_folder_name() is None and not in_sweep)
     given = flat(options)
-    for key, names in {"data.root": (), "data.index_dir": (), "model.cfg": ZOO, "model.weights": ALIASES}.items():
+    names_of = {"data.root": (), "data.index_dir": (), "model.cfg": ZOO, "model.weights": ALIASES}
+    for key, names in names_of.items():
         if given.get(key) is not None and given[key] not in names:
             fill(options, {key: str(Path(given[key]).absolute())})
     for key in ("resume", "run_mirror"):
@@ -50,12 +51,13 @@ def complete_training(options: dict[str, Any], named: Sequence[str]) -> dict[str
     if "resume" not in named and options.get("resume") is None and (restarts > 0 or launch.requeues() > 0):
         if options.get("run_dir") is None and launch.job_folder_name() is None:
             says = f"torchrun may restart this training {restarts} times and not find its folder again"
-            raise ConfigError(f"{says}. fix: torchrun --rdzv-id=<a name>, run_dir=<folder>, or --max-restarts=0")
+            fix = "fix: torchrun --rdzv-id=<a name>, run_dir=<folder>, or --max-restarts=0"
+            raise ConfigError(f"{says}. {fix}")
         options["resume"] = "auto"
     return options if options.get("resume") is None else continue_run(options, named)
 
 
-def complete_from_checkpoint(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
+def complete_from_checkpoint(options: Options, named: Words) -> Options:
     """The options of a program with what its command line leaves open, from ``ckpt``.
 
     That is ``evaluate`` or what the program has of it, and where it scores the data set and the
@@ -63,7 +65,7 @@ def complete_from_checkpoint(options: dict[str, Any], named: Sequence[str]) -> d
     command line names a network. Raises ConfigError for options that exclude one another or lack
     their data or network, CheckpointError and ModelError if a file is not what it should be.
     """
-    options, saved = run_files.with_full_names(options), dict[str, Any]()
+    options, saved = run_files.with_full_names(options), Options()
     ckpt, file, model = options.get("ckpt"), options.get("model_file"), options.get("model") or {}
     if options.get("detections") is not None and (ckpt is not None or "cfg" in model):
         raise ConfigError("detections= are scored as they are. fix: leave out ckpt and model")
@@ -72,7 +74,8 @@ def complete_from_checkpoint(options: dict[str, Any], named: Sequence[str]) -> d
         ckpt, file = None, ckpt  # predict.py takes either
     if ckpt is not None:
         if of_model and model:
-            raise ConfigError(f"ckpt and {of_model[0]} exclude one another: ckpt holds its network. fix: leave one out")
+            fix = "fix: leave one out"
+            raise ConfigError(f"ckpt and {of_model[0]} exclude one another: ckpt holds its network. {fix}")
         saved = config_of_checkpoint(ckpt, named)
         of_run = flat(saved)
         theirs = {key: value for key, value in of_run.items() if key.startswith("evaluate.")}
@@ -83,7 +86,8 @@ def complete_from_checkpoint(options: dict[str, Any], named: Sequence[str]) -> d
     if "cfg" not in model:
         if ckpt is None and (of_model or model.get("weights") is not None):
             key = of_model[0] if of_model else "model.weights"
-            raise ConfigError(f"{key} does not say which network. fix: model.cfg=<Darknet .cfg>, or model=<zoo's name>")
+            fix = "fix: model.cfg=<Darknet .cfg>, or model=<zoo's name>"
+            raise ConfigError(f"{key} does not say which network. {fix}")
         options["model"] = None
     if file is not None:
         _take_from_exported(options, file, named)
@@ -94,14 +98,16 @@ def complete_from_checkpoint(options: dict[str, Any], named: Sequence[str]) -> d
     return options
 
 
-def _take_from_exported(options: dict[str, Any], file: str, named: Sequence[str]) -> None:
+def _take_from_exported(options: Options, file: str, named: Words) -> None:
     """Take from a file of export.py how images become detections; it runs on the CPU as it is."""
     if Path(file).suffix not in run_files.EXPORTED or not Path(file).is_file():
         known = ", ".join(run_files.EXPORTED)
         raise CheckpointError(f"{file} is not a file of export.py. fix: a path that ends in {known}")
     if options["model"] is not None:
-        raise ConfigError(f"{file} and model exclude one another: the file holds its network. fix: leave model out")
-    if options["device"] == "cuda" or options.get("evaluate", options)["precision"] not in ("auto", "float32"):
+        fix = "fix: leave model out"
+        raise ConfigError(f"{file} and model exclude one another: the file holds its network. {fix}")
+    precision = options.get("evaluate", options)["precision"]
+    if options["device"] == "cuda" or precision not in ("auto", "float32"):
         raise ConfigError(f"{file} runs on the CPU as it was exported. fix: leave out device and precision")
     from train_utils.inference.open_checkpoint import read_facts  # imports torch
 
@@ -112,14 +118,15 @@ def _take_from_exported(options: dict[str, Any], file: str, named: Sequence[str]
     options["device"] = "cpu"
 
 
-def _take_data(options: dict[str, Any], saved: dict[str, Any]) -> None:
+def _take_data(options: Options, saved: Options) -> None:
     """Take what scoring needs from the ``saved`` options: data, network and image size."""
     scored = next((key for key in NO_DATA if options.get(key) is not None), None)
     if scored is None or not ("data" in options or "data" in saved):
         raise ConfigError(NO_DATA[scored or "model"].format(options.get(scored or "model")))
     if options.get("model_file") is None and options["ckpt"] is not None:
         of_evaluate = options["evaluate"]
-        of_evaluate["image_size"] = of_evaluate["image_size"] or run_files.trained_size(saved, options["ckpt"])
+        if not of_evaluate["image_size"]:
+            of_evaluate["image_size"] = run_files.trained_size(saved, options["ckpt"])
     if "data" in saved:  # only a command line names a place that is written
         saved["data"]["index_dir"] = run_files.index_dir_of(options)
     for section in ("data", "model"):
@@ -148,7 +155,7 @@ def _refuse_other_evaluation(options: Mapping[str, Any]) -> None:
         raise ConfigError(f"out={folder} {says} ({', '.join(other)} would differ). fix: out=<other folder>")
 
 
-def config_of_checkpoint(path: str, named: Sequence[str]) -> dict[str, Any]:
+def config_of_checkpoint(path: str, named: Words) -> Options:
     """The options in a checkpoint file or run folder.
 
     Raises CheckpointError for any other path, and ConfigError if it needs plugins.
@@ -158,7 +165,7 @@ def config_of_checkpoint(path: str, named: Sequence[str]) -> dict[str, Any]:
         of_zoo = os.path.basename(stem)
         cfg = of_zoo if (CONF_DIR / "model" / f"{of_zoo}.yaml").exists() else f"{stem}.cfg"
         fix = f"fix: {option('model.cfg', cfg)} {option('model.weights', f'{stem}.weights')} instead of ckpt="
-        raise CheckpointError(f"{path} is not a checkpoint: ckpt takes run folders and their .pt files. {fix}")
+        raise CheckpointError(f"{path} {run_files.NO_CHECKPOINT}. {fix}")
     run_files.find_checkpoint(Path(path), "best")  # a wrong path costs no import of torch
     from train_utils.checkpoint import peek_config  # imports torch
 
@@ -167,7 +174,7 @@ def config_of_checkpoint(path: str, named: Sequence[str]) -> dict[str, Any]:
     return saved
 
 
-def complete_conversion(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
+def complete_conversion(options: Options, named: Words) -> Options:
     """The options of convert_weights; with ``ckpt`` its network, and then ``model`` is refused.
 
     ``model.weights``, as other programs call it, means ``weights``.
@@ -177,8 +184,10 @@ def complete_conversion(options: dict[str, Any], named: Sequence[str]) -> dict[s
         options["weights"], options["model"]["weights"] = options["model"]["weights"], None
     if options["ckpt"] is not None and options["weights"] is None:
         if any(key.split(".")[0] == "model" for key in named):
-            raise ConfigError("model says nothing about ckpt=, which holds its own network. fix: leave model out")
+            fix = "fix: leave model out"
+            raise ConfigError(f"model says nothing about ckpt=, which holds its own network. {fix}")
         return {**options, "model": config_of_checkpoint(options["ckpt"], named).get("model", {})}
     if options["weights"] is not None and "cfg" not in options["model"]:
-        raise ConfigError(f"weights={options['weights']} needs its network. fix: model=yolov3-spp or model.cfg=<file>")
+        fix = "fix: model=yolov3-spp or model.cfg=<file>"
+        raise ConfigError(f"weights={options['weights']} needs its network. {fix}")
     return {**options, "model": {"cfg": "", **options["model"]}}

@@ -63,20 +63,23 @@ def read_launch(environment: Mapping[str, str] = os.environ) -> Launch:
             return Launch("torchrun", rank, size, local_rank, attempt=attempt, store=store)
         if int(environment.get("SLURM_STEP_ID", SHELL_STEPS)) < SHELL_STEPS:
             # Every rank derives the same port; steps of one job, and jobs, may share a node.
-            port = 20000 + (int(environment["SLURM_JOB_ID"]) + 1009 * int(environment["SLURM_STEP_ID"])) % 10000
+            job = int(environment["SLURM_JOB_ID"])
+            port = 20000 + (job + 1009 * int(environment["SLURM_STEP_ID"])) % 10000
             # The first host: gpu08 of gpu[08-11,20],cpu1.
             host = re.sub(r"\[(\d+)[^\[\]]*\]", r"\1", environment["SLURM_STEP_NODELIST"]).partition(",")[0]
             host, port = environment.get("MASTER_ADDR", host), int(environment.get("MASTER_PORT", port))
             names = "SLURM_PROCID SLURM_STEP_NUM_TASKS SLURM_LOCALID".split()
             rank, size, local_rank = (int(environment[name]) for name in names)
-            return Launch("srun", rank, size, local_rank, f"tcp://{host}:{port}", store=(host, port) if rank else None)
+            store = (host, port) if rank else None
+            return Launch("srun", rank, size, local_rank, f"tcp://{host}:{port}", store=store)
     except (KeyError, ValueError) as error:
         fix = "fix: start with torchrun (--node-rank=$RANK for one process a pod) or srun"
         raise DistributedError(f"the launcher's variables are missing or not numbers ({error}). {fix}") from error
     if "SLURM_JOB_ID" in environment and environment.get("SLURM_NTASKS", "1") not in ("", "1"):
         raise DistributedError(
-            f"this SLURM job has SLURM_NTASKS={environment['SLURM_NTASKS']}, but this process was not started by srun "
-            "and would run alone. fix: srun python ... (scripts/slurm), or srun --ntasks=1 python ... for one process"
+            f"this SLURM job has SLURM_NTASKS={environment['SLURM_NTASKS']}, but this process was not started by "
+            "srun and would run alone. fix: srun python ... (scripts/slurm), "
+            "or srun --ntasks=1 python ... for one process"
         )
     for name in UNKNOWN_LAUNCHERS:
         if environment.get(name, "1") not in ("", "1"):
@@ -135,9 +138,9 @@ def versions() -> list[str]:
     lines.append(f"Python {platform.python_version()}")
     here = ["git", "-C", str(REPOSITORY), "--git-dir=.git"]  # not that of a folder around an unpacked archive
     command = [*here, "describe", "--always", "--dirty=, with changes", "--exclude=*"]
-    with suppress(OSError, subprocess.SubprocessError):  # without git, without a repository, or with a slow disk
-        commit = subprocess.run(command, check=True, capture_output=True, text=True, timeout=10).stdout.strip()
-        lines.append(f"commit {commit}")
+    with suppress(OSError, subprocess.SubprocessError):  # without git or a repository, or with a slow disk
+        told = subprocess.run(command, check=True, capture_output=True, text=True, timeout=10)
+        lines.append(f"commit {told.stdout.strip()}")
     return lines
 
 
@@ -221,7 +224,8 @@ def is_lost_peer(error: BaseException | None) -> bool:
     """Whether torch raised this because another rank ended or hangs."""
     dist = sys.modules.get("torch.distributed")
     # gloo raises a RuntimeError that starts with a source line, NCCL sometimes one that names it.
-    by_backend = isinstance(error, RuntimeError) and re.search(r"gloo/|\bNCCL\b", str(error).partition("\n")[0])
+    line = str(error).partition("\n")[0]
+    by_backend = isinstance(error, RuntimeError) and re.search(r"gloo/|\bNCCL\b", line)
     return bool(by_backend) or (dist is not None and isinstance(error, dist.DistError))
 
 

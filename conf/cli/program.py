@@ -11,7 +11,7 @@ import os
 import pkgutil
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, is_dataclass
 from difflib import get_close_matches
@@ -23,7 +23,7 @@ import hydra
 from conf import CONF_DIR, ConfigError, compose, schema
 from conf.cli import command_line, help, launch, run_files
 from conf.cli.from_checkpoint import complete_conversion, complete_from_checkpoint, complete_training
-from conf.options import refuse_unread
+from conf.options import Options, Words, refuse_unread
 from data.errors import as_started, word_of
 from data.output import STDOUT, keep_numbers
 from models.cfg import ZOO, load_cfg
@@ -47,11 +47,11 @@ class Program:
         module = self.function.partition(":")[0]
         return module if "." in module else f"{module}.py"
 
-    def prepared(self, arguments: Sequence[str]) -> list[str]:
+    def prepared(self, arguments: Words) -> list[str]:
         """The ``arguments`` as Hydra composes them."""
         return command_line.prepare_arguments(arguments, self.schema, self.command, self.bare)
 
-    def complete(self, options: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
+    def complete(self, options: Options, named: Words) -> Options:
         """Import the plugins that the composed ``options`` name, then fill in the options."""
         plugins = options.get("plugins", [])
         ours = __name__.replace("conf.cli.program", "plugins")  # in an application below hydra_yolov3_spp
@@ -83,7 +83,7 @@ PROGRAMS = {  # the key is the name of the YAML file in conf/
 }
 
 
-def start_by_word(words: Sequence[str]) -> int:
+def start_by_word(words: Words) -> int:
     """Run the program that the first of ``words`` names, with the others as its options."""
     word, *options = words or ["--help"]
     names = {word_of(program.command): name for name, program in PROGRAMS.items()}
@@ -98,7 +98,7 @@ def start_by_word(words: Sequence[str]) -> int:
     return 0
 
 
-def start(name: str, arguments: Sequence[str] | None = None) -> int:
+def start(name: str, arguments: Words | None = None) -> int:
     """Run the program ``name`` of PROGRAMS with ``arguments``, by default the command line's.
 
     Returns 0. After an error it exits, with code 2 for a user's error and 1 for a bug.
@@ -153,7 +153,8 @@ def run_by_hydra(name: str, program: Program, arguments: list[str]) -> None:
             find_files(config, program.splits)
             count = ranks_to_start(config)
             if count > 1 and is_multirun:
-                raise ConfigError(f"devices={config.devices} cannot go with -m. fix: start each setting by itself")
+                fix = "fix: start each setting by itself"
+                raise ConfigError(f"devices={config.devices} cannot go with -m. {fix}")
             if count > 1:
                 start_ranks(count, typed)
             pkgutil.resolve_name(program.function)(config)
@@ -180,7 +181,7 @@ def run_by_hydra(name: str, program: Program, arguments: list[str]) -> None:
         find_files(shown, program.splits)
 
 
-def find_files(config: Any, splits: Sequence[str]) -> None:
+def find_files(config: Any, splits: Words) -> None:
     """Raise an error for wrong .cfg, weights, data or run_dir before torch is imported.
 
     Ranks of a launcher look later, when they can tell the others that they fail.
@@ -228,7 +229,7 @@ def ranks_to_start(config: Any) -> int:
     return count
 
 
-def start_ranks(count: int, arguments: Sequence[str]) -> NoReturn:
+def start_ranks(count: int, arguments: Words) -> NoReturn:
     """Become torchrun, which starts the same command ``count`` times."""
     from data.io import usable_cores  # imports numpy
 
@@ -281,7 +282,7 @@ def callable_from_python(name: str) -> Callable[[Callable[[Any], Result]], Calla
     return decorate
 
 
-def options_of(name: str, overrides: Sequence[str]) -> Any:
+def options_of(name: str, overrides: Words) -> Any:
     """The checked options of the program ``name`` with a list of ``overrides``, as its dataclass.
 
     Raises ConfigError for overrides that do not fit, and for flags of the command line.
@@ -293,7 +294,8 @@ def options_of(name: str, overrides: Sequence[str]) -> Any:
             raise ConfigError(f"{word} is for the command line. fix: options of the form key=value alone")
     config: Any = compose.compose(name, program.schema, arguments, program.complete)
     if multiprocessing.current_process().daemon and getattr(getattr(config, "data", None), "workers", 0) != 0:
-        raise ConfigError("a daemonic process, as of Celery or a Pool, cannot start loaders. fix: data.workers=0")
+        fix = "fix: data.workers=0"
+        raise ConfigError(f"a daemonic process, as of Celery or a Pool, cannot start loaders. {fix}")
     if ranks_to_start(config) > 1:
         fix = as_started("leave it out, or python train.py")
         raise ConfigError(f"devices starts processes only on a command line. fix: {fix}")

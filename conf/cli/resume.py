@@ -1,7 +1,7 @@
 """What a training takes from the run that it resumes, and which run that is."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +10,13 @@ from omegaconf import OmegaConf
 from conf import ConfigError
 from conf.cli import launch, run_files
 from conf.compose import NOT_COMPOSED, explain, from_dictionary, plain, to_dictionary
-from conf.options import MAY_CHANGE, OF_THE_MACHINE, changed_values, is_covered
+from conf.options import MAY_CHANGE, OF_THE_MACHINE, Options, Words, changed_values, is_covered
 from conf.schema import TrainConfig
 from data import remote
 from data.remote import Place
 
 
-def continue_run(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
+def continue_run(options: Options, named: Words) -> Options:
     """The options of the run ``resume``, with what the command line names.
 
     ``resume=auto`` means the folder ``run_dir``, else that of this SLURM job or torchrun run with
@@ -38,8 +38,9 @@ def continue_run(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any
     if remote.is_remote(address):  # continued in run_dir or a new folder, and mirrored there again
         remote.check_bucket(address, "resume")
         now = _with_changes(address, options, named, True)
-        if not Path("runs", str(now.get("name"))).resolve().is_relative_to(Path("runs").resolve()):
-            raise ConfigError(f"{address}/config.yaml: its name={now.get('name')} leaves runs/. fix: another run")
+        name = str(now.get("name"))
+        if not Path("runs", name).resolve().is_relative_to(Path("runs").resolve()):
+            raise ConfigError(f"{address}/config.yaml: its name={name} leaves runs/. fix: another run")
         mirror = options["run_mirror"] if "run_mirror" in named else address
         return now | {"run_dir": options["run_dir"], "run_mirror": mirror}
     if "run_dir" in named:
@@ -57,7 +58,7 @@ def _is_newest(run: Path | None, mirror: str) -> bool:
     return run is not None and run_files.progress_of(run) >= run_files.progress_of(mirror)
 
 
-def _find_run(options: dict[str, Any]) -> Path | None:
+def _find_run(options: Options) -> Path | None:
     """The folder that ``resume=auto`` means; None without any run."""
     if options["run_dir"] is not None:
         folder = Path(options["run_dir"]).resolve()
@@ -74,8 +75,7 @@ def _find_run(options: dict[str, Any]) -> Path | None:
     return None
 
 
-def _with_changes(folder: Place, options: dict[str, Any], named: Sequence[str], has_checkpoint: bool) -> dict[str, Any]:
-    """The options of the run ``folder``, with those that the command line names."""
+def _with_changes(folder: Place, options: Options, named: Words, has_checkpoint: bool) -> Options:
     before = run_files.read_config(folder)
     run_files.ask_for_plugins(before, f"resume={folder}", named)
     now, wanted = OmegaConf.create(before), OmegaConf.create(options)

@@ -5,7 +5,7 @@ import itertools
 import os
 import pickletools
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import IO, Any, cast, get_type_hints
 from conf import CheckpointError, ConfigError, TrainError
 from conf.cli.launch import read_launch
 from conf.compose import check_values, values_of_choice
-from conf.options import fill, flat, option
+from conf.options import Options, Words, fill, flat, option
 from conf.schema import TrainConfig, is_image_size
 from data import DataError, layouts, remote
 from data.output import STDOUT
@@ -24,6 +24,7 @@ from models.config import ALIASES, Published
 CHECKPOINTS = "checkpoints"  # a folder in the run folder
 SUFFIXES = {"onnx": ".onnx", "openvino": ".xml", "torch": ".pt2"}  # of the files of export.py, by format
 EXPORTED = tuple(SUFFIXES.values())
+NO_CHECKPOINT = "is not a checkpoint: ckpt takes run folders and their .pt files"
 NAME_A_RUN = "fix: give a run folder or a .pt file of train.py"
 
 
@@ -31,7 +32,7 @@ def find_checkpoint(path: Path, which: str) -> Path:
     """The checkpoint file ``path``, or that of the run folder ``path``. Raises CheckpointError."""
     if path.suffix in EXPORTED:
         fix = f"fix: ckpt=<the run or .pt file that it was exported from>; eval.py takes model_file={path}"
-        raise CheckpointError(f"{path} is not a checkpoint: ckpt takes run folders and their .pt files. {fix}")
+        raise CheckpointError(f"{path} {NO_CHECKPOINT}. {fix}")
     if path.is_file():
         return path
     if not path.is_dir():
@@ -63,10 +64,11 @@ def progress_of(run: Place) -> tuple[int, int]:
         try:
             with remote.opened(path) if remote.is_remote(path) else open(path, "rb") as file:
                 content = zipfile.ZipFile(file)
-                pickled = content.read(next(name for name in content.namelist() if name.endswith("/data.pkl")))
+                name = next(name for name in content.namelist() if name.endswith("/data.pkl"))
+                pickled = content.read(name)
             values = [value for op, value, _ in pickletools.genops(pickled) if "PUT" not in op.name]
             pairs = [pair for pair in itertools.pairwise(values) if type(pair[1]) is int]
-            found = dict(reversed([pair for pair in pairs if pair[0] in ("epoch", "step")]))  # the first of each
+            found = dict(reversed([pair for pair in pairs if pair[0] in ("epoch", "step")]))  # the first ones
             return found["epoch"], found["step"]
         except remote.FetchError:
             raise
@@ -94,7 +96,7 @@ def full_name(name: str) -> str:
     return str(run or name)
 
 
-def with_full_names(options: dict[str, Any], once: bool = True) -> dict[str, Any]:
+def with_full_names(options: Options, once: bool = True) -> Options:
     """Put runs for their short names in ``ckpt``, ``resume`` and ``model.weights``.
 
     Raises CheckpointError if no such run exists, and ConfigError for a short name in the last two
@@ -111,14 +113,15 @@ def with_full_names(options: dict[str, Any], once: bool = True) -> dict[str, Any
     return options
 
 
-def ask_for_plugins(saved: Mapping[str, Any], source: str, named: Sequence[str]) -> None:
+def ask_for_plugins(saved: Mapping[str, Any], source: str, named: Words) -> None:
     """Raise ConfigError if the ``saved`` options have plugins and the command line does not."""
     if saved.get("plugins") and "plugins" not in named:
         names = ",".join(map(os.path.basename, map(str, saved["plugins"])))
-        raise ConfigError(f"{source} needs plugins=[{names}]. fix: give their paths, or plugins=[] to do without")
+        fix = "fix: give their paths, or plugins=[] to do without"
+        raise ConfigError(f"{source} needs plugins=[{names}]. {fix}")
 
 
-def checked_config(saved: dict[str, Any], source: str) -> dict[str, Any]:
+def checked_config(saved: Options, source: str) -> Options:
     """Return the options ``saved`` in the file ``source`` if they are plain values in sections.
 
     Raises ConfigError or CheckpointError.
@@ -127,14 +130,15 @@ def checked_config(saved: dict[str, Any], source: str) -> dict[str, Any]:
     for key, kind in get_type_hints(TrainConfig).items():
         wanted = dict if is_dataclass(kind) else list if key == "plugins" else object
         if key in saved and not isinstance(saved[key], wanted):
-            raise CheckpointError(f"{source} is damaged: its option {key} is {saved[key]!r}. fix: use another one")
+            fix = "fix: use another one"
+            raise CheckpointError(f"{source} is damaged: its option {key} is {saved[key]!r}. {fix}")
     if "device" in saved.get("train", {}):  # its earlier place
         train = dict(saved["train"])
         saved = {**saved, "device": train.pop("device"), "train": train}
     return saved
 
 
-def trained_size(saved: dict[str, Any], source: str) -> int | list[int]:
+def trained_size(saved: Options, source: str) -> int | list[int]:
     """The image size at which a checkpoint is scored, as ``image_size``. Raises CheckpointError."""
     saved = checked_config(saved, source)
     size = saved.get("evaluate", {}).get("image_size") or saved.get("train", {}).get("image_size")
@@ -143,7 +147,7 @@ def trained_size(saved: dict[str, Any], source: str) -> int | list[int]:
     return cast("int | list[int]", size)
 
 
-def read_config(folder: Place, key: str = "resume=") -> dict[str, Any]:
+def read_config(folder: Place, key: str = "resume=") -> Options:
     """The options in a run's config.yaml. Raises ConfigError with ``key``, and FetchError."""
     path = f"{folder}/config.yaml" if isinstance(folder, str) else folder / "config.yaml"
     try:
@@ -250,7 +254,9 @@ def fetch_weights(entry: Published) -> Path:
         size = f" ({entry.size / 1e6:.0f} MB)" if entry.size is not None else ""
         STDOUT.write(f"{entry.url}{size} -> {path}\n")
     download(entry.url, path, f"sha1:{entry.sha1}" if entry.sha1 else None, entry.size)
-    if entry.sha256 is not None and not hashlib.sha256(path.read_bytes()).hexdigest().startswith(entry.sha256):
-        path.unlink()
-        raise DataError(f"{entry.url} is damaged, or another file. fix: run the command again")
+    if entry.sha256 is not None:
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        if not digest.startswith(entry.sha256):
+            path.unlink()
+            raise DataError(f"{entry.url} is damaged, or another file. fix: run the command again")
     return path
