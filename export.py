@@ -137,8 +137,8 @@ def calibration_batches(config: schema.ExportConfig, size: tuple[int, int]) -> I
     count = min(len(train_set), config.calibration)
     log.info(f"int8: the ranges of values are those on {counted(count, 'image')} of {config.data.name}, train")
     spread = np.linspace(0, len(train_set) - 1, count, dtype=int)
-    whole = math.ceil(count / config.batch_size) * config.batch_size
-    requests = [data.Request(index, *size, 0) for index in np.resize(spread, whole).tolist()]  # the first ones again
+    whole = math.ceil(count / config.batch_size) * config.batch_size  # the first ones come again
+    requests = [data.Request(index, *size, 0) for index in np.resize(spread, whole).tolist()]
     for start in range(0, whole, config.batch_size):
         yield images.__getitems__(requests[start : start + config.batch_size]).network_input()
 

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from models.config import IouKind, PositivesBy
 from models.decode import at_least_float32, box_iou_aligned, boxes_in_cells, cxcywh_to_xyxy
@@ -171,7 +172,7 @@ def dynamic_positives(
     parts = [(reached, *predicted[2:]) for reached, predicted in found]  # without cells and coordinates
     reached, objectness, classes, boxes, wanted = (torch.cat(part, dim=1) for part in zip(*parts, strict=True))
     overlaps = torch.where(reached, box_iou_aligned(boxes, wanted, IouKind.iou), 0)  # (t, n)
-    logs = nn.functional.logsigmoid(objectness) + nn.functional.logsigmoid(classes)  # of scores (t, n, classes)
+    logs = logsigmoid(objectness) + logsigmoid(classes)  # of scores (t, n, classes)
     labels = targets[:, None, 1:2].long().expand(*overlaps.shape, 1)
     if by == PositivesBy.alignment:
         merits = logs.gather(2, labels)[..., 0].exp() * overlaps**OVERLAP_POWER

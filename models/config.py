@@ -92,18 +92,19 @@ class ModelConfig:
     """Which network (keys ``model.*``)."""
 
     cfg: str  # a name in models/zoo, or the path of a Darknet .cfg
-    width: Annotated[float, Meta(gt=0, le=8)]  # factor for the filters of all convolutions but those of the heads
-    anchors: Any  # pairs [width, height] in pixels, for all [yolo] sections; null: those of the checkpoint or the .cfg;
-    # auto: fitted to the training set at train.image_size when a training starts, if those of the
-    # .cfg miss 30 % of its boxes
-    box_bins: int | None  # bins of the distribution that a decoupled head predicts for each side of a box (DFL);
-    # 0: boxes as Darknet has them; null: 16 in networks of the zoo that have such heads, else as in
-    # the .cfg
-    weights: str | None  # initial weights: coco, backbone or timm:<name> (see scripts.get_weights list), Darknet
-    # .weights (whole or cut), what ckpt= of eval.py takes, or a .pt state dict. Heads for other
+    width: Annotated[float, Meta(gt=0, le=8)]  # factor for the filters of all convolutions but those of
+    # the heads
+    anchors: Any  # pairs [width, height] in pixels, for all [yolo] sections; null: those of the
+    # checkpoint or the .cfg; auto: fitted to the training set at train.image_size when a training
+    # starts, if those of the .cfg miss 30 % of its boxes
+    box_bins: int | None  # bins of the distribution that a decoupled head predicts for each side of a
+    # box (DFL); 0: boxes as Darknet has them; null: 16 in networks of the zoo that have such heads,
+    # else as in the .cfg
+    weights: str | None  # initial weights: coco, backbone or timm:<name> (see scripts.get_weights list),
+    # Darknet .weights (whole or cut), what ckpt= of eval.py takes, or a .pt state dict. Heads for other
     # classes keep boxes, objectness and the classes of the same names, if the weights name theirs
-    freeze: Any  # how many of the first layers keep their initial weights and statistics; backbone: those before the
-    # neck and the heads, in networks of the zoo
+    freeze: Any  # how many of the first layers keep their initial weights and statistics; backbone:
+    # those before the neck and the heads, in networks of the zoo
 
     def __post_init__(self) -> None:
         are_sizes = isinstance(self.anchors, list) and all(map(_is_size, self.anchors))
@@ -157,13 +158,13 @@ class AutoLossConfig(LossConfig):
     classification: NotNegative | None  # weight of the class term; with yolov3 that at 80 classes, scaled by
     # classes / 80
     iou: IouKind | None  # overlap measure of the box term
-    anchor_iou: Overlap | None  # yolov3: a box matches an anchor if the IoU of their shapes is
-    # higher
+    anchor_iou: Overlap | None  # yolov3: a box matches an anchor if the IoU of their shapes is higher
     dfl: NotNegative | None  # yolox: weight, relative to box, of the distribution focal loss (model.box_bins)
-    l1: NotNegative | None  # yolox: weight, relative to box, of the L1 distance of boxes in the epochs without mosaics
+    l1: NotNegative | None  # yolox: weight, relative to box, of the L1 distance of boxes in the epochs
+    # without mosaics
     positives: Count | None  # yolox: how many cells may learn each box, of those that reach its centre
-    positives_by: PositivesBy | None  # yolox: what ranks them: cost of class and box (SimOTA, where as many learn as
-    # the largest overlaps add up to), or alignment, score * overlap^6 (task-aligned)
+    positives_by: PositivesBy | None  # yolox: what ranks them: cost of class and box (SimOTA, where as
+    # many learn as the largest overlaps add up to), or alignment, score * overlap^6 (task-aligned)
 
 
 @dataclass
@@ -172,7 +173,8 @@ class WeightedLoss(LossConfig):
 
     box: NotNegative  # weight of the box term
     objectness: NotNegative  # weight of the objectness term
-    classification: NotNegative  # weight of the class term; with loss=yolov3 that at 80 classes, scaled by classes / 80
+    classification: NotNegative  # weight of the class term; with loss=yolov3 that at 80 classes, scaled
+    # by classes / 80
     iou: IouKind  # overlap measure of the box term
 
 
@@ -190,5 +192,5 @@ class YoloxLossConfig(WeightedLoss):
     dfl: NotNegative  # weight, relative to box, of the distribution focal loss (model.box_bins)
     l1: NotNegative  # weight, relative to box, of the L1 distance of boxes in the epochs without mosaics
     positives: Count  # how many cells may learn each box, of those that reach its centre
-    positives_by: PositivesBy  # what ranks them: cost of class and box (SimOTA, where as many learn as the largest
-    # overlaps add up to), or alignment, score * overlap^6 (task-aligned)
+    positives_by: PositivesBy  # what ranks them: cost of class and box (SimOTA, where as many learn as
+    # the largest overlaps add up to), or alignment, score * overlap^6 (task-aligned)

@@ -35,7 +35,7 @@ class Darknet(nn.Module):
         self.cfg = cfg if isinstance(cfg, Cfg) else load_cfg(cfg)
         self.width = width
         graph = Graph(self.cfg, num_classes, width)
-        modules, self.sources, self.shapes = zip(*graph.nodes, strict=True)  # what layers read; channels and strides
+        modules, self.sources, self.shapes = zip(*graph.nodes, strict=True)  # sources: what layers read
         self.layers = nn.ModuleList(modules)  # an index is a Darknet layer index
         self.heads = graph.heads  # one for each [yolo] section, in the order of the raw maps
         self.notes = graph.notes  # oddities of the .cfg that a user should know about, one sentence each
@@ -43,7 +43,7 @@ class Darknet(nn.Module):
         self.max_stride = graph.max_stride  # image rows and columns must be multiples of this
         self.bn_eps = graph.bn_eps  # what batch norm adds to the variance
         self.in_channels = graph.shapes[IMAGES].channels
-        self.seen = 0  # images that the weights were trained on; with the version the header of .weights files
+        self.seen = 0  # images that the weights learnt from; with the version the header of .weights files
         self.weights_version = WEIGHTS_VERSION
         self.num_frozen = 0  # how many of the first layers are not trained
         self._released: list[list[int]] = [[] for _ in graph.nodes]  # maps to free after each layer

@@ -58,7 +58,7 @@ class DarknetLoss(HeadLoss):
         for part in inputs.maps:
             head, anchors, raw = part
             keys = head.darknet_loss
-            overlap = decode.wh_iou(targets[:, 4:6], anchors.all)  # of shapes; 0 for rows that fill up a batch
+            overlap = decode.wh_iou(targets[:, 4:6], anchors.all)  # of shapes; 0 for rows that fill a batch
             most, anchor = overlap.max(1, keepdim=True)  # the first of equals
             positive = (anchor == anchors.mask) & (most > 0)
             if keys.iou_thresh < 1:
@@ -103,7 +103,7 @@ def _box_losses(part: HeadMap, cells: Cells, predicted: Tensor, targets: Tensor)
     centre = centre - torch.stack((cells.column, cells.row), dim=-1)  # from the corner of the cell
     size = targets[:, None, 4:6].clamp(min=decode.EPS)
     kind = head.darknet_loss.iou_loss
-    if kind is None:  # Darknet's gradients are offset - wanted in cells, and raw or sigmoid - wanted in anchors
+    if kind is None:  # Darknet's gradients: offset - wanted in cells, and raw or sigmoid - wanted in anchors
         probability = (centre + (head.scale_x_y - 1) / 2) / head.scale_x_y  # inverse of cell_offsets
         errors = _divergence(raw_xy, probability) * head.scale_x_y
         wanted = size / anchors

@@ -174,7 +174,7 @@ class Postprocess:
         if raw_maps[0].device.type != "cpu":
             return self.detect_at_once(raw_maps)
         detections = []
-        for maps in zip(*(raw.split(1) for raw in raw_maps), strict=True):  # scores of one image fit a CPU's cache
+        for maps in zip(*(raw.split(1) for raw in raw_maps), strict=True):  # one image fits a CPU's cache
             detections += self.detect_at_once(maps)
         return detections
 

@@ -296,7 +296,7 @@ def add_metadata(path: Path, more: Mapping[str, str]) -> None:
         import openvino
 
         weights = path.with_suffix(".bin").read_bytes()
-        model = openvino.Core().read_model(path.read_bytes(), weights)  # from memory: the files are written anew
+        model = openvino.Core().read_model(path.read_bytes(), weights)  # from memory: files are written anew
         write_openvino(model, known, path)
     else:
         with quiet():

@@ -41,7 +41,7 @@ TIMM_STEM, TIMM_STAGES = "stem.conv1", 5
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's colours
 OBJECTNESS = "head.obj_preds."  # the beginning of a tensor's name, by which a file of YOLOX is known
 YOLOX_BN_EPS, MOST_COLOUR = 1e-3, 255
-LEAST_VARIANCE = 60  # of YOLOX's first map, for kernels of norm 1: colours of 0..255 make thousands, normalised about 1
+LEAST_VARIANCE = 60  # of YOLOX's first map, for kernels of norm 1: thousands for 0..255, 1 if normalised
 ROLES = "stems", "reg_convs", "reg_preds", "cls_convs", "cls_preds"  # of a head of YOLOX
 Role = tuple[str, int]  # the last part of a tensor's name, and its number of dimensions
 KERNELS: Role = ("weight", 4)
@@ -149,7 +149,7 @@ def _timm_convolutions(state: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, ..
         return tuple(state[f"{name}.{key}"].float() for key in keys)
 
     beta, gamma, mean, variance, kernels = read(TIMM_STEM)
-    kernels = kernels.unflatten(1, (3,)) / torch.tensor(STD)[:, None, None]  # RuntimeError unless there are 3 channels
+    kernels = kernels.unflatten(1, (3,)) / torch.tensor(STD)[:, None, None]  # RuntimeError unless 3 channels
     shift = (kernels * torch.tensor(MEAN)[:, None, None]).sum((1, 2, 3))
     yield beta, gamma, mean + shift, variance, kernels
     for stage in (f"stages.{number}" for number in range(TIMM_STAGES)):

@@ -21,12 +21,12 @@ Sizes = tuple[tuple[float, float], ...]  # (width, height) in pixels at network 
 class DarknetLossKeys:
     """The options of a [yolo] section for Darknet's loss, with Darknet's defaults."""
 
-    iou_loss: IouKind | None = None  # overlap measure of the box term; None: squared errors of raw values ("mse")
+    iou_loss: IouKind | None = None  # of the box term; None: squared errors of raw values ("mse")
     iou_normalizer: float = 0.75  # weights of the box, class and objectness terms
     cls_normalizer: float = 1.0
     obj_normalizer: float = 1.0
     ignore_thresh: float = 0.5  # a box that overlaps an object by more than this is not a negative
-    iou_thresh: float = 1.0  # anchors whose shape overlaps an object's by more than this are positive, too; 1: none
+    iou_thresh: float = 1.0  # anchors whose shape overlaps an object's by more are positive, too; 1: none
 
 
 class RawPart(NamedTuple):
@@ -51,7 +51,7 @@ class Head:
     num_classes: int
     scale_x_y: float = 1.0  # a centre lies at sigmoid * scale_x_y - (scale_x_y - 1) / 2 of its cell
     new_coords: bool = False  # sizes are (2 * sigmoid)^2 anchors instead of exp(raw) anchors
-    linear_xy: bool = False  # a centre lies at raw of its cell; scale_x_y only says which cells learn it (YOLOX)
+    linear_xy: bool = False  # a centre lies at raw of its cell; scale_x_y says which cells learn it (YOLOX)
     # Logits for each side (left, top, right, bottom) instead of these. Its distance from the middle
     # of the cell, in cells, is the mean of 0, 1, ... weighted by their softmax.
     box_bins: int = 0

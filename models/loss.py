@@ -147,10 +147,10 @@ class YoloLoss(HeadLoss):
         """Sums over the images of means over their cells and over the step's positives."""
         config, ratio, num_classes = self.config, inputs.objectness_ratio, self.heads[0].num_classes
         targets, labels = merge_labels(inputs.targets, num_classes)
-        shares = (1 / inputs.positives_per_image.clamp(min=1e-9)).to(targets.dtype)  # without positives not 0 / 0
+        shares = (1 / inputs.positives_per_image.clamp(min=1e-9)).to(targets.dtype)  # never 0 / 0
         terms: list[Terms] = []
         for part, share in zip(inputs.maps, shares, strict=True):
-            weight = self._matches(targets, part.anchors).to(targets.dtype)  # (t, a), 0 where a shape does not match
+            weight = self._matches(targets, part.anchors).to(targets.dtype)  # (t, a), 0 where shapes differ
             found = predictions(part, centre_cells(part, targets), targets)  # matched or not
             iou = box_iou_aligned(found.boxes_xyxy, found.wanted_xyxy, config.iou)
             objectness = weight * (1 - ratio + ratio * iou.detach().clamp(min=0))
@@ -207,7 +207,7 @@ class YoloxLoss(HeadLoss):
                 of_head["dfl"] = config.dfl * (_bin_losses(found.coordinates, wanted, head) * weight).sum()
             terms.append(of_head)
         weights = {"objectness": config.objectness, "classification": config.classification}
-        return terms, weights | dict.fromkeys(("box", "dfl", "l1"), config.box)  # dfl and l1 are relative to box
+        return terms, weights | dict.fromkeys(("box", "dfl", "l1"), config.box)  # dfl, l1 are relative to box
 
 
 def _bin_losses(coordinates: Tensor, wanted_xyxy: Tensor, head: Head) -> Tensor:

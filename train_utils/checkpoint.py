@@ -105,7 +105,7 @@ def load_checkpoint(path: Path, which: str = "best") -> dict[str, Any]:
     file = run_files.find_checkpoint(path, which)
     content = _content(file)
     state: dict[str, Any] = content["state"]
-    with suppress(RuntimeError, TypeError, ValueError):  # lists without end, tensors without values, endless numbers
+    with suppress(RuntimeError, TypeError, ValueError):  # endless lists and numbers, tensors without values
         if digest_of(state) == content.get("digest"):
             return state
     raise CheckpointError(f"{file} is damaged: its content does not match its digest. fix: use another one")

@@ -43,13 +43,13 @@ class Evaluation(NamedTuple):
     """The COCO metrics and what they were computed from; one without ground truth is ABSENT."""
 
     metrics: dict[str, float]  # by METRICS
-    per_class: dict[str, dict[str, float]]  # by class name: PER_CLASS, OPERATING_POINT, images, boxes (no crowds)
+    per_class: dict[str, dict[str, float]]  # by class: PER_CLASS, OPERATING_POINT, images, boxes (no crowds)
     at_best_f1: dict[str, float]  # OPERATING_POINT of all classes at one threshold
     truth: GroundTruth
     detections: Detections  # in any order
     losses: dict[str, float]  # by LOSS_NAMES, of the validation images of a training; else empty
     scorer: str  # as choose_scorer names it
-    about: Mapping[str, Any] = MappingProxyType({})  # what was evaluated, and how: epoch or scored, split, evaluate
+    about: Mapping[str, Any] = MappingProxyType({})  # what was evaluated: epoch or scored, split, evaluate
     matches: "Matches | None" = None  # None: of an evaluation that was read from a file
 
 

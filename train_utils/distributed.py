@@ -170,7 +170,7 @@ def torch_distributed_zero_first(world: World | None) -> Iterator[None]:
         return
     assert dist.group.WORLD is not None
     store = dist.group.WORLD.get_group_store()
-    section = f"zero_first/{store.add(f'zero_first/entered/{world.rank}', 1)}"  # every rank counts its own entries
+    section = f"zero_first/{store.add(f'zero_first/entered/{world.rank}', 1)}"  # each rank counts its own
 
     def wait_for(builders: int) -> None:
         while store.add(f"{section}/done", 0) < builders:

@@ -78,7 +78,7 @@ class Evaluator:
         assert isinstance(model, Darknet)
         device = self.world.device
         distributed.broadcast_module(model)  # without SyncBatchNorm the statistics of the ranks differ
-        rows = [torch.zeros(1 + len(LOSS_NAMES), device=device)]  # images and losses of batches; read at the end
+        rows = [torch.zeros(1 + len(LOSS_NAMES), device=device)]  # images, losses of batches; read at the end
 
         def keep_losses(batch: data.Batch, raw_maps: list[Tensor]) -> None:
             if self.loss is not None:

@@ -89,7 +89,7 @@ def check_arrays(truth: results.GroundTruth, found: results.Detections) -> None:
         raise ValueError("objects or names of an unknown class or image")
 
 
-PICTURES = {f"{plots.FOLDER}/{name}": title for name, title in plots.PLOTS.items()}  # titles by path in the run
+PICTURES = {f"{plots.FOLDER}/{name}": title for name, title in plots.PLOTS.items()}  # titles by path
 OF_BEST = list(PICTURES)[1:]  # all but the curves
 PICTURES["train_batch.jpg"] = "The first training batch as the network sees it, with its boxes"
 PAGE = Template("""<!DOCTYPE html>
