@@ -23,7 +23,8 @@ Overlap = Annotated[float, Meta(ge=0, lt=1)]
 Count = Annotated[int, Meta(ge=1)]
 
 
-COCO, BACKBONE = "coco", "backbone"  # values of model.weights
+COCO = "coco"  # a value of model.weights
+BACKBONE = "backbone"  # a value of model.weights and of model.freeze
 COCO_NAMES = ZOO_FOLDER / "coco.names"
 # Darknet keeps VOC's words; COCO's own annotations have these.
 COCO_SYNONYMS = {
@@ -66,18 +67,16 @@ ALIASES = frozenset(entry.alias for entry in PUBLISHED)
 
 
 def find_published(weights: str, network: str, width: float) -> Published | None:
-    """The file that ``model.weights`` stands for; None if it is not an alias.
-
-    Raises ModelError if none is published for ``model.cfg`` and ``model.width``.
-    """
+    """The file that ``model.weights`` stands for; None if no alias. ModelError if there is none."""
     if weights not in ALIASES:
         return None
     for entry in PUBLISHED:
         if weights == entry.alias and network in entry.networks and width == 1:
             return entry
     zoo = sorted({name for entry in PUBLISHED if entry.alias == weights for name in entry.networks})
+    published = f"is published for {', '.join(zoo)} with model.width=1"
     given = f"model.cfg={network} and model.width={width:g}. fix: model.weights=<file>, or null"
-    raise ModelError(f"model.weights={weights} is published for {', '.join(zoo)} with model.width=1, not for {given}")
+    raise ModelError(f"model.weights={weights} {published}, not for {given}")
 
 
 class PositivesBy(StrEnum):
@@ -101,8 +100,9 @@ class ModelConfig:
     # box (DFL); 0: boxes as Darknet has them; null: 16 in networks of the zoo that have such heads,
     # else as in the .cfg
     weights: str | None  # initial weights: coco, backbone or timm:<name> (see scripts.get_weights list),
-    # Darknet .weights (whole or cut), what ckpt= of eval.py takes, or a .pt state dict. Heads for other
-    # classes keep boxes, objectness and the classes of the same names, if the weights name theirs
+    # Darknet .weights (whole or cut), what ckpt= of eval.py takes, or a .pt state dict. Heads for
+    # other classes keep boxes, objectness and the classes of the same names, if the weights name
+    # theirs
     freeze: Any  # how many of the first layers keep their initial weights and statistics; backbone:
     # those before the neck and the heads, in networks of the zoo
 
@@ -120,8 +120,8 @@ class ModelConfig:
         if self.freeze == BACKBONE and self.cfg in ZOO:
             return ZOO[self.cfg].backbone_layers
         if type(self.freeze) is not int:
-            choices = f"{BACKBONE}, which is known for {', '.join(ZOO)}"
-            raise ValueError(f"model.freeze must be a number of layers or {choices}, got {self.freeze} for {self.cfg}")
+            choices = f"a number of layers or {BACKBONE}, which is known for {', '.join(ZOO)}"
+            raise ValueError(f"model.freeze must be {choices}, got {self.freeze} for {self.cfg}")
         return self.freeze
 
     def bins(self) -> int | None:

@@ -66,7 +66,8 @@ class Darknet(nn.Module):
         if (height, width) != nearest:
             size = f"image size {height}x{width} is not a multiple of the network's stride {self.max_stride}"
             raise ModelError(f"{size}. fix: the nearest is {nearest[0]}x{nearest[1]}")
-        maps: dict[int, Tensor] = {IMAGES: images.to(self.head_convolutions(self.heads[0])[0].conv.weight.dtype)}
+        weight = self.head_convolutions(self.heads[0])[0].conv.weight
+        maps = {IMAGES: images.to(weight.dtype)}
         for index, layer in enumerate(self.layers):
             maps[index] = layer(*[maps[source] for source in self.sources[index]])
             for source in self._released[index]:
@@ -149,7 +150,9 @@ def fitted_cfg(model: Darknet) -> str:
             values["filters"] = convolution.conv.out_channels
             if "groups" in section.options:
                 values["groups"] = convolution.conv.groups
-        changes += [(section, *item) for item in values.items() if section.options.get(item[0]) != str(item[1])]
+        for key, value in values.items():
+            if section.options.get(key) != str(value):
+                changes.append((section, key, value))
     return model.cfg.with_options(changes).text
 
 
@@ -162,7 +165,8 @@ def cfg_with_anchors_of(model: Darknet, other: Darknet) -> Cfg:
         if len(ours.anchors) != len(theirs.anchors):
             return model.cfg
         if ours.all_anchors != theirs.all_anchors:
-            section, source = model.cfg.layers[ours.layer], other.cfg.layers[theirs.layer]
+            section = model.cfg.layers[ours.layer]
+            source = other.cfg.layers[theirs.layer]
             changes += [(section, key, source.text(key, 1)) for key in ("anchors", "num")]
     return model.cfg.with_options(changes)
 

@@ -62,7 +62,7 @@ class Head:
 
     def split(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Coordinates (..., 4 or 4 * box_bins), objectness (..., 1) and classes of raw values."""
-        box, objectness, classes = values.split((4 * max(1, self.box_bins), 1, self.num_classes), dim=-1)
+        box, objectness, classes = values.split((4 * max(1, self.box_bins), 1, self.num_classes), -1)
         return box, objectness, classes
 
 
@@ -91,24 +91,22 @@ class HeadAnchors(dict[torch.device, list[Anchors]]):
     def __missing__(self, device: torch.device) -> list[Anchors]:
         anchors = []
         for head in self.heads:
-            own, of_cfg = torch.tensor(head.anchors, device=device), torch.tensor(head.all_anchors, device=device)
-            anchors.append(Anchors(own, of_cfg, torch.tensor(head.mask, device=device)))
+            values = head.anchors, head.all_anchors, head.mask
+            anchors.append(Anchors(*[torch.tensor(each, device=device) for each in values]))
         self[device] = anchors  # stored once complete, because several threads may look at the same time
         return anchors
 
 
 def warn_of_reach(heads: Sequence[Head], image_size: int | Sequence[int]) -> str | None:
-    """A sentence if bins cannot reach the sides of a box as large as an image; None if they can.
-
-    image_size: a side, or height and width, in pixels.
-    """
+    """A sentence if bins cannot reach the sides of a box as large as an image (pixels); or None."""
     longest = image_size if isinstance(image_size, int) else max(image_size)
     head = max(heads, key=attrgetter("stride"))
     reach = 2 * (head.box_bins - 1) * head.stride
     if not head.box_bins or longest <= reach:
         return None
-    cut = f"{head.box_bins} bins reach boxes of {reach} pixels, and images have {longest}: larger boxes are cut"
-    return f"warning: {cut}. fix: model.box_bins={math.ceil(longest / (2 * head.stride)) + 1}"
+    bins = math.ceil(longest / (2 * head.stride)) + 1
+    cut = f"{head.box_bins} bins reach boxes of {reach} pixels, and images have {longest}"
+    return f"warning: {cut}: larger boxes are cut. fix: model.box_bins={bins}"
 
 
 def read_raw_parts(layers: Sequence[Section]) -> dict[int, tuple[Section, RawPart]]:
@@ -170,8 +168,9 @@ def read_anchors(section: Section) -> tuple[Sizes, tuple[int, ...]]:
     if "mask" in section.options:
         mask = section.values("mask", int, 0)
         if max(mask) >= len(anchors):
-            fix = "fix: put commas between all numbers of mask and of anchors, each in one line; ';' begins a comment"
-            raise section.error(f"mask selects {max(mask)}, but anchors lists 0..{len(anchors) - 1}. {fix}", "mask")
+            selects = f"mask selects {max(mask)}, but anchors lists 0..{len(anchors) - 1}"
+            fix = "put commas between all numbers of mask and of anchors, each in one line"
+            raise section.error(f"{selects}. fix: {fix}; ';' begins a comment", "mask")
         return anchors, tuple(mask)
     return anchors, tuple(range(section.integer("num", 1, 1, len(anchors))))
 
@@ -187,7 +186,8 @@ def with_anchors(cfg: Cfg, anchors: Sequence[Sequence[float]] | str) -> Cfg:
     Raises ModelError for another number of them, and for "auto", which train.py resolves.
     """
     if isinstance(anchors, str):
-        raise ModelError("model.anchors=auto is for train.py, which fits them to its data. fix: leave it out here")
+        what = "model.anchors=auto is for train.py, which fits them to its data"
+        raise ModelError(f"{what}. fix: leave it out here")
     text = ",  ".join(f"{width:g},{height:g}" for width, height in anchors)
     changes = list[tuple[Section, str, object]]()
     for section in (section for section in cfg.layers if section.kind == "yolo"):

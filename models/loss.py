@@ -117,10 +117,7 @@ class HeadLoss(ABC):
 
     @abstractmethod
     def terms(self, inputs: LossInputs) -> tuple[list[Terms], Weights]:
-        """The terms of each head, summed over this pass, and the weight of each term.
-
-        A term POSITIVES, which has no weight, is this pass's share of the divisor.
-        """
+        """The terms of each head, summed over this pass, and their weights; POSITIVES has none."""
 
 
 class YoloLoss(HeadLoss):
@@ -212,9 +209,9 @@ class YoloxLoss(HeadLoss):
 
 def _bin_losses(coordinates: Tensor, wanted_xyxy: Tensor, head: Head) -> Tensor:
     """Distribution focal loss (t, p), a mean over the sides (Li et al. 2020, arXiv 2006.04388)."""
-    low, high = (wanted_xyxy / head.stride - 0.5).split(2, dim=-1)
-    sides = torch.cat((-low, high), dim=-1).clamp(0, head.box_bins - 1 - BIN_MARGIN)[..., None]
-    logs = coordinates.unflatten(-1, (4, head.box_bins)).log_softmax(dim=-1)
+    low, high = (wanted_xyxy / head.stride - 0.5).split(2, -1)
+    sides = torch.cat((-low, high), -1).clamp(0, head.box_bins - 1 - BIN_MARGIN)[..., None]
+    logs = coordinates.unflatten(-1, (4, head.box_bins)).log_softmax(-1)
     below = sides.long()
     above = sides - below  # the share of the bin above
     losses: Tensor = (above - 1) * logs.gather(-1, below) - above * logs.gather(-1, below + 1)

@@ -33,6 +33,7 @@ MAX_HEADER_BYTES = 20
 MAX_ENTRIES = 1_000_000  # of a file of torch.save; those of published networks have thousands
 MAX_DEPTH = 100  # of lists in lists
 MOST = 1e6  # of a value, and its square of a variance: other bytes, read as float32, go up to 1e38
+Tensors = Mapping[str, Tensor]  # by name
 Rows = Sequence[int | None]  # of the classes in a file; None: it lacks the class
 SAME_NETWORK = "fix: set model.cfg, model.width and model.box_bins as when the file was made"
 
@@ -160,7 +161,7 @@ def _with_class_rows(part: RawPart, own: Tensor, stored: Tensor, rows: Rows) -> 
 
 
 def fill_network(
-    model: Darknet, path: Path, tensors: Mapping[str, Tensor], eps: float, rows: Rows | None, **facts: Any
+    model: Darknet, path: Path, tensors: Tensors, eps: float, rows: Rows | None, **facts: Any
 ) -> WeightsReport:
     """Put checked tensors of a file into a network, and report on it with the ``facts``.
 
@@ -337,9 +338,9 @@ def save_darknet_weights(model: Darknet, path: str | Path, up_to_layer: int | No
 
 def load_weights_of_checkpoint(
     model: Darknet,
-    weights: Mapping[str, Tensor],
+    weights: Tensors,
     path: Path,
-    network: Mapping[str, Any],
+    network: dict[str, Any],
     classes: ClassNames = UNNAMED,
 ) -> WeightsReport:
     """Load a state dict of this project; ``network`` is what its checkpoint says of the network.
@@ -400,9 +401,7 @@ def _function_of(model: Darknet, index: int) -> str:
     return re.sub("eps=[^,]*", "", f"{model.sources[index]} {layer} {settings}")
 
 
-def network_of_checkpoint(
-    network: Mapping[str, Any], path: object, weights: Mapping[str, Tensor] | None = None
-) -> Darknet:
+def network_of_checkpoint(network: dict[str, Any], path: object, weights: Tensors | None = None) -> Darknet:
     """The network that a checkpoint describes, with its ``weights`` or without memory for any.
 
     Raises ModelError if the .cfg is wrong or the weights do not fit; ``path`` names the checkpoint.
@@ -420,7 +419,7 @@ def network_of_checkpoint(
     return model
 
 
-def check_shapes(path: object, own: Mapping[str, Tensor], weights: Mapping[str, Tensor], fix: str) -> None:
+def check_shapes(path: object, own: Tensors, weights: Tensors, fix: str) -> None:
     """Raise ModelError at the first name with tensors of two shapes, or with one tensor only."""
     for name in dict.fromkeys([*own, *weights]):
         shapes = []

@@ -49,7 +49,7 @@ def with_interval(first: np.ndarray, second: np.ndarray, seed: int) -> Gain:
 
     Several runs of a setting add the error over seeds: Student's t with the pooled variance of AP.
     """
-    value, *samples = second.mean(axis=0) - first.mean(axis=0)
+    value, *samples = second.mean(0) - first.mean(0)
     values = value + samples - np.mean(samples)
     source = "images"
     freedom = len(first) + len(second) - 2
@@ -88,14 +88,14 @@ def resampled_ap(matches: Matches, draws: np.ndarray) -> np.ndarray:
         wrong = matches.wrong[:, of_class]
         for sample in np.flatnonzero(labels[:, index]):
             times = draws[sample, images]
-            found = (right * times).cumsum(axis=1)
-            reported = found + (wrong * times).cumsum(axis=1)
+            found = (right * times).cumsum(1)
+            reported = found + (wrong * times).cumsum(1)
             precision = found / np.maximum(reported, 1)
             best = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
             recall = found / labels[sample, index]
             for iou in range(len(right)):
                 at = np.searchsorted(recall[iou], RECALLS)
                 total[sample] += best[iou, at[at < len(of_class)]].sum()
-    classes = np.maximum((labels > 0).sum(axis=1), 1)
+    classes = np.maximum((labels > 0).sum(1), 1)
     means: np.ndarray = total / classes / len(matches.right) / len(RECALLS)
     return means

@@ -31,9 +31,9 @@ def _silent(name: str) -> Any:
 COCO, COCOeval = _silent("pycocotools.coco").COCO, _silent("pycocotools.cocoeval").COCOeval
 
 # In the order of pycocotools' stats; s, m, l: boxes of less than 32**2, up to 96**2, more pixels.
-METRICS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
-PER_CLASS = ("AP", "AP50", "APs", "APm", "APl")
-SHORT_NAMES = ("P", "R", "F1", "score")  # of OPERATING_POINT, in tables
+METRICS = tuple("AP AP50 AP75 APs APm APl AR1 AR10 AR100 ARs ARm ARl".split())
+PER_CLASS = "AP AP50 APs APm APl".split()
+SHORT_NAMES = "P R F1 score".split()  # of OPERATING_POINT, in tables
 OPERATING_POINT = ("precision", "recall", "f1", "threshold")  # at the best F1, as best_f1 finds it
 ABSENT = -1.0  # pycocotools' metric where there is no ground truth
 TESTED_HOTCOCO = "1.3."  # equals pycocotools to the bit; another version may not

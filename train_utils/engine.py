@@ -11,6 +11,8 @@ from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import get_total_norm
 
 from conf import TrainError
 from conf.schema import Compile, TrainSection
@@ -19,8 +21,9 @@ from data.progress import Progress, counted
 from models import Darknet
 from models.layers import Dropout
 from models.loss import HeadLoss, LossParts
-from train_utils import auto, checkpoint, compile, distributed, numerics, optim, train_state
+from train_utils import auto, checkpoint, compile, distributed, numerics, optim
 from train_utils.distributed import StopRequest, World
+from train_utils.train_state import LOSS_NAMES, TrainState
 
 # By these the CPU's allocator, CUDA, cuDNN and cuBLAS say that memory is full.
 MEMORY_IS_FULL = (
@@ -103,7 +106,7 @@ class EpochResult(NamedTuple):
 
 def train_one_epoch(
     forward: ForwardPass,
-    state: train_state.TrainState,
+    state: TrainState,
     loader: Iterable[Batch],
     *,
     guard: "NonFiniteGuard",
@@ -142,11 +145,10 @@ def train_one_epoch(
         seen += images
         state.seen += images
         means, norm = add_gradients(forward, state, micro_batches, images, refines)
-
         numbers = torch.cat([means, norm.to(means).view(1)])
         votes = stop.votes(skip=~numbers.isfinite().all(), save=writer.is_due(state.step + 1))
         *losses, _, skip, save, signal = torch.cat([numbers, votes]).tolist()  # the step's only host read
-        named = dict(zip(train_state.LOSS_NAMES, losses, strict=True))
+        named = dict(zip(LOSS_NAMES, losses, strict=True))
         stop.agree(signal)
         if skip:
             guard.skip(state, named)
@@ -169,7 +171,7 @@ def train_one_epoch(
 
 
 def add_gradients(
-    forward: ForwardPass, state: train_state.TrainState, micro_batches: list[Batch], images: int, refines: bool
+    forward: ForwardPass, state: TrainState, micro_batches: list[Batch], images: int, refines: bool
 ) -> tuple[Tensor, Tensor]:
     """Put the gradients of a step, of ``images`` over all ranks, into the parameters.
 
@@ -183,7 +185,7 @@ def add_gradients(
     divisor = state.loss_sums.new_zeros(1)
     while micro_batches:
         batch = micro_batches.pop(0).to(world.device, non_blocking=True)
-        if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        if isinstance(model, DistributedDataParallel):
             model.require_backward_grad_sync = not micro_batches  # as its no_sync() does
         parts, share = forward(forward.to_input(batch), batch.targets, per_image, warmup, refines)
         # DDP averages gradients over the ranks.
@@ -191,7 +193,6 @@ def add_gradients(
         sums += torch.stack([part.detach() for part in parts])
         divisor += share
         del batch, parts
-
     # The positives of all passes and ranks are known only now.
     divisor = distributed.sum_over_ranks(divisor).clamp(min=images)
     state.scaler.unscale_(state.optimizer)
@@ -200,16 +201,16 @@ def add_gradients(
         if parameter.grad is not None:
             gradients.append(parameter.grad)
     torch._foreach_mul_(gradients, (images / divisor[0]).to(gradients[0].dtype))
-    return sums * (world.world_size / divisor), torch.nn.utils.get_total_norm(gradients)
+    return sums * (world.world_size / divisor), get_total_norm(gradients)
 
 
-def rehearse(forward: ForwardPass, state: train_state.TrainState, side: int) -> None:
+def rehearse(forward: ForwardPass, state: TrainState, side: int) -> None:
     """Run one DDP pass on empty images of ``side`` pixels, before a resumed state is loaded.
 
     After its first backward pass DDP puts gradients into other buckets. With three or more ranks it
     then adds in another order, and a resumed run would differ in the last bits without that pass.
     """
-    if not isinstance(forward.model, torch.nn.parallel.DistributedDataParallel):
+    if not isinstance(forward.model, DistributedDataParallel):
         return
     forward.model.train()
     images = torch.zeros(2, 3, side, side, device=forward.world.device, dtype=state.parameters[0].dtype)
@@ -219,10 +220,10 @@ def rehearse(forward: ForwardPass, state: train_state.TrainState, side: int) -> 
     state.optimizer.zero_grad(set_to_none=True)
 
 
-def check_weights(state: train_state.TrainState) -> None:
+def check_weights(state: TrainState) -> None:
     """Raise TrainError on all ranks if a weight, a statistic or its average is not finite."""
     values = [*state.model.state_dict().values(), *state.average.module.state_dict().values()]
-    largest = torch.nn.utils.get_total_norm(list(filter(torch.is_floating_point, values)), math.inf)
+    largest = get_total_norm(list(filter(torch.is_floating_point, values)), math.inf)
     if distributed.any_rank(not math.isfinite(largest)):
         raise TrainError(
             f"a weight or batch-norm statistic is not finite after {counted(state.step, 'step')}, and training cannot "
@@ -243,7 +244,7 @@ class NonFiniteGuard:
         for before, now in self._buffers:
             torch._foreach_copy_(before, now)
 
-    def skip(self, state: train_state.TrainState, losses: Mapping[str, float]) -> None:
+    def skip(self, state: TrainState, losses: Mapping[str, float]) -> None:
         """Undo the step in the model's buffers; ``losses`` are those of this rank.
 
         All ranks call this together. If float16's loss scale was above 1 and fell because of this

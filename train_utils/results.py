@@ -158,7 +158,7 @@ def read_results(
         table = np.array([(row.image_id, 0, row.score, row.bbox) for row in rows], DETECTION_AS_READ)
         categories = np.array([row.category_id for row in rows], np.int64)
         in_data = np.isin(table["image_id"], image_ids)
-        finite = np.isfinite(np.column_stack((table["score"], table["box_xywh"]))).all(axis=1)
+        finite = np.isfinite(np.column_stack((table["score"], table["box_xywh"]))).all(1)
         if not finite.all():
             raise ValueError(f"score or bbox is not finite - at `$[{finite.argmin()}]`")
         if not in_data.all():
@@ -197,8 +197,8 @@ def warn_of_units(path: Path, detections: Detections, image_ids: ndarray, sizes:
     sizes = sizes[order[np.searchsorted(image_ids, detections["image_id"], sorter=order)]]
     boxes = detections["box_xywh"]
     start, extent = np.hsplit(boxes, 2)
-    beyond = (start + extent > sizes[:, ::-1] + 1).any(axis=1)
-    other = looks_like(boxes, sizes, extent.prod(axis=1))
+    beyond = (start + extent > sizes[:, ::-1] + 1).any(1)
+    other = looks_like(boxes, sizes, extent.prod(1))
     if extent.max() < TINY:
         log.warning(f"warning: all boxes of {path} are below {TINY:g} pixels, as if they were fractions of the image")
     elif other is not None:

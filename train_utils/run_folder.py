@@ -170,7 +170,6 @@ def make_writable(folder: Path, key: str) -> None:
 
 
 def _new_folder(name: str) -> Path:
-    """Make a folder for a run, numbered if it exists."""
     job = launch.job_folder_name()
     base = Path("runs", name, job).resolve() if job is not None else _dated(name)
     make_writable(base.parent, "run_dir")

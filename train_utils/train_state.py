@@ -16,11 +16,12 @@ from conf.options import changed_values
 from conf.schema import TrainConfig, TrainSection
 from data.progress import counted
 from models.loss import LossParts
-from train_utils import coco_eval, distributed, numerics, optim
+from train_utils import distributed, numerics, optim
+from train_utils.coco_eval import ABSENT, Evaluation
 from train_utils.distributed import World
 
 LOSS_NAMES = ("loss", *(f"loss_{field}" for field in LossParts._fields[1:]))
-COUNTERS = ("epoch", "step", "seen", "best", "best_epoch", "evaluated_epoch", "loss_steps")  # saved as they are
+COUNTERS = "epoch step seen best best_epoch evaluated_epoch loss_steps".split()  # saved as they are
 
 
 @dataclass
@@ -36,7 +37,7 @@ class TrainState:
     epoch: int = 0  # epochs finished
     step: int = 0  # optimiser steps made
     seen: int = 0  # images trained on, including those of the initial weights: Darknet's count
-    best: float = coco_eval.ABSENT  # best AP so far
+    best: float = ABSENT  # best AP so far
     best_epoch: int = 0
     evaluated_epoch: int = 0  # the last evaluated one, on rank 0
     best_metrics: dict[str, float] = field(default_factory=dict)  # on rank 0
@@ -71,12 +72,12 @@ class TrainState:
             return f"no better AP in {counted(options.patience, 'epoch')} (train.patience)"
         return None
 
-    def record(self, evaluation: coco_eval.Evaluation | None) -> bool:
+    def record(self, evaluation: Evaluation | None) -> bool:
         """Record metrics, if any; return whether AP is the best. Without boxes the latest are."""
         if evaluation is None:
             return False
         self.evaluated_epoch, score = self.epoch, evaluation.metrics["AP"]
-        if score <= self.best != coco_eval.ABSENT:
+        if score <= self.best != ABSENT:
             return False
         self.best = score
         self.best_epoch = self.epoch
@@ -87,7 +88,7 @@ class TrainState:
         """The best AP so far and its epoch, or why there is none."""
         if self.best_epoch == 0:
             return "not evaluated yet"
-        if self.best == coco_eval.ABSENT:
+        if self.best == ABSENT:
             return f"no AP, since the validation set has no boxes; best.pt is of epoch {self.best_epoch}"
         return f"best AP {self.best:.4f} after epoch {self.best_epoch}"
 
@@ -175,7 +176,7 @@ class TrainState:
         before, now = state.get("val"), self.description.get("val")
         if before is not None and repr(before) != repr(now):  # an older version kept none
             lines.append(f"the validation set is another one ({before} -> {now}): the best epoch is chosen anew")
-            self.best = coco_eval.ABSENT
+            self.best = ABSENT
             self.best_epoch = self.evaluated_epoch = 0
             self.best_metrics = {}
         changed = changed_values(checked_config(state["config"], "the checkpoint"), self.description["config"])

@@ -237,7 +237,7 @@ class Predictor:
             for frame, letterbox, rows in zip(batch.frames, batch.letterboxes, tables, strict=True):
                 table = rows.double().numpy()
                 boxes = cut_at_edges(letterbox.to_original(table[:, :4]), frame.size)
-                inside = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)  # others lie in the padding
+                inside = (boxes[:, 2:] > boxes[:, :2]).all(1)  # others lie in the padding
                 scores, classes = table[inside, 4], table[inside, 5].astype(int)
                 names, ids = self.network.names, self.network.category_ids
                 yield Prediction(boxes[inside], scores, classes, names, ids, frame)

@@ -138,10 +138,10 @@ def _points(table: np.ndarray, column: str) -> np.ndarray:
     if column not in (table.dtype.names or ()):
         return np.zeros((0, 2))
     measured = table[table[column] >= 0]
-    points = np.stack([measured["step"], measured[column]], axis=1)
+    points = np.stack([measured["step"], measured[column]], 1)
     if len(points) > MOST_POINTS:
         blocks = np.array_split(points, MOST_POINTS)
-        points = np.array([block.mean(axis=0) for block in blocks])
+        points = np.array([block.mean(0) for block in blocks])
     return points
 
 
@@ -170,12 +170,12 @@ def draw_precision_recall(evaluation: Evaluation) -> Any:
     lines = _lines(evaluation)
     figure = new_figure(11, 4.2)
     titles = ("IoU .5: the area is AP50", "mean over IoU .5 to .95: the area is AP")
-    heights = (precision[0], precision.mean(axis=0))
+    heights = (precision[0], precision.mean(0))
     for axis, title, values in zip(figure.subplots(1, 2), titles, heights, strict=True):
         axis.set(**SHARES, title=title, xlabel="recall", ylabel="precision")
         curves = [(values[:, index], style) for index, style in lines.items()]
         if lines:
-            curves.append((values[:, list(lines)].mean(axis=1), {"label": "mean of all classes", **OF_ALL}))
+            curves.append((values[:, list(lines)].mean(1), {"label": "mean of all classes", **OF_ALL}))
         for curve, style in curves:
             text = f"{style['label']}  {curve.mean():.3f}"
             axis.plot(np.linspace(0, 1, len(curve)), curve, **style | {"label": text})
@@ -251,7 +251,7 @@ def count_confusions(evaluation: Evaluation, threshold: float) -> np.ndarray:
             label_ids, found_ids, ignored = np.array([image["dtMatches"][0], image["dtIds"], image["dtIgnore"][0]], int)
             np.add.at(counts, (labelled[label_ids - 1], reported[found_ids - 1]), 1 - ignored)
     boxes = [row["boxes"] for row in evaluation.per_class.values()]
-    counts[:-1, -1] = boxes - counts[:-1].sum(axis=1)
+    counts[:-1, -1] = boxes - counts[:-1].sum(1)
     return counts
 
 
@@ -260,7 +260,7 @@ def draw_confusion(evaluation: Evaluation, threshold: float) -> Any:
     counts = count_confusions(evaluation, threshold)
     classes = len(evaluation.truth.names)
     between = counts[:-1, :-1] * ~np.eye(classes, dtype=bool)
-    confused = between.sum(axis=0) + between.sum(axis=1)
+    confused = between.sum(0) + between.sum(1)
     drawn = sorted(np.argsort(-confused, kind="stable")[:MOST_CONFUSED])
     names = [label(evaluation.truth.names[index]) for index in drawn]
     drawn.append(classes)
