@@ -40,6 +40,7 @@ from data.progress import counted, log
 from data.shapes import draw_image
 from models import ModelError
 from models import export as exporting
+from models.export import TOLERANCE, DetectorGraph, FixedSuppression
 from models.quantise import quantise
 from train_utils import bootstrap, build, coco_eval, distributed
 from train_utils.evaluator import score_network
@@ -80,7 +81,7 @@ def export(config: ExportConfig) -> Path:
         if config.dynamic_batch or config.dynamic_size:
             more = detector.model.max_stride if config.dynamic_size else 0
             shapes.append((config.batch_size + config.dynamic_batch, height + 2 * more, width + more))
-        tolerance = exporting.TOLERANCE if config.precision is ExportPrecision.float32 else math.inf
+        tolerance = TOLERANCE if config.precision is ExportPrecision.float32 else math.inf
         boxes, scores = exporting.check_file(partial, detector.model, graph, trial_batches(shapes), tolerance)
         if config.check is ExportCheck.ap:
             exporting.add_metadata(partial, {"scored": json.dumps(score(config, detector, partial))})
@@ -89,20 +90,20 @@ def export(config: ExportConfig) -> Path:
     megabytes = sum(file.stat().st_size for file in files_of(out)) / 1e6
     unknown = "" if config.check is ExportCheck.ap else "; check=ap tells its AP"
     log.info(
-        f"wrote {out}: {megabytes:.1f} MB; on drawn pictures, noise and black its boxes differ from the network's by "
-        f"up to {boxes:.1e} of the image size and its scores by up to {scores:.1e}{unknown}"
+        f"wrote {out}: {megabytes:.1f} MB; on drawn pictures, noise and black its boxes differ from "
+        f"the network's by up to {boxes:.1e} of the image size and its scores by up to {scores:.1e}{unknown}"
     )
     return out
 
 
-def write(config: ExportConfig, detector: TrainedNetwork, size: tuple[int, int], path: Path) -> exporting.DetectorGraph:
+def write(config: ExportConfig, detector: TrainedNetwork, size: tuple[int, int], path: Path) -> DetectorGraph:
     """Write the file for images of ``size`` (height, width), and return what it computes."""
     suppression = None
     if config.nms:
         candidates = max(MIN_CANDIDATES, config.max_detections)
-        suppression = exporting.FixedSuppression(config.confidence, config.nms_iou, config.max_detections, candidates)
+        suppression = FixedSuppression(config.confidence, config.nms_iou, config.max_detections, candidates)
     is_half = config.precision is ExportPrecision.float16
-    graph = exporting.DetectorGraph(detector.model, suppression, show_candidates=path.suffix == ".onnx", half=is_half)
+    graph = DetectorGraph(detector.model, suppression, show_candidates=path.suffix == ".onnx", half=is_half)
     dynamic: dict[int, str] = {}
     if config.dynamic_batch:
         dynamic[0] = "batch"
@@ -168,8 +169,9 @@ def score(config: ExportConfig, detector: TrainedNetwork, path: Path) -> dict[st
     limit = MAX_DROP[config.precision.value] if config.max_drop is None else config.max_drop
     if before - after > limit:
         raise ModelError(
-            f"the file has {after:.4f} AP, the network {before:.4f}, and max_drop={limit:g} allows no such loss. fix: "
-            f"precision=float16, more calibration images, or max_drop={math.ceil((before - after) * 100) / 100:g}"
+            f"the file has {after:.4f} AP, the network {before:.4f}, and max_drop={limit:g} "
+            "allows no such loss. fix: precision=float16, more calibration images, or "
+            f"max_drop={math.ceil((before - after) * 100) / 100:g}"
         )
     return {
         "data": config.data.name,

@@ -125,10 +125,7 @@ def merge_labels(targets: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
 
 
 def candidates(part: HeadMap, targets: Tensor) -> Candidates:
-    """Which anchors of cells around centres of targets (t, 6) reach them, and what they predict.
-
-    The first is bool (t, p), where p goes by anchor, row and column.
-    """
+    """Which p (anchor, row, column) around centres of targets (t, 6) reach them: bool (t, p)."""
     head, _, raw = part
     reach = (head.scale_x_y - 1) / 2  # beyond the cell, in cells
     steps = torch.arange(-math.ceil(reach), math.ceil(reach) + 1, device=targets.device)

@@ -1,7 +1,4 @@
-"""Options of the network (keys ``model.*``) with its published weights, and of losses (``loss.*``).
-
-YAML holds every value; fields have no defaults. Imports no torch.
-"""
+"""Options of the network (``model.*``), published weights, options of losses. Imports no torch."""
 
 from dataclasses import dataclass
 from enum import StrEnum

@@ -221,10 +221,7 @@ class Postprocess:
     def _detections(
         self, numbers: list[int], positions: Sequence[Tensor], values: Tensor, boxes: Tensor, scores: Tensor
     ) -> Sequence[Tensor]:
-        """The detections (n, 6), on the CPU, of images with these numbers.
-
-        values: scores (batch, m); positions: int64, those of each image's candidates, if flattened.
-        """
+        """Detections (n, 6), on the CPU; values: (batch, m); positions in it, flattened: int64."""
         every = torch.cat(list(positions))
         # Bits of positive numbers rise with them, so one sort ranks the candidates of all images.
         ranks = (every // values.shape[1] << 32) - values.flatten()[every].view(torch.int32)
@@ -262,10 +259,7 @@ def _are_wanted(classes: tuple[int, ...], count: int, device: torch.device) -> T
 
 
 def suppress(boxes_xyxy: Tensor, scores: Tensor, groups: Tensor, iou: float) -> Tensor:
-    """Positions of the boxes (n, 4) that survive, ascending. Boxes come best first in each group.
-
-    groups: int64 (n,), one number for each pair of image and class.
-    """
+    """Ascending positions of surviving boxes (n, 4); groups: int64 (n,), best first in each."""
     if boxes_xyxy.device.type == "cpu" and len(groups) > FEW_BOXES:
         return nms_in_each_group(boxes_xyxy, scores, groups, iou)
     return nms_at_once(boxes_xyxy, groups, iou)

@@ -205,10 +205,7 @@ def _activation(graph: Graph, section: Section, yolo: Section | None) -> str:
 
 
 def _shared_owner(graph: Graph, section: Section, needed: tuple[int, ...]) -> layers.Convolution:
-    """The convolution that share_index names. Raises ModelError if it differs from ``needed``.
-
-    That is the shape of its kernels, its groups, and whether it has batch norm.
-    """
+    """The convolution of share_index; ModelError if its shape, groups, norm are not ``needed``."""
     key = "share_index"
     index = graph.resolve(section, key, section.integer(key))
     module = graph.nodes[index].module

@@ -141,10 +141,10 @@ def read_head(section: Section, layer: int, stride: int, num_classes: int, parts
         if isinstance(field.default, float):
             numbers[field.name] = section.number(field.name, field.default, minimum=0)
     return Head(
-        layer=layer,
-        stride=stride,
-        anchors=tuple(map(all_anchors.__getitem__, mask)),
-        num_classes=num_classes,
+        layer,
+        stride,
+        tuple(map(all_anchors.__getitem__, mask)),
+        num_classes,
         scale_x_y=section.number("scale_x_y", 1.0, minimum=1, maximum=MAX_SCALE_X_Y),
         new_coords=section.flag("new_coords"),
         linear_xy=section.flag("linear_xy"),
@@ -157,10 +157,7 @@ def read_head(section: Section, layer: int, stride: int, num_classes: int, parts
 
 
 def read_anchors(section: Section) -> tuple[Sizes, tuple[int, ...]]:
-    """All anchors of a [yolo] section, and the indices of those that its mask selects.
-
-    All listed pairs count, even beyond `num`, because published files list more.
-    """
+    """All anchors of a [yolo], as files list more than `num`, and the indices that mask selects."""
     values = section.values("anchors", float, MIN_ANCHOR, MAX_ANCHOR)
     if len(values) % 2:
         values.append(MISSING_HEIGHT)

@@ -274,10 +274,7 @@ def _open_weights(path: Path) -> tuple[Version, int, np.ndarray]:
 
 
 def _extent(model: Darknet, path: Path, count: int) -> tuple[int | None, int | None]:
-    """The class count of a whole file with ``count`` values, and the last layer of a cut one.
-
-    The other of the two is None. Raises ModelError if no count of classes or layers fits.
-    """
+    """(classes, None) of a whole file with ``count`` values, (None, last layer) of a cut one."""
     sizes: Counter[int] = Counter()  # by layer
     for layer, _, tensor in weight_tensors(model):
         sizes[layer] += tensor.numel()
@@ -433,8 +430,7 @@ def check_shapes(path: object, own: Tensors, weights: Tensors, fix: str) -> None
 def read_tensor_file(path: Path) -> Any:
     """Read a file of torch.save to the CPU, without running any code in it.
 
-    Raises ModelError if it is missing, damaged or holds pickled objects, OSError without
-    permission.
+    Raises ModelError if it is missing, damaged or has pickled objects, OSError if not permitted.
     """
     if not path.is_file():
         raise ModelError(f"{path} is not a file. fix: set model.weights to a .weights or .pt file")

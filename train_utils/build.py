@@ -60,7 +60,8 @@ def build_model(
     names some. Rows of classes follow the ``names``; in a training with the anchors of the .cfg,
     heads for other ones keep the rest.
     """
-    cfg, published = load_network(config), config.published()
+    cfg = load_network(config)
+    published = config.published()
     # Ranks may have different weights: all wait if one fetches.
     waits = world is not None and distributed.any_rank(published is not None)
     path = Path(config.weights) if config.weights is not None else None
@@ -150,8 +151,9 @@ def check_batch_norm(model: Darknet, options: TrainSection, world: World) -> Non
         has_norm = isinstance(convolution, Convolution) and convolution.norm is not None
         if has_norm and index >= model.num_frozen and math.prod(shape.size(smallest)) == 1:
             raise ConfigError(
-                f"batch norm of layer {index} gets one value a channel from an image of {height}x{width} pixels. "
-                f"fix: train.{key}={2 * ranks}, a larger train.image_size or a smaller range of train.multi_scale"
+                f"batch norm of layer {index} gets one value a channel from an image of "
+                f"{height}x{width} pixels. fix: train.{key}={2 * ranks}, a larger train.image_size or "
+                "a smaller range of train.multi_scale"
             )
 
 
@@ -231,8 +233,9 @@ def open_images(annotations: Annotations, config: DataConfig, world: World) -> I
     """
     images = ImageSource(annotations, config.on_error)
     on_disk = config.cache == data.ImageCache.disk
+    index_dir = Path(config.index_dir).absolute()
     if images.is_remote and on_disk:
-        folder = Path(config.index_dir).absolute() / "fetched"
+        folder = index_dir / "fetched"
         folder.mkdir(parents=True, exist_ok=True)
         images.fetcher = Fetcher(folder, config.cache_gb * 1e9 / max(1, annotations.num_bytes))
     images.quiet = not world.is_local_main  # all ranks read the same sample
@@ -245,7 +248,7 @@ def open_images(annotations: Annotations, config: DataConfig, world: World) -> I
     if config.cache == data.ImageCache.none or (images.is_remote and on_disk):
         return images
     if on_disk:
-        path = Path(config.index_dir).absolute() / data.image_cache_name(annotations, config.on_error)
+        path = index_dir / data.image_cache_name(annotations, config.on_error)
     elif MEMORY_FILES.is_dir():
         path = MEMORY_FILES / f"hydra-yolov3-spp-{distributed.broadcast_text(uuid.uuid4().hex)}"
     else:

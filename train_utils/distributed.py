@@ -95,8 +95,8 @@ def choose_device(requested: str, local_rank: int | None = None) -> torch.device
         except RuntimeError as error:
             if "driver" in str(error):  # not if CUDA_VISIBLE_DEVICES hides all
                 raise DistributedError(
-                    f"torch cannot use the GPU of this machine ({first_line(error)}). fix: a newer driver, or a "
-                    "build of torch for this one; device=cpu does without"
+                    f"torch cannot use the GPU of this machine ({first_line(error)}). fix: "
+                    "a newer driver, or a build of torch for this one; device=cpu does without"
                 ) from error
     if requested == "cpu" or (requested == "auto" and not has_cuda):
         return torch.device("cpu")
@@ -130,7 +130,8 @@ def _open_group(place: launch.Launch, device: torch.device, timeout_seconds: flo
     try:
         if place.store is not None:
             _wait_for_store(place.store, time.monotonic() + timeout_seconds)
-        reached, rank, world_size = next(dist.rendezvous(place.url, place.rank, place.world_size, timeout=timeout))
+        meeting = dist.rendezvous(place.url, place.rank, place.world_size, timeout=timeout)
+        reached, rank, world_size = next(meeting)
         # torchrun's store may hold the keys of dead processes and of an earlier training here.
         store = dist.PrefixStore(f"{place.attempt}/{next(_groups)}", reached)
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
@@ -141,8 +142,9 @@ def _open_group(place: launch.Launch, device: torch.device, timeout_seconds: flo
         )
     except (OSError, RuntimeError, ValueError) as error:
         raise DistributedError(
-            f"rank {place.rank} did not meet its peers ({first_line(error)}). fix: look for the first error in "
-            "the output of all ranks; MASTER_ADDR and MASTER_PORT say where to meet, "
+            f"rank {place.rank} did not meet its peers ({first_line(error)}). fix: "
+            "look for the first error in the output of all ranks; "
+            "MASTER_ADDR and MASTER_PORT say where to meet, "
             "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME=<the interface between the hosts> how"
         ) from error
 
@@ -294,7 +296,9 @@ class StopRequest:
             signal.signal(number, handler)
         # The launcher ends all ranks with TERM after one of them failed and said why.
         is_ended = self.signal == SIGTERM and launch.is_lost_peer(error)
-        if self.signal is not None and (is_ended or (error is None and callable(self._before.get(self.signal)))):
+        if self.signal is None:
+            return
+        if is_ended or (error is None and callable(self._before.get(self.signal))):
             signal.raise_signal(self.signal)
 
     def _handle(self, number: int, _: object) -> None:

@@ -54,8 +54,8 @@ class ForwardPass:
         model: Darknet,
         loss: HeadLoss,
         options: TrainSection,
-        *,
         compile_mode: str,
+        *,
         batches: TrainBatchSampler,
         world: World,
         log_line: Callable[[str], None],
@@ -71,10 +71,11 @@ class ForwardPass:
         if options.compile is Compile.auto and compile_mode == "default":
             longer = compile.INPUT_ONLY if is_fused else "default"
             compile_mode = longer if auto.pays_back(model, options.image_size, images) else "off"
-        step: tuple[HeadLoss | compile.CompiledLoss, compile.ToInput] = loss, Batch.network_input
+        to_input = Batch.network_input
+        step: tuple[HeadLoss | compile.CompiledLoss, compile.ToInput] = loss, to_input
         if compile_mode != "off":
             sizes = batches.sizes.count
-            step = compile.compile_step(model, loss, Batch.network_input, compile_mode, sizes, log_line=log_line)
+            step = compile.compile_step(model, loss, to_input, compile_mode, sizes, log_line=log_line)
         dtype = numerics.autocast_dtype(options.precision.value, world.device)
         return cls(distributed.wrap_ddp(model, world), *step, dtype, world)
 
@@ -87,12 +88,12 @@ class ForwardPass:
         return (distributed.sum_over_ranks(positives) if len(positives) else positives) / images
 
     def __call__(
-        self, images: Tensor, targets: Tensor, positives_per_image: Tensor, warmup: float, refines: bool = False
+        self, images: Tensor, targets: Tensor, per_image: Tensor, warmup: float, refines: bool = False
     ) -> tuple[LossParts, Tensor]:
         """Sums and divisor of the loss on ``images`` (B, 3, H, W), float; ``warmup`` is 0..1."""
         with torch.autocast(images.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None):
             raw_maps = self.model(images)
-        return self.loss.sums(raw_maps, targets, positives_per_image, warmup, refines)
+        return self.loss.sums(raw_maps, targets, per_image, warmup, refines)
 
 
 class EpochResult(NamedTuple):
@@ -108,9 +109,9 @@ def train_one_epoch(
     forward: ForwardPass,
     state: TrainState,
     loader: Iterable[Batch],
-    *,
     guard: "NonFiniteGuard",
     stop: StopRequest,
+    *,
     writer: checkpoint.CheckpointWriter,
     log_step: Callable[[int, Mapping[str, float]], None],
     progress: Progress,
@@ -126,7 +127,8 @@ def train_one_epoch(
     world = forward.world
     forward.model.train()
     seen = 0  # images of the epoch
-    waited, started = 0.0, time.perf_counter()
+    waited = 0.0
+    started = time.perf_counter()
 
     def live_metrics() -> dict[str, str]:
         loss = float(state.loss_sums[0]) / max(1, state.loss_steps)
@@ -226,8 +228,8 @@ def check_weights(state: TrainState) -> None:
     largest = get_total_norm(list(filter(torch.is_floating_point, values)), math.inf)
     if distributed.any_rank(not math.isfinite(largest)):
         raise TrainError(
-            f"a weight or batch-norm statistic is not finite after {counted(state.step, 'step')}, and training cannot "
-            f"recover; the last checkpoint predates it. fix: {HELP}"
+            f"a weight or batch-norm statistic is not finite after {counted(state.step, 'step')}, "
+            f"and training cannot recover; the last checkpoint predates it. fix: {HELP}"
         )
 
 
@@ -259,8 +261,9 @@ class NonFiniteGuard:
         state.scaler.update()
         if not loss_broke and scale > max(1.0, state.scaler.get_scale()):
             self._log_line(
-                f"step {state.step}: a gradient overflows at a loss scale of {scale:g}: update skipped, the scale "
-                "falls. float16 does this in its first steps and sometimes later; it counts once the scale is at 1"
+                f"step {state.step}: a gradient overflows at a loss scale of {scale:g}: update skipped, "
+                "the scale falls. float16 does this in its first steps and sometimes later; "
+                "it counts once the scale is at 1"
             )
             return
         self.in_a_row += 1
@@ -285,6 +288,6 @@ def explain_out_of_memory(batches: TrainBatchSampler, world: World) -> Iterator[
         lower = [size for size in range(1, images) if images * batches.accumulate % size == 0]
         fix = f"train.micro_batch_size={lower[-1] * world.world_size}, or " if lower else ""
         raise TrainError(
-            f"out of memory in a pass of train.micro_batch_size={images * world.world_size} images over all ranks. "
-            f"fix: {fix}a smaller train.image_size or model.width"
+            f"out of memory in a pass of train.micro_batch_size={images * world.world_size} "
+            f"images over all ranks. fix: {fix}a smaller train.image_size or model.width"
         ) from error

@@ -138,7 +138,7 @@ class ExportedNetwork(Darknet):
         with _reading(path):
             self.run = RUNS[path.suffix](path)
         self.path = path
-        self.names = [printable(name) for name in known["names"]]
+        self.names = list(map(printable, known["names"]))
         self.category_ids = known["category_ids"]
         self.num_classes = len(self.names)
         self.max_stride = known["stride"]

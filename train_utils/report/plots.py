@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 
 from data import Annotations
 from data.errors import printable
@@ -41,7 +42,7 @@ STYLE: dict[Any, Any] = {
 }
 
 Warn = Callable[[str], object]
-Read = Callable[[int], np.ndarray | None]  # image (uint8 RGB) at a position of the data set; None: unreadable
+Read = Callable[[int], ndarray | None]  # image (uint8 RGB) at a position of the data set; None: unreadable
 NameOf = Callable[[int], str]
 
 
@@ -126,14 +127,14 @@ def draw_curves(metrics_csv: Path) -> Any:
     return figure
 
 
-def _read(table: Path) -> np.ndarray:
+def _read(table: Path) -> ndarray:
     """The rows of a table with float columns, NaN for empty cells; none if it is absent."""
     if not table.exists():
         return np.zeros(0, [("step", float)])
     return np.atleast_1d(np.genfromtxt(table, delimiter=",", names=True))
 
 
-def _points(table: np.ndarray, column: str) -> np.ndarray:
+def _points(table: ndarray, column: str) -> ndarray:
     """Step and value (n, 2) of a column; more than MOST_POINTS become means of neighbours."""
     if column not in (table.dtype.names or ()):
         return np.zeros((0, 2))
@@ -231,7 +232,7 @@ def label(name: str) -> str:
 MOST_CONFUSED = 30  # classes in the matrix: more cannot be read
 
 
-def count_confusions(evaluation: Evaluation, threshold: float) -> np.ndarray:
+def count_confusions(evaluation: Evaluation, threshold: float) -> ndarray:
     """Count labels (rows) by the class reported for them (columns), int64 (K + 1, K + 1).
 
     The last row counts detections where nothing is labelled, the last column missed labels.
