@@ -221,7 +221,7 @@ class Postprocess:
     def _detections(
         self, numbers: list[int], positions: Sequence[Tensor], values: Tensor, boxes: Tensor, scores: Tensor
     ) -> Sequence[Tensor]:
-        """Detections (n, 6), on the CPU; values: (batch, m); positions in it, flattened: int64."""
+        """CPU detections (n, 6) of images; positions: int64, in the flattened values (batch, m)."""
         every = torch.cat(list(positions))
         # Bits of positive numbers rise with them, so one sort ranks the candidates of all images.
         ranks = (every // values.shape[1] << 32) - values.flatten()[every].view(torch.int32)
