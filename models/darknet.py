@@ -87,7 +87,7 @@ class Darknet(nn.Module):
         return self
 
     def freeze(self, first_n_layers: int) -> None:
-        """Freeze the first layers, 0: none, with statistics. ModelError if none is left to train."""
+        """Freeze the first layers and their statistics; 0: none. ModelError if that leaves none."""
         most = self.heads[-1].parts[-1].layer  # the convolution of the last head is always trained
         if not 0 <= first_n_layers <= most:
             raise ModelError(f"model.freeze must be between 0 and {most} layers, got {first_n_layers}")
