@@ -48,7 +48,6 @@ def evaluate(config: EvalConfig) -> program.Outcome:
     log.info(config.data.line())
     for note in (*val_set.skipped, *val_set.notes):
         log.info(f"{config.split}: {note}")
-
     scored = config.detections or config.model_file or config.ckpt or (config.model and config.model.weights)
     about: dict[str, Any] = {"scored": scored, "split": config.split.value}
     if config.detections is not None:
@@ -61,7 +60,6 @@ def evaluate(config: EvalConfig) -> program.Outcome:
     if evaluation is None:
         return program.Outcome({}, out)
     evaluation = evaluation._replace(about=about)
-
     if len(val_set.classes) > 0:
         log.info(coco_eval.format_table(evaluation))
     else:

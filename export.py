@@ -30,19 +30,21 @@ import torch
 from torch import Tensor
 
 import data
-from conf import ConfigError, install_command, schema
+from conf import ConfigError, install_command
 from conf.cli import launch, program
 from conf.cli.run_files import SUFFIXES, exported_beside, refuse_existing
+from conf.schema import ExportCheck, ExportConfig, ExportFormat, ExportPrecision
 from data.errors import printable
 from data.geometry import PAD_VALUE
 from data.progress import counted, log
 from data.shapes import draw_image
 from models import ModelError
 from models import export as exporting
+from models.export import TOLERANCE, DetectorGraph, FixedSuppression
 from models.quantise import quantise
 from train_utils import bootstrap, build, coco_eval, distributed
 from train_utils.evaluator import score_network
-from train_utils.inference import open_checkpoint
+from train_utils.inference.open_checkpoint import TrainedNetwork, open_checkpoint, open_detector
 
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 PACKAGES = {"onnx": ONNX_PACKAGES, "openvino": (*ONNX_PACKAGES, "openvino"), "torch": ()}
@@ -54,7 +56,7 @@ LIMITS = ("confidence", "nms_iou", "max_detections")  # of suppression in the fi
 
 
 @program.callable_from_python("export")
-def export(config: schema.ExportConfig) -> Path:
+def export(config: ExportConfig) -> Path:
     """Write and check a file as configured, and return its path.
 
     Raises ConfigError if packages are missing or options do not fit, and ModelError if the weights
@@ -66,10 +68,9 @@ def export(config: schema.ExportConfig) -> Path:
     out = output_path(config, SUFFIXES[config.format.value])
     for file in files_of(out):
         refuse_existing(file, "out")
-    detector = open_checkpoint.open_detector(config.ckpt, config.model, config.names, config.image_size)
+    detector = open_detector(config.ckpt, config.model, config.names, config.image_size)
     height, width = data.both_sides(detector.image_size)
     log.info(f"{detector.note}; {height} x {width} pixels (height x width)")
-
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as workplace:
         partial = Path(workplace) / out.name
@@ -80,31 +81,29 @@ def export(config: schema.ExportConfig) -> Path:
         if config.dynamic_batch or config.dynamic_size:
             more = detector.model.max_stride if config.dynamic_size else 0
             shapes.append((config.batch_size + config.dynamic_batch, height + 2 * more, width + more))
-        tolerance = exporting.TOLERANCE if config.precision is schema.ExportPrecision.float32 else math.inf
+        tolerance = TOLERANCE if config.precision is ExportPrecision.float32 else math.inf
         boxes, scores = exporting.check_file(partial, detector.model, graph, trial_batches(shapes), tolerance)
-        if config.check is schema.ExportCheck.ap:
+        if config.check is ExportCheck.ap:
             exporting.add_metadata(partial, {"scored": json.dumps(score(config, detector, partial))})
         for written, file in zip(files_of(partial), files_of(out), strict=True):
             os.replace(written, file)
     megabytes = sum(file.stat().st_size for file in files_of(out)) / 1e6
-    unknown = "" if config.check is schema.ExportCheck.ap else "; check=ap tells its AP"
+    unknown = "" if config.check is ExportCheck.ap else "; check=ap tells its AP"
     log.info(
-        f"wrote {out}: {megabytes:.1f} MB; on drawn pictures, noise and black its boxes differ from the network's by "
-        f"up to {boxes:.1e} of the image size and its scores by up to {scores:.1e}{unknown}"
+        f"wrote {out}: {megabytes:.1f} MB; on drawn pictures, noise and black its boxes differ from "
+        f"the network's by up to {boxes:.1e} of the image size and its scores by up to {scores:.1e}{unknown}"
     )
     return out
 
 
-def write(
-    config: schema.ExportConfig, detector: open_checkpoint.TrainedNetwork, size: tuple[int, int], path: Path
-) -> exporting.DetectorGraph:
+def write(config: ExportConfig, detector: TrainedNetwork, size: tuple[int, int], path: Path) -> DetectorGraph:
     """Write the file for images of ``size`` (height, width), and return what it computes."""
     suppression = None
     if config.nms:
         candidates = max(MIN_CANDIDATES, config.max_detections)
-        suppression = exporting.FixedSuppression(config.confidence, config.nms_iou, config.max_detections, candidates)
-    is_half = config.precision is schema.ExportPrecision.float16
-    graph = exporting.DetectorGraph(detector.model, suppression, show_candidates=path.suffix == ".onnx", half=is_half)
+        suppression = FixedSuppression(config.confidence, config.nms_iou, config.max_detections, candidates)
+    is_half = config.precision is ExportPrecision.float16
+    graph = DetectorGraph(detector.model, suppression, show_candidates=path.suffix == ".onnx", half=is_half)
     dynamic: dict[int, str] = {}
     if config.dynamic_batch:
         dynamic[0] = "batch"
@@ -112,14 +111,14 @@ def write(
         dynamic |= {2: "height", 3: "width"}
     details = metadata(config, detector, size, list(dynamic.values()))
     example = torch.zeros(config.batch_size, 3, *size)
-    if config.format is schema.ExportFormat.torch:
+    if config.format is ExportFormat.torch:
         exporting.write_torch(graph, example, dynamic, details, path)
         return graph
     onnx = path.with_suffix(".onnx")
     exporting.write_onnx(graph, example, dynamic, details, onnx)
-    if config.precision is schema.ExportPrecision.int8:
+    if config.precision is ExportPrecision.int8:
         quantise(onnx, calibration_batches(config, size), config.symmetric)
-    if config.format is schema.ExportFormat.openvino:
+    if config.format is ExportFormat.openvino:
         exporting.write_openvino(onnx, details, path)
     return graph
 
@@ -129,7 +128,7 @@ def files_of(out: Path) -> list[Path]:
     return [out.with_suffix(".bin"), out] if out.suffix == ".xml" else [out]
 
 
-def calibration_batches(config: schema.ExportConfig, size: tuple[int, int]) -> Iterator[Tensor]:
+def calibration_batches(config: ExportConfig, size: tuple[int, int]) -> Iterator[Tensor]:
     """Batches of ``config.calibration`` training images, spread over the set: float32 in 0..1."""
     assert config.data is not None  # of the checkpoint, or conf has refused it
     train_set = data.open_annotations(config.data, "train")
@@ -137,13 +136,13 @@ def calibration_batches(config: schema.ExportConfig, size: tuple[int, int]) -> I
     count = min(len(train_set), config.calibration)
     log.info(f"int8: the ranges of values are those on {counted(count, 'image')} of {config.data.name}, train")
     spread = np.linspace(0, len(train_set) - 1, count, dtype=int)
-    whole = math.ceil(count / config.batch_size) * config.batch_size
-    requests = [data.Request(index, *size, 0) for index in np.resize(spread, whole).tolist()]  # the first ones again
+    whole = math.ceil(count / config.batch_size) * config.batch_size  # the first ones come again
+    requests = [data.Request(index, *size, 0) for index in np.resize(spread, whole).tolist()]
     for start in range(0, whole, config.batch_size):
         yield images.__getitems__(requests[start : start + config.batch_size]).network_input()
 
 
-def score(config: schema.ExportConfig, detector: open_checkpoint.TrainedNetwork, path: Path) -> dict[str, Any]:
+def score(config: ExportConfig, detector: TrainedNetwork, path: Path) -> dict[str, Any]:
     """Score file and network on the same images for the metadata; ModelError over ``max_drop``."""
     assert config.data is not None
     world = distributed.init_distributed_mode("cpu", timeout_seconds=60)
@@ -156,7 +155,7 @@ def score(config: schema.ExportConfig, detector: open_checkpoint.TrainedNetwork,
     as_file = replace(config, evaluate=options)
     scored: list[coco_eval.Evaluation] = []
     log.info(f"at confidence {options.confidence:g} (eval.py: {config.evaluate.confidence:g})")
-    for name, network in (("network", detector), ("file", open_checkpoint.open_checkpoint(str(path)))):
+    for name, network in (("network", detector), ("file", open_checkpoint(str(path)))):
         evaluation = score_network(as_file, network, val_set, world)
         assert evaluation is not None  # on rank 0
         scored.append(evaluation)
@@ -170,8 +169,9 @@ def score(config: schema.ExportConfig, detector: open_checkpoint.TrainedNetwork,
     limit = MAX_DROP[config.precision.value] if config.max_drop is None else config.max_drop
     if before - after > limit:
         raise ModelError(
-            f"the file has {after:.4f} AP, the network {before:.4f}, and max_drop={limit:g} allows no such loss. fix: "
-            f"precision=float16, more calibration images, or max_drop={math.ceil((before - after) * 100) / 100:g}"
+            f"the file has {after:.4f} AP, the network {before:.4f}, and max_drop={limit:g} "
+            "allows no such loss. fix: precision=float16, more calibration images, or "
+            f"max_drop={math.ceil((before - after) * 100) / 100:g}"
         )
     return {
         "data": config.data.name,
@@ -197,7 +197,7 @@ def trial_batches(shapes: Sequence[tuple[int, int, int]]) -> Iterator[Tensor]:
         yield torch.zeros(count, 3, height, width)
 
 
-def output_path(config: schema.ExportConfig, suffix: str) -> Path:
+def output_path(config: ExportConfig, suffix: str) -> Path:
     """The file to write: ``out``, or the name of the weights with the format's ``suffix``."""
     weights = config.ckpt or (config.model and config.model.weights)
     if config.out is not None:
@@ -215,7 +215,7 @@ def output_path(config: schema.ExportConfig, suffix: str) -> Path:
 
 
 def metadata(
-    config: schema.ExportConfig, detector: open_checkpoint.TrainedNetwork, size: tuple[int, int], open_axes: list[str]
+    config: ExportConfig, detector: TrainedNetwork, size: tuple[int, int], open_axes: list[str]
 ) -> dict[str, str]:
     """What the file says about itself, as texts in JSON."""
     facts = {

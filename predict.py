@@ -34,10 +34,7 @@ __all__ = ["Detector", "predict"]
 
 @program.callable_from_python("predict")
 def predict(config: schema.PredictConfig) -> Path:
-    """Detect as configured and return the folder with the results.
-
-    A signal stops it: it writes the results, then exits with 128 + signal.
-    """
+    """Detect as configured; return the folder. A signal ends it, with all written: 128 + signal."""
     world = distributed.init_distributed_mode(config.device.value, timeout_seconds=60)
     if world.world_size > 1:
         raise ConfigError("predict.py runs in one process. fix: start it without a launcher, once for each GPU")
@@ -49,7 +46,6 @@ def predict(config: schema.PredictConfig) -> Path:
         media, predictor.network, out, draws=config.draw, save_json=config.save_json, save_txt=config.save_txt
     )
     log.info(f"{predictor.network.note}; {predictor.network.image_size} pixels on {world.device.type}")
-
     # Images under way together finish at once, so only those after them tell the pace.
     passes = torch.get_num_threads() if world.device.type == "cpu" else 1
     together = max(frames.threads, frames.batch_size * passes)

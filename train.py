@@ -61,7 +61,7 @@ def train(requested: schema.TrainConfig) -> program.Outcome:  # noqa: PLR0915 - 
         description = auto.describe_run(config, requested, model, train_set, val_set)
         state = TrainState.create(model, config, train_sampler.steps_per_epoch, description)
         forward = engine.ForwardPass.create(
-            model, loss, config.train, compile_mode=compile_mode, batches=batches, world=world, log_line=report.line
+            model, loss, config.train, compile_mode, batches=batches, world=world, log_line=report.line
         )
         if saved is not None:
             engine.rehearse(forward, state, 2 * model.max_stride)
@@ -76,7 +76,7 @@ def train(requested: schema.TrainConfig) -> program.Outcome:  # noqa: PLR0915 - 
             train_sampler.set_epoch(state.epoch, state.steps_of_epoch)
             with report.progress(state) as progress, engine.explain_out_of_memory(batches, world):
                 result = engine.train_one_epoch(
-                    forward, state, loader, accumulate=batches.accumulate, guard=guard, stop=stop, writer=writer,
+                    forward, state, loader, guard, stop, accumulate=batches.accumulate, writer=writer,
                     log_step=report.step, progress=progress, refines=state.epoch >= dataset.first_plain_epoch,
                 )  # fmt: skip
             if state.steps_of_epoch < train_sampler.steps_per_epoch:

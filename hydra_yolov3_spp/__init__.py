@@ -77,5 +77,5 @@ project = ModuleType(_INSIDE[:-1])
 project.__path__ = [str(PROJECT)]
 sys.modules[project.__name__] = project
 _conf = str(getattr(sys.modules.get("conf"), "__file__", ""))  # imported by our own program
-if Path(*sys.path[:1]).resolve() != PROJECT and not _conf.startswith(f"{PROJECT}/"):  # not in a clone's folder
+if Path(*sys.path[:1]).resolve() != PROJECT and not _conf.startswith(f"{PROJECT}/"):  # not in a clone
     sys.meta_path.insert(0, _Finder)

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from models.config import IouKind, PositivesBy
 from models.decode import at_least_float32, box_iou_aligned, boxes_in_cells, cxcywh_to_xyxy
@@ -58,10 +59,7 @@ Candidates = tuple[Tensor, Predictions]  # which of them the decoding can reach 
 
 
 def centre_cells(part: HeadMap, targets: Tensor) -> Cells:
-    """The cells (t, 1) that hold the centres of targets (t, 6), and every anchor (1, a).
-
-    A centre on the image's far edge belongs to the last cell.
-    """
+    """Cells (t, 1) of the centres of targets (t, 6), the last at the far edge; anchors (1, a)."""
     _, anchors, rows, columns = part.raw.shape[:4]
     column, row = (targets[:, 2:4] / part.head.stride).floor().long().split(1, dim=1)
     anchor = torch.arange(anchors, device=targets.device)[None]
@@ -73,18 +71,15 @@ def predictions(part: HeadMap, cells: Cells, targets: Tensor) -> Predictions:
     head, anchors, raw = part
     coordinates, objectness, classes = head.split(at_least_float32(raw[tuple(cells)]))
     boxes = boxes_in_cells(coordinates, anchors.own[cells.anchor], head)
-    centres = targets[:, None, 2:4] - torch.stack((cells.column, cells.row), dim=-1) * head.stride
+    centres = targets[:, None, 2:4] - torch.stack((cells.column, cells.row), -1) * head.stride
     halves = targets[:, None, 4:6] / 2
-    wanted = torch.cat((centres - halves, centres + halves), dim=-1)
+    wanted = torch.cat((centres - halves, centres + halves), -1)
     return Predictions(cells, coordinates, objectness, classes, boxes, wanted)
 
 
 @torch.no_grad()
 def best_overlaps(boxes_xyxy: Tensor, targets: Tensor) -> Tensor:
-    """The largest IoU (batch, n) of each box (batch, n, 4) with a target (t, 6) of its image, or 0.
-
-    Targets are compared a few at a time, to bound memory.
-    """
+    """The largest IoU (batch, n) of boxes (batch, n, 4) with targets (t, 6) of an image, or 0."""
     batch, count, _ = boxes_xyxy.shape
     best = boxes_xyxy.new_zeros(batch, count)
     most = max(1, PAIRS_AT_ONCE // count)
@@ -130,16 +125,14 @@ def merge_labels(targets: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
 
 
 def candidates(part: HeadMap, targets: Tensor) -> Candidates:
-    """Which anchors of cells around centres of targets (t, 6) reach them, and what they predict.
-
-    The first is bool (t, p), where p goes by anchor, row and column.
-    """
+    """Which p (anchor, row, column) around centres of targets (t, 6) reach them: bool (t, p)."""
     head, _, raw = part
     reach = (head.scale_x_y - 1) / 2  # beyond the cell, in cells
     steps = torch.arange(-math.ceil(reach), math.ceil(reach) + 1, device=targets.device)
     image, anchor, row, column = centre_cells(part, targets)
     anchors, down, right = torch.cartesian_prod(anchor[0], steps, steps).unbind(1)  # (p,)
-    row, column = row + down, column + right
+    row = row + down
+    column = column + right
     reached = targets[:, 4:5] > 0
     inside = []
     for axis, cell, count in ((3, row, raw.shape[2]), (2, column, raw.shape[3])):
@@ -169,9 +162,10 @@ def dynamic_positives(
     """
     # Joined, because an accelerator computes a long row as fast as a short one.
     parts = [(reached, *predicted[2:]) for reached, predicted in found]  # without cells and coordinates
-    reached, objectness, classes, boxes, wanted = (torch.cat(part, dim=1) for part in zip(*parts, strict=True))
+    joined = [torch.cat(part, 1) for part in zip(*parts, strict=True)]
+    reached, objectness, classes, boxes, wanted = joined
     overlaps = torch.where(reached, box_iou_aligned(boxes, wanted, IouKind.iou), 0)  # (t, n)
-    logs = nn.functional.logsigmoid(objectness) + nn.functional.logsigmoid(classes)  # of scores (t, n, classes)
+    logs = logsigmoid(objectness) + logsigmoid(classes)  # of scores (t, n, classes)
     labels = targets[:, None, 1:2].long().expand(*overlaps.shape, 1)
     if by == PositivesBy.alignment:
         merits = logs.gather(2, labels)[..., 0].exp() * overlaps**OVERLAP_POWER
@@ -187,11 +181,12 @@ def dynamic_positives(
     rank = merits.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
     rivals = overlaps if by == PositivesBy.alignment else merits
     rivals = torch.where((rank < numbers) & (merits > NEVER), rivals, NEVER)
-    places, num_places = [], 0
+    places = []
+    num_places = 0
     for part, (_, predicted) in zip(maps, found, strict=True):
         places.append(predicted.cells.flat(part.raw.shape) + num_places)
         num_places += part.raw.shape[:4].numel()
-    place = torch.cat(places, dim=1)
+    place = torch.cat(places, 1)
     most = merits.new_full((num_places,), NEVER)
     most.scatter_reduce_(0, place.flatten(), rivals.flatten(), reduce="amax")
     won = (rivals >= most[place]) & (rivals > NEVER)
@@ -200,5 +195,5 @@ def dynamic_positives(
         winners = torch.where(won, merits, 0)
         shares = winners / winners.amax(1, keepdim=True).clamp(min=torch.finfo(winners.dtype).tiny)
         weights = shares.mul(WEIGHT_STEPS).round() / WEIGHT_STEPS
-    of_maps: Sequence[Tensor] = weights.split([part.shape[1] for part in places], dim=1)
+    of_maps: Sequence[Tensor] = weights.split([part.shape[1] for part in places], 1)
     return of_maps

@@ -65,8 +65,8 @@ SECTION_KEYS = {
     "dropout": layer_keys("probability"),
     "reorg3d": layer_keys("stride"),
     "yolo": layer_keys(
-        "mask anchors num classes scale_x_y new_coords linear_xy box_bins iou_loss iou_normalizer cls_normalizer"
-        " obj_normalizer ignore_thresh iou_thresh"
+        "mask anchors num classes scale_x_y new_coords linear_xy box_bins iou_loss iou_normalizer"
+        " cls_normalizer obj_normalizer ignore_thresh iou_thresh"
         # without effect here
         " truth_thresh label_smooth_eps"
         " jitter resize random iou_thresh_kind uc_normalizer delta_normalizer nms_kind beta_nms beta1"
@@ -154,9 +154,10 @@ class Cfg:
         lines = self.text.split("\n")  # as the parser counts them
         edits = []
         for section, key, value in changes:
-            edits.append((section.option_lines.get(key, section.line), key in section.option_lines, f"{key}={value}"))
-        for number, replaces, line in sorted(edits, reverse=True):  # from the end: earlier numbers stay valid
-            lines[number - 1 if replaces else number : number] = [line]
+            line = section.option_lines.get(key, section.line)
+            edits.append((line, key in section.options, f"{key}={value}"))
+        for line, replaces, text in sorted(edits, reverse=True):  # from the end: earlier numbers stay valid
+            lines[line - 1 if replaces else line : line] = [text]
         return parse_cfg("\n".join(lines), self.source)
 
 
@@ -182,7 +183,8 @@ def load_cfg(path: str | Path) -> Cfg:
 
 def image_size_of(cfg: Cfg) -> int | list[int]:
     """The side in pixels of the square images that a .cfg was made for, or [height, width]."""
-    height, width = cfg.net.integer("height", minimum=1), cfg.net.integer("width", minimum=1)
+    height = cfg.net.integer("height", minimum=1)
+    width = cfg.net.integer("width", minimum=1)
     return height if height == width else [height, width]
 
 
@@ -198,7 +200,8 @@ def parse_cfg(text: str, source: str) -> Cfg:
         if content.startswith("["):
             kind = content.strip("[] \t").lower() if sections else "net"
             if sections and not (content.endswith("]") and kind in SECTION_KEYS):
-                raise ModelError(f"{place} there is no layer {shown} here; {nearest_name(kind, SECTION_KEYS)}")
+                what = f"there is no layer {shown} here"
+                raise ModelError(f"{place} {what}; {nearest_name(kind, SECTION_KEYS)}")
             sections.append(Section(kind, source, number))
         elif content:
             section = sections[-1]
@@ -209,7 +212,8 @@ def parse_cfg(text: str, source: str) -> Cfg:
                 raise ModelError(f"{place} {shown} is neither a [section] nor a key=value line. {fix}")
             known = SECTION_KEYS.get(section.kind)  # None for [net], whose options count for nothing
             if known is not None and key not in known:
-                raise ModelError(f"{place} [{section.kind}] has no option {key[:40]!r}; {nearest_name(key, known)}")
+                what = f"[{section.kind}] has no option {key[:40]!r}"
+                raise ModelError(f"{place} {what}; {nearest_name(key, known)}")
             # Of two equal keys the first counts, as in Darknet.
             section.options.setdefault(key, value)
             section.option_lines.setdefault(key, number)
@@ -221,8 +225,10 @@ def parse_cfg(text: str, source: str) -> Cfg:
 def zoo_cfg(name: str) -> Cfg:
     """A network of the zoo, such as yolov3-spp. Raises ModelError for another name."""
     if name not in ZOO:
-        raise ModelError(f"there is no model '{name}'. fix: use one of {', '.join(ZOO)}, or the path of a .cfg")
-    if (size := name.removeprefix("yolox-")) in SIZES:
+        fix = f"fix: use one of {', '.join(ZOO)}, or the path of a .cfg"
+        raise ModelError(f"there is no model '{name}'. {fix}")
+    size = name.removeprefix("yolox-")
+    if size in SIZES:
         return parse_cfg(yolox_cfg(size), f"{name}.cfg")
     return load_cfg(ZOO_FOLDER / f"{name}.cfg")
 

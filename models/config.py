@@ -1,7 +1,4 @@
-"""Options of the network (keys ``model.*``) with its published weights, and of losses (``loss.*``).
-
-YAML holds every value; fields have no defaults. Imports no torch.
-"""
+"""Options of the network (``model.*``), published weights, options of losses. Imports no torch."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -23,7 +20,8 @@ Overlap = Annotated[float, Meta(ge=0, lt=1)]
 Count = Annotated[int, Meta(ge=1)]
 
 
-COCO, BACKBONE = "coco", "backbone"  # values of model.weights
+COCO = "coco"  # a value of model.weights
+BACKBONE = "backbone"  # a value of model.weights and of model.freeze
 COCO_NAMES = ZOO_FOLDER / "coco.names"
 # Darknet keeps VOC's words; COCO's own annotations have these.
 COCO_SYNONYMS = {
@@ -66,18 +64,16 @@ ALIASES = frozenset(entry.alias for entry in PUBLISHED)
 
 
 def find_published(weights: str, network: str, width: float) -> Published | None:
-    """The file that ``model.weights`` stands for; None if it is not an alias.
-
-    Raises ModelError if none is published for ``model.cfg`` and ``model.width``.
-    """
+    """The file that ``model.weights`` stands for; None if no alias. ModelError if there is none."""
     if weights not in ALIASES:
         return None
     for entry in PUBLISHED:
         if weights == entry.alias and network in entry.networks and width == 1:
             return entry
     zoo = sorted({name for entry in PUBLISHED if entry.alias == weights for name in entry.networks})
+    published = f"is published for {', '.join(zoo)} with model.width=1"
     given = f"model.cfg={network} and model.width={width:g}. fix: model.weights=<file>, or null"
-    raise ModelError(f"model.weights={weights} is published for {', '.join(zoo)} with model.width=1, not for {given}")
+    raise ModelError(f"model.weights={weights} {published}, not for {given}")
 
 
 class PositivesBy(StrEnum):
@@ -92,18 +88,20 @@ class ModelConfig:
     """Which network (keys ``model.*``)."""
 
     cfg: str  # a name in models/zoo, or the path of a Darknet .cfg
-    width: Annotated[float, Meta(gt=0, le=8)]  # factor for the filters of all convolutions but those of the heads
-    anchors: Any  # pairs [width, height] in pixels, for all [yolo] sections; null: those of the checkpoint or the .cfg;
-    # auto: fitted to the training set at train.image_size when a training starts, if those of the
-    # .cfg miss 30 % of its boxes
-    box_bins: int | None  # bins of the distribution that a decoupled head predicts for each side of a box (DFL);
-    # 0: boxes as Darknet has them; null: 16 in networks of the zoo that have such heads, else as in
-    # the .cfg
-    weights: str | None  # initial weights: coco, backbone or timm:<name> (see scripts.get_weights list), Darknet
-    # .weights (whole or cut), what ckpt= of eval.py takes, or a .pt state dict. Heads for other
-    # classes keep boxes, objectness and the classes of the same names, if the weights name theirs
-    freeze: Any  # how many of the first layers keep their initial weights and statistics; backbone: those before the
-    # neck and the heads, in networks of the zoo
+    width: Annotated[float, Meta(gt=0, le=8)]  # factor for the filters of all convolutions but those of
+    # the heads
+    anchors: Any  # pairs [width, height] in pixels, for all [yolo] sections; null: those of the
+    # checkpoint or the .cfg; auto: fitted to the training set at train.image_size when a training
+    # starts, if those of the .cfg miss 30 % of its boxes
+    box_bins: int | None  # bins of the distribution that a decoupled head predicts for each side of a
+    # box (DFL); 0: boxes as Darknet has them; null: 16 in networks of the zoo that have such heads,
+    # else as in the .cfg
+    weights: str | None  # initial weights: coco, backbone or timm:<name> (see scripts.get_weights list),
+    # Darknet .weights (whole or cut), what ckpt= of eval.py takes, or a .pt state dict. Heads for
+    # other classes keep boxes, objectness and the classes of the same names, if the weights name
+    # theirs
+    freeze: Any  # how many of the first layers keep their initial weights and statistics; backbone:
+    # those before the neck and the heads, in networks of the zoo
 
     def __post_init__(self) -> None:
         are_sizes = isinstance(self.anchors, list) and all(map(_is_size, self.anchors))
@@ -119,8 +117,8 @@ class ModelConfig:
         if self.freeze == BACKBONE and self.cfg in ZOO:
             return ZOO[self.cfg].backbone_layers
         if type(self.freeze) is not int:
-            choices = f"{BACKBONE}, which is known for {', '.join(ZOO)}"
-            raise ValueError(f"model.freeze must be a number of layers or {choices}, got {self.freeze} for {self.cfg}")
+            choices = f"a number of layers or {BACKBONE}, which is known for {', '.join(ZOO)}"
+            raise ValueError(f"model.freeze must be {choices}, got {self.freeze} for {self.cfg}")
         return self.freeze
 
     def bins(self) -> int | None:
@@ -157,13 +155,13 @@ class AutoLossConfig(LossConfig):
     classification: NotNegative | None  # weight of the class term; with yolov3 that at 80 classes, scaled by
     # classes / 80
     iou: IouKind | None  # overlap measure of the box term
-    anchor_iou: Overlap | None  # yolov3: a box matches an anchor if the IoU of their shapes is
-    # higher
+    anchor_iou: Overlap | None  # yolov3: a box matches an anchor if the IoU of their shapes is higher
     dfl: NotNegative | None  # yolox: weight, relative to box, of the distribution focal loss (model.box_bins)
-    l1: NotNegative | None  # yolox: weight, relative to box, of the L1 distance of boxes in the epochs without mosaics
+    l1: NotNegative | None  # yolox: weight, relative to box, of the L1 distance of boxes in the epochs
+    # without mosaics
     positives: Count | None  # yolox: how many cells may learn each box, of those that reach its centre
-    positives_by: PositivesBy | None  # yolox: what ranks them: cost of class and box (SimOTA, where as many learn as
-    # the largest overlaps add up to), or alignment, score * overlap^6 (task-aligned)
+    positives_by: PositivesBy | None  # yolox: what ranks them: cost of class and box (SimOTA, where as
+    # many learn as the largest overlaps add up to), or alignment, score * overlap^6 (task-aligned)
 
 
 @dataclass
@@ -172,7 +170,8 @@ class WeightedLoss(LossConfig):
 
     box: NotNegative  # weight of the box term
     objectness: NotNegative  # weight of the objectness term
-    classification: NotNegative  # weight of the class term; with loss=yolov3 that at 80 classes, scaled by classes / 80
+    classification: NotNegative  # weight of the class term; with loss=yolov3 that at 80 classes, scaled
+    # by classes / 80
     iou: IouKind  # overlap measure of the box term
 
 
@@ -190,5 +189,5 @@ class YoloxLossConfig(WeightedLoss):
     dfl: NotNegative  # weight, relative to box, of the distribution focal loss (model.box_bins)
     l1: NotNegative  # weight, relative to box, of the L1 distance of boxes in the epochs without mosaics
     positives: Count  # how many cells may learn each box, of those that reach its centre
-    positives_by: PositivesBy  # what ranks them: cost of class and box (SimOTA, where as many learn as the largest
-    # overlaps add up to), or alignment, score * overlap^6 (task-aligned)
+    positives_by: PositivesBy  # what ranks them: cost of class and box (SimOTA, where as many learn as
+    # the largest overlaps add up to), or alignment, score * overlap^6 (task-aligned)

@@ -35,7 +35,7 @@ class Darknet(nn.Module):
         self.cfg = cfg if isinstance(cfg, Cfg) else load_cfg(cfg)
         self.width = width
         graph = Graph(self.cfg, num_classes, width)
-        modules, self.sources, self.shapes = zip(*graph.nodes, strict=True)  # what layers read; channels and strides
+        modules, self.sources, self.shapes = zip(*graph.nodes, strict=True)  # sources: what layers read
         self.layers = nn.ModuleList(modules)  # an index is a Darknet layer index
         self.heads = graph.heads  # one for each [yolo] section, in the order of the raw maps
         self.notes = graph.notes  # oddities of the .cfg that a user should know about, one sentence each
@@ -43,7 +43,7 @@ class Darknet(nn.Module):
         self.max_stride = graph.max_stride  # image rows and columns must be multiples of this
         self.bn_eps = graph.bn_eps  # what batch norm adds to the variance
         self.in_channels = graph.shapes[IMAGES].channels
-        self.seen = 0  # images that the weights were trained on; with the version the header of .weights files
+        self.seen = 0  # images that the weights learnt from; with the version the header of .weights files
         self.weights_version = WEIGHTS_VERSION
         self.num_frozen = 0  # how many of the first layers are not trained
         self._released: list[list[int]] = [[] for _ in graph.nodes]  # maps to free after each layer
@@ -66,7 +66,8 @@ class Darknet(nn.Module):
         if (height, width) != nearest:
             size = f"image size {height}x{width} is not a multiple of the network's stride {self.max_stride}"
             raise ModelError(f"{size}. fix: the nearest is {nearest[0]}x{nearest[1]}")
-        maps: dict[int, Tensor] = {IMAGES: images.to(self.head_convolutions(self.heads[0])[0].conv.weight.dtype)}
+        weight = self.head_convolutions(self.heads[0])[0].conv.weight
+        maps = {IMAGES: images.to(weight.dtype)}
         for index, layer in enumerate(self.layers):
             maps[index] = layer(*[maps[source] for source in self.sources[index]])
             for source in self._released[index]:
@@ -86,10 +87,7 @@ class Darknet(nn.Module):
         return self
 
     def freeze(self, first_n_layers: int) -> None:
-        """Freeze the parameters and batch norm statistics of the first layers; 0 releases all.
-
-        Raises ModelError if that is out of range or leaves nothing to train.
-        """
+        """Freeze the first layers and their statistics; 0: none. ModelError if that leaves none."""
         most = self.heads[-1].parts[-1].layer  # the convolution of the last head is always trained
         if not 0 <= first_n_layers <= most:
             raise ModelError(f"model.freeze must be between 0 and {most} layers, got {first_n_layers}")
@@ -149,7 +147,9 @@ def fitted_cfg(model: Darknet) -> str:
             values["filters"] = convolution.conv.out_channels
             if "groups" in section.options:
                 values["groups"] = convolution.conv.groups
-        changes += [(section, *item) for item in values.items() if section.options.get(item[0]) != str(item[1])]
+        for key, value in values.items():
+            if section.options.get(key) != str(value):
+                changes.append((section, key, value))
     return model.cfg.with_options(changes).text
 
 
@@ -162,7 +162,8 @@ def cfg_with_anchors_of(model: Darknet, other: Darknet) -> Cfg:
         if len(ours.anchors) != len(theirs.anchors):
             return model.cfg
         if ours.all_anchors != theirs.all_anchors:
-            section, source = model.cfg.layers[ours.layer], other.cfg.layers[theirs.layer]
+            section = model.cfg.layers[ours.layer]
+            source = other.cfg.layers[theirs.layer]
             changes += [(section, key, source.text(key, 1)) for key in ("anchors", "num")]
     return model.cfg.with_options(changes)
 

@@ -41,15 +41,13 @@ RECOGNISED = math.log(0.25 / (1 - 0.25))  # a box may be ignored if a class logi
 
 
 class DarknetLoss(HeadLoss):
-    """The loss that the .cfg of a network specifies, averaged over the images of a step.
-
-    It does not use objectness_ratio: the objectness target of a positive is 1.
-    """
+    """The loss that the .cfg specifies, a mean over a step's images; ignores objectness_ratio."""
 
     def __init__(self, heads: Sequence[Head]) -> None:
         super().__init__(heads)
         if any(head.box_bins or head.linear_xy for head in heads):
-            raise ModelError("loss=darknet learns neither bins nor linear_xy. fix: model.box_bins=0, or loss=yolox")
+            what = "loss=darknet learns neither bins nor linear_xy"
+            raise ModelError(f"{what}. fix: model.box_bins=0, or loss=yolox")
 
     def terms(self, inputs: LossInputs) -> tuple[list[Terms], Weights]:
         """Sums over the images, times the normalizers of the sections."""
@@ -58,7 +56,8 @@ class DarknetLoss(HeadLoss):
         for part in inputs.maps:
             head, anchors, raw = part
             keys = head.darknet_loss
-            overlap = decode.wh_iou(targets[:, 4:6], anchors.all)  # of shapes; 0 for rows that fill up a batch
+            shape = raw.shape[:4]
+            overlap = decode.wh_iou(targets[:, 4:6], anchors.all)  # of shapes; 0 for rows that fill a batch
             most, anchor = overlap.max(1, keepdim=True)  # the first of equals
             positive = (anchor == anchors.mask) & (most > 0)
             if keys.iou_thresh < 1:
@@ -67,16 +66,15 @@ class DarknetLoss(HeadLoss):
             cells = centre_cells(part, targets)
             places = cells.flat(raw.shape)
             # How many objects learn each anchor of each cell.
-            counts = weight.new_zeros(raw.shape[:4].numel()).scatter_add_(0, places.flatten(), weight.flatten())
-
+            counts = weight.new_zeros(shape.numel())
+            counts.scatter_add_(0, places.flatten(), weight.flatten())
             boxes = decode.decode_boxes(decode.at_least_float32(raw[..., :4].detach()), anchors.own, head)
-            overlaps = best_overlaps(boxes.flatten(1, 3), targets).view(raw.shape[:4])
+            overlaps = best_overlaps(boxes.flatten(1, 3), targets).view(shape)
             recognised = raw[..., 5:].detach().amax(-1).float() > RECOGNISED
             left_out = recognised & (overlaps > keys.ignore_thresh)
-            wanted = counts.clamp(max=1).view(raw.shape[:4])
+            wanted = counts.clamp(max=1).view(shape)
             counted = torch.maximum(wanted, (~left_out).to(wanted.dtype))
             objectness = cross_entropy(decode.at_least_float32(raw[..., 4]), wanted) * counted
-
             predicted = decode.at_least_float32(raw[tuple(cells)])  # (t, a, 5 + classes)
             classes, _ = merge_classes(places, weight, targets[:, 1:2], head.num_classes)
             class_losses = cross_entropy(predicted[..., 5:], classes).sum(-1) * weight
@@ -94,16 +92,17 @@ class DarknetLoss(HeadLoss):
 
 def _box_losses(part: HeadMap, cells: Cells, predicted: Tensor, targets: Tensor) -> Tensor:
     """Box losses (t, a) of raw coordinates (t, a, 4) at the cells for targets (t, 6)."""
-    head, raw = part.head, part.raw
+    head = part.head
+    raw = part.raw
     anchors = part.anchors.own[cells.anchor]
-    raw_xy, raw_wh = predicted.split(2, dim=-1)
+    raw_xy, raw_wh = predicted.split(2, -1)
     image_size = targets.new_full((2,), raw.shape[3] * head.stride)  # width, height; filled on the device
     image_size[1] = raw.shape[2] * head.stride
     centre = targets[:, None, 2:4] / head.stride  # in cells
-    centre = centre - torch.stack((cells.column, cells.row), dim=-1)  # from the corner of the cell
+    centre = centre - torch.stack((cells.column, cells.row), -1)  # from the corner of the cell
     size = targets[:, None, 4:6].clamp(min=decode.EPS)
     kind = head.darknet_loss.iou_loss
-    if kind is None:  # Darknet's gradients are offset - wanted in cells, and raw or sigmoid - wanted in anchors
+    if kind is None:  # Darknet's gradients: offset - wanted in cells, and raw or sigmoid - wanted in anchors
         probability = (centre + (head.scale_x_y - 1) / 2) / head.scale_x_y  # inverse of cell_offsets
         errors = _divergence(raw_xy, probability) * head.scale_x_y
         wanted = size / anchors
@@ -112,15 +111,14 @@ def _box_losses(part: HeadMap, cells: Cells, predicted: Tensor, targets: Tensor)
         else:
             errors = errors + (raw_wh - wanted.log()).square() / 2
         return errors.sum(-1) * (2 - (size / image_size).prod(-1))  # small objects count more
-
     # Darknet's units: the image's width and height are 1.
     cell = head.stride / image_size
     growth = 1 if head.new_coords else raw_wh.detach().clamp(max=decode.MAX_LOG_SIZE).exp()
     offset = _carried_by(raw_xy, decode.cell_offsets(raw_xy, head) * cell)
     extent = _carried_by(raw_wh, decode.box_sizes(raw_wh, anchors, head) / image_size, growth)
-    boxes_cxcywh = torch.cat((offset, extent), dim=-1)
-    wanted_cxcywh = torch.cat((centre * cell, size / image_size), dim=-1)
-    return 1 - decode.box_iou_aligned(decode.cxcywh_to_xyxy(boxes_cxcywh), decode.cxcywh_to_xyxy(wanted_cxcywh), kind)
+    boxes_xyxy = decode.cxcywh_to_xyxy(torch.cat((offset, extent), -1))
+    wanted_xyxy = decode.cxcywh_to_xyxy(torch.cat((centre * cell, size / image_size), -1))
+    return 1 - decode.box_iou_aligned(boxes_xyxy, wanted_xyxy, kind)
 
 
 def _divergence(logits: Tensor, wanted: Tensor) -> Tensor:

@@ -32,8 +32,8 @@ def at_least_float32(tensor: Tensor) -> Tensor:
 
 def cxcywh_to_xyxy(boxes_cxcywh: Tensor) -> Tensor:
     """(..., 4) centres and sizes to corners."""
-    centre, size = boxes_cxcywh.split(2, dim=-1)
-    return torch.cat((centre - size / 2, centre + size / 2), dim=-1)
+    centre, size = boxes_cxcywh.split(2, -1)
+    return torch.cat((centre - size / 2, centre + size / 2), -1)
 
 
 def areas(sizes: Tensor) -> Tensor:
@@ -57,25 +57,23 @@ def box_iou_aligned(boxes1_xyxy: Tensor, boxes2_xyxy: Tensor, kind: IouKind) -> 
     gets no gradient, as its authors define it.
     """
     # Half precision would lose EPS and, above 2048, whole pixels.
-    low1, high1 = at_least_float32(boxes1_xyxy).split(2, dim=-1)
-    low2, high2 = at_least_float32(boxes2_xyxy).split(2, dim=-1)
-    size1, size2 = high1 - low1, high2 - low2
+    low1, high1 = at_least_float32(boxes1_xyxy).split(2, -1)
+    low2, high2 = at_least_float32(boxes2_xyxy).split(2, -1)
+    size1 = high1 - low1
+    size2 = high2 - low2
     intersection = areas((torch.minimum(high1, high2) - torch.maximum(low1, low2)).clamp(min=0))
     union = areas(size1) + areas(size2) - intersection
     iou = intersection / union.clamp(min=EPS)
     if kind is IouKind.iou:
         return iou
-
     enclosing = torch.maximum(high1, high2) - torch.minimum(low1, low2)
     if kind is IouKind.giou:
         area = areas(enclosing).clamp(min=EPS)
         return iou - (area - union) / area
-
     distance = ((low1 + high1 - low2 - high2) / 2).square().sum(-1)
     diou: Tensor = iou - distance / enclosing.square().sum(-1).clamp(min=EPS)
     if kind is IouKind.diou:
         return diou
-
     angle1 = torch.atan(size1[..., 0] / size1[..., 1].clamp(min=EPS))
     angle2 = torch.atan(size2[..., 0] / size2[..., 1].clamp(min=EPS))
     aspect = (2 / math.pi * (angle1 - angle2)).square()
@@ -107,12 +105,13 @@ def boxes_in_cells(coordinates: Tensor, anchors: Tensor, head: Head) -> Tensor:
     anchors: (..., 2) in pixels. Differences of such small numbers lose no digits.
     """
     if head.box_bins:
-        shares = coordinates.unflatten(-1, (4, head.box_bins)).softmax(dim=-1)
-        sides = (shares * torch.arange(head.box_bins, device=shares.device)).sum(dim=-1)
-        left_top, right_bottom = sides.split(2, dim=-1)
-        return (0.5 + torch.cat((-left_top, right_bottom), dim=-1)) * head.stride
-    xy, wh = coordinates.split(2, dim=-1)
-    return cxcywh_to_xyxy(torch.cat((cell_offsets(xy, head) * head.stride, box_sizes(wh, anchors, head)), dim=-1))
+        shares = coordinates.unflatten(-1, (4, head.box_bins)).softmax(-1)
+        sides = (shares * torch.arange(head.box_bins, device=shares.device)).sum(-1)
+        left_top, right_bottom = sides.split(2, -1)
+        return (0.5 + torch.cat((-left_top, right_bottom), -1)) * head.stride
+    xy, wh = coordinates.split(2, -1)
+    centres = cell_offsets(xy, head) * head.stride
+    return cxcywh_to_xyxy(torch.cat((centres, box_sizes(wh, anchors, head)), -1))
 
 
 def decode(
@@ -127,13 +126,14 @@ def decode(
     """
     if not heads:
         return raw_maps[0], raw_maps[1]
-    boxes, scores = [], []
+    boxes = []
+    scores = []
     anchors = anchors or HeadAnchors(heads)[raw_maps[0].device]
     for raw, head, sizes in zip(raw_maps, heads, anchors, strict=True):
         coordinates, objectness, classes = head.split(raw.float())
         boxes.append(decode_boxes(coordinates, sizes.own, head).flatten(1, 3))
         scores.append((objectness.sigmoid() * classes.sigmoid()).flatten(1, 3))
-    return torch.cat(boxes, dim=1), torch.cat(scores, dim=1)
+    return torch.cat(boxes, 1), torch.cat(scores, 1)
 
 
 def decode_boxes(coordinates: Tensor, anchors: Tensor, head: Head) -> Tensor:
@@ -142,7 +142,7 @@ def decode_boxes(coordinates: Tensor, anchors: Tensor, head: Head) -> Tensor:
     y = torch.arange(rows, device=coordinates.device) * head.stride
     x = torch.arange(columns, device=coordinates.device) * head.stride
     y, x = torch.meshgrid(y, x, indexing="ij")
-    return boxes_in_cells(coordinates, anchors[:, None, None], head) + torch.stack((x, y, x, y), dim=-1)
+    return boxes_in_cells(coordinates, anchors[:, None, None], head) + torch.stack((x, y, x, y), -1)
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ class Postprocess:
         if raw_maps[0].device.type != "cpu":
             return self.detect_at_once(raw_maps)
         detections = []
-        for maps in zip(*(raw.split(1) for raw in raw_maps), strict=True):  # scores of one image fit a CPU's cache
+        for maps in zip(*(raw.split(1) for raw in raw_maps), strict=True):  # one image fits a CPU's cache
             detections += self.detect_at_once(maps)
         return detections
 
@@ -201,7 +201,6 @@ class Postprocess:
         *numbers, are_finite = torch.cat((counted, finite.expand(1, len(boxes)))).tolist()
         if self.refuse_nonfinite and not all(are_finite):
             raise ModelError(NOT_FINITE)
-
         detections: dict[int, Tensor] = {}
         for mask, counts in zip(masks, numbers, strict=True):
             missing = [image for image in range(len(boxes)) if image not in detections]
@@ -222,24 +221,25 @@ class Postprocess:
     def _detections(
         self, numbers: list[int], positions: Sequence[Tensor], values: Tensor, boxes: Tensor, scores: Tensor
     ) -> Sequence[Tensor]:
-        """The detections (n, 6), on the CPU, of images with these numbers.
-
-        values: scores (batch, m); positions: int64, those of each image's candidates, if flattened.
-        """
+        """CPU detections (n, 6) of images; positions: int64, in the flattened values (batch, m)."""
         every = torch.cat(list(positions))
         # Bits of positive numbers rise with them, so one sort ranks the candidates of all images.
         ranks = (every // values.shape[1] << 32) - values.flatten()[every].view(torch.int32)
         in_order = every[ranks.sort(stable=True).indices].split([len(own) for own in positions])
         limited = [own[: self.candidates] for own in in_order]
         best = torch.cat(limited)
-        images, places = best // values.shape[1], best % values.shape[1]
+        num_classes = scores.shape[2]
+        images = best // values.shape[1]
+        rows = best % values.shape[1]
         if self.multi_label:
-            rows, classes = places // scores.shape[2], places % scores.shape[2]
+            classes = rows % num_classes
+            rows = rows // num_classes
         else:
-            rows, classes = places, scores[images, places].argmax(1)
-        best_values, sizes = values.flatten()[best], [len(own) for own in limited]
-        table = torch.cat((boxes[images, rows], torch.stack((best_values, classes), dim=1)), dim=1)
-        survivors = suppress(table[:, :4], best_values, images * scores.shape[2] + classes, self.nms_iou)
+            classes = scores[images, rows].argmax(1)
+        best_values = values.flatten()[best]
+        sizes = [len(own) for own in limited]
+        table = torch.cat((boxes[images, rows], torch.stack((best_values, classes), 1)), 1)
+        survivors = suppress(table[:, :4], best_values, images * num_classes + classes, self.nms_iou)
         every = torch.arange(len(boxes), device=table.device)
         ends = [0, *torch.searchsorted(images[survivors], every, right=True).tolist()]
         kept = [survivors[ends[image] : ends[image + 1]][: self.max_detections] for image in numbers]
@@ -254,15 +254,12 @@ class Postprocess:
 
 @cache  # a copy to a GPU would block each time
 def _are_wanted(classes: tuple[int, ...], count: int, device: torch.device) -> Tensor:
-    """Whether each number below ``count`` is among ``classes``: bool (count,)."""
+    """Bool (count,): which numbers are among ``classes``."""
     return torch.tensor([number in classes for number in range(count)], device=device)
 
 
 def suppress(boxes_xyxy: Tensor, scores: Tensor, groups: Tensor, iou: float) -> Tensor:
-    """Positions of the boxes (n, 4) that survive, ascending. Boxes come best first in each group.
-
-    groups: int64 (n,), one number for each pair of image and class.
-    """
+    """Ascending positions of surviving boxes (n, 4); groups: int64 (n,), best first in each."""
     if boxes_xyxy.device.type == "cpu" and len(groups) > FEW_BOXES:
         return nms_in_each_group(boxes_xyxy, scores, groups, iou)
     return nms_at_once(boxes_xyxy, groups, iou)
@@ -274,7 +271,8 @@ def nms_in_each_group(boxes_xyxy: Tensor, scores: Tensor, groups: Tensor, iou: f
 
     sorted_groups, by_group = groups.sort(stable=True)  # best first inside each group
     sizes = sorted_groups.unique_consecutive(return_counts=True)[1].tolist()
-    boxes, values = boxes_xyxy[by_group].split(sizes), scores[by_group].split(sizes)
+    boxes = boxes_xyxy[by_group].split(sizes)
+    values = scores[by_group].split(sizes)
     survivors = []
     for positions, own, best_first in zip(by_group.split(sizes), boxes, values, strict=True):
         survivors.append(positions[nms(own, best_first, iou)])
@@ -306,9 +304,10 @@ def nms_at_once(boxes_xyxy: Tensor, groups: Tensor, iou: float) -> Tensor:
         overlap = both / (area[better] + area[worse] - both)  # NaN without area: such boxes suppress none
         close = overlap.double() > iou  # float32 would round the limit
         found.append(torch.stack((better, worse))[:, close.nonzero().squeeze(1)])
-    better, worse = torch.cat(found, dim=1)
+    better, worse = torch.cat(found, 1)
     stays = torch.ones_like(groups)
-    is_settled, remaining = False, len(groups)
+    is_settled = False
+    remaining = len(groups)
     while not is_settled:
         for _ in range(ROUNDS):
             before = stays

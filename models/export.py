@@ -56,14 +56,13 @@ class FixedSuppression:
         the image in pixels. Returns boxes_xyxy (batch, max_detections, 4), scores (batch,
         max_detections), classes int64 (batch, max_detections) and counts int64 (batch,).
         """
-        best, best_classes = scores.max(dim=-1)
+        best, best_classes = scores.max(-1)
         # Zeros after the last box, so that there are enough candidates at any image size.
         values, order = _best_first(nn.functional.pad(best, (0, self.candidates)), self.candidates)
         order = order.clamp(max=best.shape[1] - 1)
         boxes = _rows(boxes_xyxy, order)
         classes = best_classes.gather(1, order)
         survives = self._survivors(boxes, values, classes, scores.shape[-1], side)
-
         values, place = _best_first(torch.where(survives, values, 0.0), self.max_detections)
         exists = values > 0
         boxes = torch.where(exists[..., None], _rows(boxes, place), 0.0)
@@ -80,11 +79,11 @@ class FixedSuppression:
         images = torch.arange(values.shape[0], device=values.device)[:, None]
         cells = images * num_classes + classes
         columns = (cells.max() + 1).float().sqrt().ceil().long()
-        corners = torch.stack((cells % columns, cells // columns), dim=-1)
+        corners = torch.stack((cells % columns, cells // columns), -1)
         enough = (values > self.confidence)[..., None]
         cut = torch.where(enough, boxes.clamp(-CLIP_SIDES * side, (CLIP_SIDES + 1) * side), 0.0)
         low = cut.min()
-        moved = cut + torch.cat((corners, corners), dim=-1) * (cut.max() - low + 1)
+        moved = cut + torch.cat((corners, corners), -1) * (cut.max() - low + 1)
         # Time grows with the survivors, so boxes that score too low go to one place outside the
         # grid, where one suppresses all others. That place and a second one always hold a box,
         # because torch.export assumes that two boxes survive, and its program fails with fewer.
@@ -296,7 +295,7 @@ def add_metadata(path: Path, more: Mapping[str, str]) -> None:
         import openvino
 
         weights = path.with_suffix(".bin").read_bytes()
-        model = openvino.Core().read_model(path.read_bytes(), weights)  # from memory: the files are written anew
+        model = openvino.Core().read_model(path.read_bytes(), weights)  # from memory: files are written anew
         write_openvino(model, known, path)
     else:
         with quiet():

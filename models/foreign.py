@@ -31,17 +31,20 @@ from models.cfg import ModelError
 from models.darknet import Darknet
 from models.graph import BN_EPS
 from models.layers import Convolution
-from models.weights import ClassNames
+from models.weights import ClassNames, Tensors, WeightsReport
 
 CONTAINERS = ("model", "state_dict", "model_state_dict")  # keys under which checkpoints keep a state dict
 TORCH_BN_EPS = 1e-5  # timm's, too
 # By the name of a batch norm: ultralytics/yolov3 (archive); YOLOX and later Ultralytics; here.
 BN_EPS_OF = {"BatchNorm2d": 1e-4, "bn": 1e-3, "norm": BN_EPS}
-TIMM_STEM, TIMM_STAGES = "stem.conv1", 5
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's colours
+TIMM_STEM = "stem.conv1"
+TIMM_STAGES = 5
+MEAN = 0.485, 0.456, 0.406  # of ImageNet's colours
+STD = 0.229, 0.224, 0.225
 OBJECTNESS = "head.obj_preds."  # the beginning of a tensor's name, by which a file of YOLOX is known
-YOLOX_BN_EPS, MOST_COLOUR = 1e-3, 255
-LEAST_VARIANCE = 60  # of YOLOX's first map, for kernels of norm 1: colours of 0..255 make thousands, normalised about 1
+YOLOX_BN_EPS = 1e-3
+MOST_COLOUR = 255
+LEAST_VARIANCE = 60  # of YOLOX's first map, for kernels of norm 1: thousands for 0..255, 1 if normalised
 ROLES = "stems", "reg_convs", "reg_preds", "cls_convs", "cls_preds"  # of a head of YOLOX
 Role = tuple[str, int]  # the last part of a tensor's name, and its number of dimensions
 KERNELS: Role = ("weight", 4)
@@ -49,7 +52,7 @@ KERNELS: Role = ("weight", 4)
 
 def load_foreign_state_dict(
     model: Darknet, content: Any, path: Path, classes: ClassNames = weights.UNNAMED
-) -> weights.WeightsReport:
+) -> WeightsReport:
     """Copy the state dict of another PyTorch system into `model`.
 
     `content`: a state dict, or a dictionary with one under a key of CONTAINERS. Raises ModelError,
@@ -57,8 +60,10 @@ def load_foreign_state_dict(
     """
     states = {}
     for key, state in {"": content, **(content if isinstance(content, Mapping) else {})}.items():
-        if isinstance(state, Mapping) and {*map(type, state)} == {str} and {*map(type, state.values())} == {Tensor}:
-            states[key] = state
+        if isinstance(state, Mapping):
+            kinds = {*map(type, state)}, {*map(type, state.values())}
+            if kinds == ({str}, {Tensor}):
+                states[key] = state
     for chosen in ("", *CONTAINERS):
         if chosen in states:
             weights.check_values(path, states[chosen].items())
@@ -77,9 +82,7 @@ def load_foreign_state_dict(
     )
 
 
-def _load_in_order(
-    model: Darknet, state: Mapping[str, Tensor], path: Path, classes: ClassNames
-) -> weights.WeightsReport:
+def _load_in_order(model: Darknet, state: Tensors, path: Path, classes: ClassNames) -> WeightsReport:
     """Load tensors that are in the order of the .cfg, whatever their names.
 
     Batch norm counters and anchors are ignored. The convolutions before [yolo] keep their values if
@@ -88,8 +91,9 @@ def _load_in_order(
     theirs = _by_role(state.items())
     # The class count follows from the filters of the convolution before the first head.
     part = model.heads[0].parts[-1]
-    first = [layer for layer, _, tensor in weights.weight_tensors(model) if tensor.ndim == 4].index(part.layer)
-    filters = sum(len(kernels) for _, kernels in theirs[KERNELS][first : first + 1])
+    kernels = [layer for layer, _, tensor in weights.weight_tensors(model) if tensor.ndim == 4]
+    first = kernels.index(part.layer)
+    filters = sum(len(tensor) for _, tensor in theirs[KERNELS][first : first + 1])
     number, rest = divmod(filters - part.fixed, part.per_class)
     num_classes = number if rest == 0 and number > 0 else None
     rows, of_classes = classes.rows(num_classes, model.num_classes)
@@ -102,16 +106,18 @@ def _load_in_order(
         for (mine, target), (name, tensor) in pairs:
             start = int(mine.startswith(skipped))  # heads that are left out may have other filters
             if target.shape[start:] != tensor.shape[start:]:
-                place = f"in the place of {mine} of shape {tuple(target.shape)}"
-                raise ModelError(f"{path}: {name} of shape {tuple(tensor.shape)} is {place}. {weights.SAME_NETWORK}")
+                own = f"{mine} of shape {tuple(target.shape)}"
+                other = f"{name} of shape {tuple(tensor.shape)}"
+                raise ModelError(f"{path}: {other} is in the place of {own}. {weights.SAME_NETWORK}")
             loads[mine] = tensor
-    eps, note = model.bn_eps, ""
+    eps = model.bn_eps
+    note = of_classes
     for name, _ in theirs["running_var", 1][:1]:
         norm = name.split(".")[-2]
         eps = BN_EPS_OF.get(norm, TORCH_BN_EPS)
         if eps != model.bn_eps:
-            note = f"; its batch norm, called {norm}, is taken to have eps={eps:g}"
-    return weights.fill_network(model, path, loads, eps, rows, num_classes=num_classes, note=note + of_classes)
+            note = f"; its batch norm, called {norm}, is taken to have eps={eps:g}{note}"
+    return weights.fill_network(model, path, loads, eps, rows, num_classes=num_classes, note=note)
 
 
 def _by_role(tensors: Iterable[tuple[str, Tensor]]) -> dict[Role, list[tuple[str, Tensor]]]:
@@ -124,8 +130,7 @@ def _by_role(tensors: Iterable[tuple[str, Tensor]]) -> dict[Role, list[tuple[str
     return roles
 
 
-def _load_timm(model: Darknet, state: Mapping[str, Tensor], path: Path) -> weights.WeightsReport:
-    """Load timm's darknet53 or cspdarknet53 into the first layers."""
+def _load_timm(model: Darknet, state: Tensors, path: Path) -> WeightsReport:
     layers = [(index, layer) for index, layer in enumerate(model.layers) if isinstance(layer, Convolution)]
     loads: dict[str, Tensor] = {}
     last = -1
@@ -141,7 +146,7 @@ def _load_timm(model: Darknet, state: Mapping[str, Tensor], path: Path) -> weigh
     return weights.fill_network(model, path, loads, TORCH_BN_EPS, (), cut=last)
 
 
-def _timm_convolutions(state: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, ...]]:
+def _timm_convolutions(state: Tensors) -> Iterator[tuple[Tensor, ...]]:
     """Beta, gamma, mean, variance and kernels of each convolution of a .cfg, in its order."""
 
     def read(name: str) -> tuple[Tensor, ...]:
@@ -149,7 +154,7 @@ def _timm_convolutions(state: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, ..
         return tuple(state[f"{name}.{key}"].float() for key in keys)
 
     beta, gamma, mean, variance, kernels = read(TIMM_STEM)
-    kernels = kernels.unflatten(1, (3,)) / torch.tensor(STD)[:, None, None]  # RuntimeError unless there are 3 channels
+    kernels = kernels.unflatten(1, (3,)) / torch.tensor(STD)[:, None, None]  # RuntimeError unless 3 channels
     shift = (kernels * torch.tensor(MEAN)[:, None, None]).sum((1, 2, 3))
     yield beta, gamma, mean + shift, variance, kernels
     for stage in (f"stages.{number}" for number in range(TIMM_STAGES)):
@@ -169,11 +174,12 @@ def _timm_convolutions(state: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, ..
             yield *norm, torch.cat((through, around), dim=1)  # a .cfg joins them in the other order
 
 
-def from_yolox(state: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
+def from_yolox(state: Tensors, path: Path) -> dict[str, Tensor]:
     """YOLOX's tensors in the order of a .cfg, for RGB in 0..1. Raises ModelError for others."""
     try:
         stem = next(iter(state)).removesuffix(".conv.weight")
-        kernels, variance = state[f"{stem}.conv.weight"], state[f"{stem}.bn.running_var"]
+        kernels = state[f"{stem}.conv.weight"]
+        variance = state[f"{stem}.bn.running_var"]
         is_old = (variance / kernels.flatten(1).norm(dim=1).square()).median() < LEAST_VARIANCE
         tensors = _in_order_of_cfg(state)
         for name in state:
@@ -181,7 +187,8 @@ def from_yolox(state: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
                 box = name.replace("obj", "reg")
                 tensors[box] = torch.cat((tensors[box], tensors.pop(name)))
         if kernels.shape[1] == 12:  # columns, rows and colours of a block
-            kernels = functional.pixel_shuffle(kernels.unflatten(1, (2, 2, 3)).transpose(1, 3).flatten(1, 3), 2)
+            by_colour = kernels.unflatten(1, (2, 2, 3)).transpose(1, 3).flatten(1, 3)
+            kernels = functional.pixel_shuffle(by_colour, 2)
         # Batch norm takes the scale of colours: kernels 255 times as large would hardly learn.
         gain = (variance + MOST_COLOUR**2 * YOLOX_BN_EPS) / (variance + YOLOX_BN_EPS)
         tensors[f"{stem}.conv.weight"] = kernels.flip(1)
@@ -189,13 +196,15 @@ def from_yolox(state: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
         tensors[f"{stem}.bn.running_mean"] = state[f"{stem}.bn.running_mean"] / MOST_COLOUR
         tensors[f"{stem}.bn.running_var"] = variance / MOST_COLOUR**2
     except (KeyError, ValueError, IndexError, RuntimeError) as error:  # forged names and shapes
-        raise ModelError(f"{path} is not a state dict of YOLOX ({error!r}). fix: download it again") from error
+        message = f"{path} is not a state dict of YOLOX ({error!r}). fix: download it again"
+        raise ModelError(message) from error
     if is_old:
-        raise ModelError(f"{path} is of YOLOX before 0.1.1, for images of another scale. fix: use a newer file")
+        what = "is of YOLOX before 0.1.1, for images of another scale"
+        raise ModelError(f"{path} {what}. fix: use a newer file")
     return tensors
 
 
-def _in_order_of_cfg(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _in_order_of_cfg(state: Tensors) -> dict[str, Tensor]:
     """The heads last, one after another; in a CSP stage conv2 and conv3 after the blocks."""
     stages: dict[str, int] = {}
 

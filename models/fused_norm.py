@@ -154,7 +154,6 @@ def _normalise(
     x, weight, bias, moments, y, positions, channels,
     activation: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
 ):  # fmt: skip
-    """``y`` = activation(z)."""
     factor, shift, mean, scale = _load_channels(weight, bias, moments, channels, wide)
     for start in range(tl.program_id(0) * high, positions, tl.num_programs(0) * high):
         at, inside = _tile(start, positions, channels, high, wide)

@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from operator import attrgetter
 from typing import NamedTuple
 
 from torch import nn
@@ -65,7 +64,8 @@ class Graph:
     """The nodes and heads of a .cfg. Raises ModelError with file and line for an invalid one."""
 
     def __init__(self, cfg: Cfg, num_classes: int | None, width: float) -> None:
-        self.num_classes, self.width = num_classes, width
+        self.num_classes = num_classes
+        self.width = width
         channels = cfg.net.integer("channels", 3, minimum=1, maximum=MAX_VALUES_PER_PIXEL)
         self.shapes = {IMAGES: Shape(channels, Fraction(1))}
         self.bn_eps = cfg.net.number("bn_eps", BN_EPS, minimum=1e-9, maximum=1)
@@ -74,29 +74,33 @@ class Graph:
         self.heads: list[Head] = []
         self.last_readers: dict[int, int] = {}  # by layer: the last layer that reads its map
         self.num_values = 0  # of kernels
-        self.windows: dict[int, tuple[int, int]] = {}  # by centred maxpool of stride 1: what it reads, and its size
+        self.windows: dict[int, tuple[int, int]] = {}  # source and size, by centred maxpool of stride 1
         self.notes: list[str] = []  # see Darknet
         self.raw_parts = read_raw_parts(cfg.layers)
+        strides = "fix: check the strides"
         for index, section in enumerate(cfg.layers):
             node = BUILDERS[section.kind](self, section)
             for source in node.sources:
                 if source != IMAGES and isinstance(self.nodes[source].module, layers.YoloMap):
-                    raise section.error(f"takes its input from the [yolo] layer {source}. fix: put a [route] before it")
+                    fix = "fix: put a [route] before it"
+                    raise section.error(f"takes its input from the [yolo] layer {source}. {fix}")
                 self.last_readers[source] = index
             if not isinstance(node.module, layers.YoloMap):
                 self.last_readers[index] = index
-            channels, stride = node.shape.channels, node.shape.stride
+            channels = node.shape.channels
+            stride = node.shape.stride
             if stride is not None:
                 if channels > MAX_VALUES_PER_PIXEL * stride**2:
-                    raise section.error(f"makes a map of {channels:,} channels at {node.shape}. fix: check the strides")
+                    raise section.error(f"makes a map of {channels:,} channels at {node.shape}. {strides}")
                 self.max_stride = math.lcm(self.max_stride, stride.numerator)
             if self.max_stride > MAX_STRIDE:
-                raise section.error(f"needs images in multiples of {self.max_stride:,} pixels. fix: check the strides")
+                raise section.error(f"needs images in multiples of {self.max_stride:,} pixels. {strides}")
             self.shapes[index] = node.shape
             self.nodes.append(node)
         if not self.heads:
-            raise cfg.net.error("is not followed by any [yolo], so this is not a detector. fix: use another .cfg")
-        leads_on = set(map(attrgetter("layer"), self.heads))
+            what = "is not followed by any [yolo], so this is not a detector"
+            raise cfg.net.error(f"{what}. fix: use another .cfg")
+        leads_on = {head.layer for head in self.heads}
         shared: list[nn.Module] = []
         for index, node in reversed(list(enumerate(self.nodes))):
             if index in leads_on:
@@ -113,9 +117,10 @@ class Graph:
 
     def resolve(self, section: Section, key: str, reference: int) -> int:
         """The layer with the number `reference`, counted backwards from here if negative."""
-        source = reference if reference >= 0 else len(self.nodes) + reference
-        if not 0 <= source < len(self.nodes):
-            raise section.error(f"{key} refers to layer {reference}, not one of the {len(self.nodes)} before it", key)
+        before = len(self.nodes)
+        source = reference if reference >= 0 else before + reference
+        if not 0 <= source < before:
+            raise section.error(f"{key} refers to layer {reference}, not one of the {before} before it", key)
         return source
 
     def check_same_size(self, section: Section, sources: Sequence[int]) -> None:
@@ -124,8 +129,8 @@ class Graph:
         for source in sources[1:]:
             other = self.shapes[source]
             if other.stride != first.stride:
-                sizes = f"layer {sources[0]} at {first}, layer {source} at {other}"
-                raise section.error(f"joins maps of different sizes: {sizes}. fix: use sources of equal stride")
+                two = f"layer {sources[0]} at {first}, layer {source} at {other}"
+                raise section.error(f"joins maps of different sizes: {two}. fix: use sources of equal stride")
 
 
 def check_grid(section: Section, shape: Shape, size: int, stride: int, padding: int) -> None:
@@ -135,8 +140,9 @@ def check_grid(section: Section, shape: Shape, size: int, stride: int, padding: 
     """
     if not -stride <= padding - size < 0 or (shape.stride is None and stride > 1):
         window = f"with size {size}, stride {stride} and {padding} padded rows"
-        fix = "use an odd size and pad=1 in a convolution, no padding in a maxpool, or stride=1 after an [avgpool]"
-        raise section.error(f"{window} does not divide a map at {shape} by {stride}. fix: {fix}")
+        problem = f"{window} does not divide a map at {shape} by {stride}"
+        fix = "use an odd size and pad=1 in a convolution, no padding in a maxpool"
+        raise section.error(f"{problem}. fix: {fix}, or stride=1 after an [avgpool]")
 
 
 def convolutional(graph: Graph, section: Section) -> Node:
@@ -162,16 +168,21 @@ def convolutional(graph: Graph, section: Section) -> Node:
     padding = dilation * (size // 2 if section.flag("pad") else section.integer("padding", 0, minimum=0))
     check_grid(section, shape, dilation * (size - 1) + 1, stride, 2 * padding)
     activation = _activation(graph, section, yolo)
-    has_norm, is_binary = section.flag("batch_normalize"), section.flag("xnor")
-    if is_binary and (groups > 1 or "share_index" in section.options):
+    has_norm = section.flag("batch_normalize")
+    is_binary = section.flag("xnor")
+    is_shared = "share_index" in section.options
+    if is_binary and (groups > 1 or is_shared):
         raise section.error("has xnor together with groups or share_index. fix: drop one of them", "xnor")
     node_shape = shape.scaled(filters, stride)
-    if "share_index" in section.options:
-        owner = _shared_owner(graph, section, (filters, shape.channels // groups, size, size, groups, has_norm))
-        return Node(layers.SharedConvolution(owner, stride, padding, dilation, activation), (source,), node_shape)
-    graph.num_values += filters * (shape.channels // groups) * size * size
+    in_group = shape.channels // groups
+    if is_shared:
+        owner = _shared_owner(graph, section, (filters, in_group, size, size, groups, has_norm))
+        shared = layers.SharedConvolution(owner, stride, padding, dilation, activation)
+        return Node(shared, (source,), node_shape)
+    graph.num_values += filters * in_group * size * size
     if graph.num_values > MAX_VALUES:
-        raise section.error(f"brings the network to {graph.num_values:,} values. fix: check its filters and size")
+        fix = "fix: check its filters and size"
+        raise section.error(f"brings the network to {graph.num_values:,} values. {fix}")
     conv = nn.Conv2d(shape.channels, filters, size, stride, padding, dilation, groups, bias=not has_norm)
     norm = nn.BatchNorm2d(filters, graph.bn_eps, BN_MOMENTUM) if has_norm else None
     return Node(layers.Convolution(conv, norm, activation, is_binary), (source,), node_shape)
@@ -194,42 +205,46 @@ def _activation(graph: Graph, section: Section, yolo: Section | None) -> str:
 
 
 def _shared_owner(graph: Graph, section: Section, needed: tuple[int, ...]) -> layers.Convolution:
-    """The convolution that share_index names. Raises ModelError if it differs from ``needed``.
-
-    That is the shape of its kernels, its groups, and whether it has batch norm.
-    """
-    index = graph.resolve(section, "share_index", section.integer("share_index"))
+    """The convolution of share_index; ModelError if its shape, groups, norm are not ``needed``."""
+    key = "share_index"
+    index = graph.resolve(section, key, section.integer(key))
     module = graph.nodes[index].module
     owner = getattr(module, "source", module)
     if isinstance(owner, layers.Convolution):
         has = (*owner.conv.weight.shape, owner.conv.groups, owner.norm is not None)
         if has == needed:
             return owner
-    raise section.error(f"share_index names layer {index}, not a convolution of the same shapes", "share_index")
+    raise section.error(f"share_index names layer {index}, not a convolution of the same shapes", key)
 
 
 def shortcut(graph: Graph, section: Section) -> Node:
     """[shortcut]: the previous map plus those of `from`."""
     source, shape = graph.previous()
-    sources = (source, *(graph.resolve(section, "from", reference) for reference in section.values("from", int)))
+    sources = [source]
+    for reference in section.values("from", int):
+        sources.append(graph.resolve(section, "from", reference))
     graph.check_same_size(section, sources)
-    return Node(layers.Shortcut(section.choice("activation", "linear", layers.ACTIVATIONS)), sources, shape)
+    activation = section.choice("activation", "linear", layers.ACTIVATIONS)
+    return Node(layers.Shortcut(activation), tuple(sources), shape)
 
 
 def route(graph: Graph, section: Section) -> Node:
     """[route]: the maps of `layers`, or one group of their channels, concatenated."""
     groups = section.integer("groups", 1, minimum=1)
     group = section.integer("group_id", 0, minimum=0, maximum=groups - 1)
-    sources, channels = list[int](), 0
+    sources = list[int]()
+    channels = 0
     for reference in section.values("layers", int):
         source = graph.resolve(section, "layers", reference)
         sources.append(source)
         of_source = graph.shapes[source].channels
         channels += of_source
         if of_source % groups:
-            raise section.error(f"groups={groups} must divide the {of_source} channels of layer {source}", "groups")
+            what = f"the {of_source} channels of layer {source}"
+            raise section.error(f"groups={groups} must divide {what}", "groups")
     graph.check_same_size(section, sources)
-    return Node(layers.Route(groups, group), tuple(sources), graph.shapes[sources[0]].scaled(channels // groups, 1))
+    shape = graph.shapes[sources[0]].scaled(channels // groups, 1)
+    return Node(layers.Route(groups, group), tuple(sources), shape)
 
 
 def product(graph: Graph, section: Section) -> Node:
@@ -241,7 +256,8 @@ def product(graph: Graph, section: Section) -> Node:
         raise section.error(f"multiplies maps of {factors.channels} and {shape.channels} channels", "from")
     if section.kind == "sam" or factors.stride is not None:
         graph.check_same_size(section, (source, other))
-    return Node(layers.Product(section.choice("activation", "linear", layers.ACTIVATIONS)), (source, other), shape)
+    activation = section.choice("activation", "linear", layers.ACTIVATIONS)
+    return Node(layers.Product(activation), (source, other), shape)
 
 
 def maxpool(graph: Graph, section: Section) -> Node:
@@ -284,7 +300,8 @@ def upsample(graph: Graph, section: Section) -> Node:
     stride = section.integer("stride", 2, minimum=1)
     if shape.stride is None:
         raise section.error("enlarges a map of one pixel. fix: remove it, or the [avgpool] before it")
-    return Node(nn.Upsample(scale_factor=stride), (source,), shape.scaled(shape.channels, Fraction(1, stride)))
+    enlarged = shape.scaled(shape.channels, Fraction(1, stride))
+    return Node(nn.Upsample(scale_factor=stride), (source,), enlarged)
 
 
 def reorg(graph: Graph, section: Section) -> Node:
@@ -320,10 +337,12 @@ def yolo(graph: Graph, section: Section) -> Node:
         what = "box_bins must be 0, or 2 and more where the [yolo] reads a [route] of boxes and classes"
         raise section.error(f"{what}. fix: model.box_bins=0, or decoupled heads", "box_bins")
     if len(parts) > 1 and len(head.anchors) != 1:
-        raise section.error("reads a [route] of boxes and classes, so it has one anchor only. fix: mask=0", "mask")
+        what = "reads a [route] of boxes and classes, so it has one anchor only"
+        raise section.error(f"{what}. fix: mask=0", "mask")
     channels = 0
     for part in parts:
-        has, needed = graph.shapes[part.layer].channels, part.filters(num_classes)
+        has = graph.shapes[part.layer].channels
+        needed = part.filters(num_classes)
         channels += needed
         if has != needed:
             needs = f"with {len(head.anchors)} anchors and {num_classes} classes needs filters={needed}"

@@ -21,12 +21,12 @@ Sizes = tuple[tuple[float, float], ...]  # (width, height) in pixels at network 
 class DarknetLossKeys:
     """The options of a [yolo] section for Darknet's loss, with Darknet's defaults."""
 
-    iou_loss: IouKind | None = None  # overlap measure of the box term; None: squared errors of raw values ("mse")
+    iou_loss: IouKind | None = None  # of the box term; None: squared errors of raw values ("mse")
     iou_normalizer: float = 0.75  # weights of the box, class and objectness terms
     cls_normalizer: float = 1.0
     obj_normalizer: float = 1.0
     ignore_thresh: float = 0.5  # a box that overlaps an object by more than this is not a negative
-    iou_thresh: float = 1.0  # anchors whose shape overlaps an object's by more than this are positive, too; 1: none
+    iou_thresh: float = 1.0  # anchors whose shape overlaps an object's by more are positive, too; 1: none
 
 
 class RawPart(NamedTuple):
@@ -51,7 +51,7 @@ class Head:
     num_classes: int
     scale_x_y: float = 1.0  # a centre lies at sigmoid * scale_x_y - (scale_x_y - 1) / 2 of its cell
     new_coords: bool = False  # sizes are (2 * sigmoid)^2 anchors instead of exp(raw) anchors
-    linear_xy: bool = False  # a centre lies at raw of its cell; scale_x_y only says which cells learn it (YOLOX)
+    linear_xy: bool = False  # a centre lies at raw of its cell; scale_x_y says which cells learn it (YOLOX)
     # Logits for each side (left, top, right, bottom) instead of these. Its distance from the middle
     # of the cell, in cells, is the mean of 0, 1, ... weighted by their softmax.
     box_bins: int = 0
@@ -62,7 +62,7 @@ class Head:
 
     def split(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Coordinates (..., 4 or 4 * box_bins), objectness (..., 1) and classes of raw values."""
-        box, objectness, classes = values.split((4 * max(1, self.box_bins), 1, self.num_classes), dim=-1)
+        box, objectness, classes = values.split((4 * max(1, self.box_bins), 1, self.num_classes), -1)
         return box, objectness, classes
 
 
@@ -91,24 +91,22 @@ class HeadAnchors(dict[torch.device, list[Anchors]]):
     def __missing__(self, device: torch.device) -> list[Anchors]:
         anchors = []
         for head in self.heads:
-            own, of_cfg = torch.tensor(head.anchors, device=device), torch.tensor(head.all_anchors, device=device)
-            anchors.append(Anchors(own, of_cfg, torch.tensor(head.mask, device=device)))
+            values = head.anchors, head.all_anchors, head.mask
+            anchors.append(Anchors(*[torch.tensor(each, device=device) for each in values]))
         self[device] = anchors  # stored once complete, because several threads may look at the same time
         return anchors
 
 
 def warn_of_reach(heads: Sequence[Head], image_size: int | Sequence[int]) -> str | None:
-    """A sentence if bins cannot reach the sides of a box as large as an image; None if they can.
-
-    image_size: a side, or height and width, in pixels.
-    """
+    """A sentence if bins cannot reach the sides of a box as large as an image (pixels); or None."""
     longest = image_size if isinstance(image_size, int) else max(image_size)
     head = max(heads, key=attrgetter("stride"))
     reach = 2 * (head.box_bins - 1) * head.stride
     if not head.box_bins or longest <= reach:
         return None
-    cut = f"{head.box_bins} bins reach boxes of {reach} pixels, and images have {longest}: larger boxes are cut"
-    return f"warning: {cut}. fix: model.box_bins={math.ceil(longest / (2 * head.stride)) + 1}"
+    bins = math.ceil(longest / (2 * head.stride)) + 1
+    cut = f"{head.box_bins} bins reach boxes of {reach} pixels, and images have {longest}"
+    return f"warning: {cut}: larger boxes are cut. fix: model.box_bins={bins}"
 
 
 def read_raw_parts(layers: Sequence[Section]) -> dict[int, tuple[Section, RawPart]]:
@@ -143,10 +141,10 @@ def read_head(section: Section, layer: int, stride: int, num_classes: int, parts
         if isinstance(field.default, float):
             numbers[field.name] = section.number(field.name, field.default, minimum=0)
     return Head(
-        layer=layer,
-        stride=stride,
-        anchors=tuple(map(all_anchors.__getitem__, mask)),
-        num_classes=num_classes,
+        layer,
+        stride,
+        tuple(map(all_anchors.__getitem__, mask)),
+        num_classes,
         scale_x_y=section.number("scale_x_y", 1.0, minimum=1, maximum=MAX_SCALE_X_Y),
         new_coords=section.flag("new_coords"),
         linear_xy=section.flag("linear_xy"),
@@ -159,10 +157,7 @@ def read_head(section: Section, layer: int, stride: int, num_classes: int, parts
 
 
 def read_anchors(section: Section) -> tuple[Sizes, tuple[int, ...]]:
-    """All anchors of a [yolo] section, and the indices of those that its mask selects.
-
-    All listed pairs count, even beyond `num`, because published files list more.
-    """
+    """All anchors of a [yolo], as files list more than `num`, and the indices that mask selects."""
     values = section.values("anchors", float, MIN_ANCHOR, MAX_ANCHOR)
     if len(values) % 2:
         values.append(MISSING_HEIGHT)
@@ -170,8 +165,9 @@ def read_anchors(section: Section) -> tuple[Sizes, tuple[int, ...]]:
     if "mask" in section.options:
         mask = section.values("mask", int, 0)
         if max(mask) >= len(anchors):
-            fix = "fix: put commas between all numbers of mask and of anchors, each in one line; ';' begins a comment"
-            raise section.error(f"mask selects {max(mask)}, but anchors lists 0..{len(anchors) - 1}. {fix}", "mask")
+            selects = f"mask selects {max(mask)}, but anchors lists 0..{len(anchors) - 1}"
+            fix = "put commas between all numbers of mask and of anchors, each in one line"
+            raise section.error(f"{selects}. fix: {fix}; ';' begins a comment", "mask")
         return anchors, tuple(mask)
     return anchors, tuple(range(section.integer("num", 1, 1, len(anchors))))
 
@@ -187,7 +183,8 @@ def with_anchors(cfg: Cfg, anchors: Sequence[Sequence[float]] | str) -> Cfg:
     Raises ModelError for another number of them, and for "auto", which train.py resolves.
     """
     if isinstance(anchors, str):
-        raise ModelError("model.anchors=auto is for train.py, which fits them to its data. fix: leave it out here")
+        what = "model.anchors=auto is for train.py, which fits them to its data"
+        raise ModelError(f"{what}. fix: leave it out here")
     text = ",  ".join(f"{width:g},{height:g}" for width, height in anchors)
     changes = list[tuple[Section, str, object]]()
     for section in (section for section in cfg.layers if section.kind == "yolo"):

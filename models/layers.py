@@ -130,7 +130,7 @@ class Shortcut(Activated):
         for other in others:
             shared = other.shape[1]
             if shared < channels:
-                total = torch.cat((total[:, :shared] + other, total[:, shared:]), dim=1)
+                total = torch.cat((total[:, :shared] + other, total[:, shared:]), 1)
             else:
                 total = total + other[:, :channels]
         return self.activation(total)
@@ -145,8 +145,8 @@ class Route(nn.Module):
 
     def forward(self, *sources: Tensor) -> Tensor:
         if self.groups > 1:
-            sources = tuple(source.chunk(self.groups, dim=1)[self.group] for source in sources)
-        return sources[0] if len(sources) == 1 else torch.cat(sources, dim=1)
+            sources = tuple(source.chunk(self.groups, 1)[self.group] for source in sources)
+        return sources[0] if len(sources) == 1 else torch.cat(sources, 1)
 
 
 class Product(Activated):

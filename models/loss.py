@@ -117,10 +117,7 @@ class HeadLoss(ABC):
 
     @abstractmethod
     def terms(self, inputs: LossInputs) -> tuple[list[Terms], Weights]:
-        """The terms of each head, summed over this pass, and the weight of each term.
-
-        A term POSITIVES, which has no weight, is this pass's share of the divisor.
-        """
+        """The terms of each head, summed over this pass, and their weights; POSITIVES has none."""
 
 
 class YoloLoss(HeadLoss):
@@ -147,10 +144,10 @@ class YoloLoss(HeadLoss):
         """Sums over the images of means over their cells and over the step's positives."""
         config, ratio, num_classes = self.config, inputs.objectness_ratio, self.heads[0].num_classes
         targets, labels = merge_labels(inputs.targets, num_classes)
-        shares = (1 / inputs.positives_per_image.clamp(min=1e-9)).to(targets.dtype)  # without positives not 0 / 0
+        shares = (1 / inputs.positives_per_image.clamp(min=1e-9)).to(targets.dtype)  # never 0 / 0
         terms: list[Terms] = []
         for part, share in zip(inputs.maps, shares, strict=True):
-            weight = self._matches(targets, part.anchors).to(targets.dtype)  # (t, a), 0 where a shape does not match
+            weight = self._matches(targets, part.anchors).to(targets.dtype)  # (t, a), 0 where shapes differ
             found = predictions(part, centre_cells(part, targets), targets)  # matched or not
             iou = box_iou_aligned(found.boxes_xyxy, found.wanted_xyxy, config.iou)
             objectness = weight * (1 - ratio + ratio * iou.detach().clamp(min=0))
@@ -207,14 +204,14 @@ class YoloxLoss(HeadLoss):
                 of_head["dfl"] = config.dfl * (_bin_losses(found.coordinates, wanted, head) * weight).sum()
             terms.append(of_head)
         weights = {"objectness": config.objectness, "classification": config.classification}
-        return terms, weights | dict.fromkeys(("box", "dfl", "l1"), config.box)  # dfl and l1 are relative to box
+        return terms, weights | dict.fromkeys(("box", "dfl", "l1"), config.box)  # dfl, l1 are relative to box
 
 
 def _bin_losses(coordinates: Tensor, wanted_xyxy: Tensor, head: Head) -> Tensor:
     """Distribution focal loss (t, p), a mean over the sides (Li et al. 2020, arXiv 2006.04388)."""
-    low, high = (wanted_xyxy / head.stride - 0.5).split(2, dim=-1)
-    sides = torch.cat((-low, high), dim=-1).clamp(0, head.box_bins - 1 - BIN_MARGIN)[..., None]
-    logs = coordinates.unflatten(-1, (4, head.box_bins)).log_softmax(dim=-1)
+    low, high = (wanted_xyxy / head.stride - 0.5).split(2, -1)
+    sides = torch.cat((-low, high), -1).clamp(0, head.box_bins - 1 - BIN_MARGIN)[..., None]
+    logs = coordinates.unflatten(-1, (4, head.box_bins)).log_softmax(-1)
     below = sides.long()
     above = sides - below  # the share of the bin above
     losses: Tensor = (above - 1) * logs.gather(-1, below) - above * logs.gather(-1, below + 1)

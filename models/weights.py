@@ -28,9 +28,12 @@ from models.graph import BN_EPS
 from models.heads import RawPart
 from models.layers import Convolution
 
-VERSION_BYTES, MAX_HEADER_BYTES = 12, 20
-MAX_ENTRIES, MAX_DEPTH = 1_000_000, 100  # of a file of torch.save; those of published networks have thousands
+VERSION_BYTES = 12
+MAX_HEADER_BYTES = 20
+MAX_ENTRIES = 1_000_000  # of a file of torch.save; those of published networks have thousands
+MAX_DEPTH = 100  # of lists in lists
 MOST = 1e6  # of a value, and its square of a variance: other bytes, read as float32, go up to 1e38
+Tensors = Mapping[str, Tensor]  # by name
 Rows = Sequence[int | None]  # of the classes in a file; None: it lacks the class
 SAME_NETWORK = "fix: set model.cfg, model.width and model.box_bins as when the file was made"
 
@@ -117,7 +120,8 @@ class ClassNames:
 
         None instead of all rows: the heads are left out. The arguments are class counts.
         """
-        known, wanted = list(self.of_file), list(self.wanted)
+        known = list(self.of_file)
+        wanted = list(self.wanted)
         if (len(known), len(wanted)) != (in_file, here):  # the names are not known
             return range(here) if in_file == here else None, ""
         rows: Rows | None = class_order(known, wanted) if in_file == here else None
@@ -130,7 +134,8 @@ class ClassNames:
             return None, f"; its classes are {_listed(known)}, here {_listed(wanted)}"
         kept = [name for name, row in zip(wanted, rows, strict=True) if row is not None]
         fresh = [name for name in wanted if name not in kept]
-        note = f"; its heads kept boxes, objectness and {len(kept)} of {here} classes by name: {_listed(kept)}"
+        note = f"; its heads kept boxes, objectness and {len(kept)} of {here} classes"
+        note += f" by name: {_listed(kept)}"
         return rows, note + f"; fresh: {_listed(fresh)}" * bool(fresh)
 
 
@@ -144,7 +149,9 @@ def _listed(names: Sequence[str]) -> str:
 def _with_class_rows(part: RawPart, own: Tensor, stored: Tensor, rows: Rows) -> Tensor:
     """The ``stored`` tensor of a head, with these ``rows`` of classes; None: the ``own``."""
     box = part.fixed // part.per_class  # each anchor has the rows of its box and objectness, then its classes
-    filled, stored = (tensor.unflatten(0, (part.per_class, -1)) for tensor in (own.clone(), stored))
+    shape = part.per_class, -1
+    filled = own.clone().unflatten(0, shape)
+    stored = stored.unflatten(0, shape)
     filled[:, :box] = stored[:, :box]
     for number, row in enumerate(rows):
         if row is not None:
@@ -154,7 +161,7 @@ def _with_class_rows(part: RawPart, own: Tensor, stored: Tensor, rows: Rows) -> 
 
 
 def fill_network(
-    model: Darknet, path: Path, tensors: Mapping[str, Tensor], eps: float, rows: Rows | None, **facts: Any
+    model: Darknet, path: Path, tensors: Tensors, eps: float, rows: Rows | None, **facts: Any
 ) -> WeightsReport:
     """Put checked tensors of a file into a network, and report on it with the ``facts``.
 
@@ -162,9 +169,11 @@ def fill_network(
     the difference goes into the running variances, so that detection stays the same. The heads take
     these ``rows`` of classes (ClassNames); None: they keep their values.
     """
-    heads, loads = class_parts(model), dict[str, Tensor]()
+    heads = class_parts(model)
+    loads = dict[str, Tensor]()
     for name, own in model.state_dict().items():
-        part, found = heads.get(int(name.split(".")[1])), tensors.get(name)
+        part = heads.get(int(name.split(".")[1]))
+        found = tensors.get(name)
         if found is not None and part is not None:
             found = _with_class_rows(part, own, found, rows) if rows is not None and own.ndim else None
         if found is not None:
@@ -197,7 +206,8 @@ def class_order(of_network: list[str], names: list[str]) -> list[int] | None:
     are those of networks without: then as many classes count as equal, in order.
     """
     for synonyms in (dict[str, str](), COCO_SYNONYMS):  # a set may have both words, for two classes
-        known, wanted = ([synonyms.get(name, name) for name in some] for some in (of_network, names))
+        known = [synonyms.get(name, name) for name in of_network]
+        wanted = [synonyms.get(name, name) for name in names]
         if len({*wanted} & {*known}) == len(wanted):
             return [known.index(name) for name in wanted]
     is_without = _are_numbers(of_network) or _are_numbers(names)
@@ -229,12 +239,14 @@ def load_darknet_weights(model: Darknet, path: str | Path, classes: ClassNames =
         end = start + tensor.numel()
         stored = torch.from_numpy(values[start:end].copy())  # the memory map is read-only
         if tensor.ndim == 4 and not stored.any():
-            raise ModelError(f"{path}: {name} is all zeros, as where a download stopped. fix: download it again")
+            what = "is all zeros, as where a download stopped"
+            raise ModelError(f"{path}: {name} {what}. fix: download it again")
         loads[name] = stored.view(tensor.shape)
         start = end
     check_values(path, loads.items())
     report = fill_network(model, path, loads, model.bn_eps, rows, num_classes=num_classes, cut=cut, note=note)
-    model.seen, model.weights_version = seen, version
+    model.seen = seen
+    model.weights_version = version
     return report
 
 
@@ -242,27 +254,27 @@ def _open_weights(path: Path) -> tuple[Version, int, np.ndarray]:
     """The version, the images seen and the mapped values of a .weights file."""
     try:
         with regular(path).open("rb") as file:
-            header, size = file.read(MAX_HEADER_BYTES), path.stat().st_size
+            header = file.read(MAX_HEADER_BYTES)
+            size = path.stat().st_size
     except OSError as error:
         fix = "fix: set model.weights to a file"
         raise ModelError(f"cannot read the weights {path} ({error.strerror}). {fix}") from error
     major, minor, revision = np.frombuffer(header.ljust(MAX_HEADER_BYTES, b"\xff"), "<i4", count=3).tolist()
     kind = _seen_type((major, minor, revision))
     start = VERSION_BYTES + kind.itemsize
-    if len(header) < MAX_HEADER_BYTES or size % 4 or not (0 <= major < 1000 and 0 <= minor < 1000 and revision >= 0):
+    is_version = 0 <= major < 1000 and 0 <= minor < 1000 and revision >= 0
+    if len(header) < MAX_HEADER_BYTES or size % 4 or not is_version:
         raise ModelError(
-            f"{path} is not a Darknet .weights file, or damaged: it begins with {header[:VERSION_BYTES]!r}. fix:"
-            " download it again if this is a web page or a git-lfs pointer; let a file of torch.save end in .pt"
+            f"{path} is not a Darknet .weights file, or damaged: it begins with {header[:VERSION_BYTES]!r}. "
+            "fix: download it again if this is a web page or a git-lfs pointer; "
+            "let a file of torch.save end in .pt"
         )
     seen = int(np.frombuffer(header, kind, count=1, offset=VERSION_BYTES)[0])
     return (major, minor, revision), seen, np.memmap(path, "<f4", "r", start, ((size - start) // 4,))
 
 
 def _extent(model: Darknet, path: Path, count: int) -> tuple[int | None, int | None]:
-    """The class count of a whole file with ``count`` values, and the last layer of a cut one.
-
-    The other of the two is None. Raises ModelError if no count of classes or layers fits.
-    """
+    """(classes, None) of a whole file with ``count`` values, (None, last layer) of a cut one."""
     sizes: Counter[int] = Counter()  # by layer
     for layer, _, tensor in weight_tensors(model):
         sizes[layer] += tensor.numel()
@@ -279,7 +291,8 @@ def _extent(model: Darknet, path: Path, count: int) -> tuple[int | None, int | N
     if rest == 0 and model.num_classes + extra_classes > 0:
         return model.num_classes + extra_classes, None
     network = f"this network with {model.num_classes} classes and width {model.width:g}"
-    raise ModelError(f"{path} holds {count:,} values, {network} needs {needed:,}. {SAME_NETWORK}, or download it again")
+    fix = f"{SAME_NETWORK}, or download it again"
+    raise ModelError(f"{path} holds {count:,} values, {network} needs {needed:,}. {fix}")
 
 
 def save_darknet_weights(model: Darknet, path: str | Path, up_to_layer: int | None = None) -> int:
@@ -290,18 +303,24 @@ def save_darknet_weights(model: Darknet, path: str | Path, up_to_layer: int | No
     value is not finite.
     """
     path = Path(path)
-    end = len(model.layers) if up_to_layer is None else up_to_layer
+    layers = len(model.layers)
+    end = layers if up_to_layer is None else up_to_layer
     tensors = [(name, tensor.detach()) for layer, name, tensor in weight_tensors(model) if layer < end]
-    if not tensors or end > len(model.layers):
-        raise ModelError(f"up_to_layer must be between 1 and this network's {len(model.layers)} layers, got {end}")
+    if not tensors or end > layers:
+        raise ModelError(f"up_to_layer must be between 1 and this network's {layers} layers, got {end}")
     for index, layer in enumerate(model.layers[:end]):
         if not stored_names(layer) and [*layer.parameters()]:
             what = f"the weights of layer {index}, a [{model.cfg.layers[index].kind}]"
             fix = f"fix: up_to_layer={index}, or keep the checkpoint"
             raise ModelError(f"Darknet's files have no place for {what}. {fix}")
-    options = {f"bn_eps={model.bn_eps:g}": model.bn_eps != BN_EPS, "linear_xy": model.heads[0].linear_xy}
-    if unknown := " and ".join(option for option, is_set in options.items() if is_set):
-        raise ModelError(f"Darknet cannot read {unknown} of {model.cfg.source}. fix: keep the checkpoint")
+    unknown = []
+    if model.bn_eps != BN_EPS:
+        unknown.append(f"bn_eps={model.bn_eps:g}")
+    if model.heads[0].linear_xy:
+        unknown.append("linear_xy")
+    if unknown:
+        what = f"{' and '.join(unknown)} of {model.cfg.source}"
+        raise ModelError(f"Darknet cannot read {what}. fix: keep the checkpoint")
     check_values(path, tensors)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.tmp")
@@ -316,9 +335,9 @@ def save_darknet_weights(model: Darknet, path: str | Path, up_to_layer: int | No
 
 def load_weights_of_checkpoint(
     model: Darknet,
-    weights: Mapping[str, Tensor],
+    weights: Tensors,
     path: Path,
-    network: Mapping[str, Any],
+    network: dict[str, Any],
     classes: ClassNames = UNNAMED,
 ) -> WeightsReport:
     """Load a state dict of this project; ``network`` is what its checkpoint says of the network.
@@ -327,7 +346,8 @@ def load_weights_of_checkpoint(
     of anchors. Raises ModelError, and changes nothing, at the first other tensor that does not fit,
     and for heads that learnt with other anchors or another decoding.
     """
-    source, num_classes = network_of_checkpoint(network, path), network["num_classes"]
+    source = network_of_checkpoint(network, path)
+    num_classes = network["num_classes"]
     rows, note = classes.rows(num_classes, model.num_classes)
     other = [
         key
@@ -338,7 +358,8 @@ def load_weights_of_checkpoint(
         rows, note = None, ""
     elif other:
         has = getattr(source.heads[0], other[0])
-        raise ModelError(f"the heads in {path} were trained with other {other[0]} ({has}). fix: use the same here")
+        problem = f"were trained with other {other[0]} ({has})"
+        raise ModelError(f"the heads in {path} {problem}. fix: use the same here")
     skipped = left_out(model, rows)
     loads, needed = (
         {name: tensor for name, tensor in tensors.items() if not name.startswith(skipped)}
@@ -377,14 +398,13 @@ def _function_of(model: Darknet, index: int) -> str:
     return re.sub("eps=[^,]*", "", f"{model.sources[index]} {layer} {settings}")
 
 
-def network_of_checkpoint(
-    network: Mapping[str, Any], path: object, weights: Mapping[str, Tensor] | None = None
-) -> Darknet:
+def network_of_checkpoint(network: dict[str, Any], path: object, weights: Tensors | None = None) -> Darknet:
     """The network that a checkpoint describes, with its ``weights`` or without memory for any.
 
     Raises ModelError if the .cfg is wrong or the weights do not fit; ``path`` names the checkpoint.
     """
-    text, shape = network["cfg"], (network["num_classes"], network["width"])
+    text = network["cfg"]
+    shape = network["num_classes"], network["width"]
     with torch.device("meta"):  # a forged .cfg gets no memory
         shell = Darknet(parse_cfg(text, f"{path}, {network['source']}"), *shape)
     if weights is None:
@@ -396,11 +416,13 @@ def network_of_checkpoint(
     return model
 
 
-def check_shapes(path: object, own: Mapping[str, Tensor], weights: Mapping[str, Tensor], fix: str) -> None:
+def check_shapes(path: object, own: Tensors, weights: Tensors, fix: str) -> None:
     """Raise ModelError at the first name with tensors of two shapes, or with one tensor only."""
     for name in dict.fromkeys([*own, *weights]):
-        tensors = own.get(name), weights.get(name)
-        ours, theirs = (f"shape {tuple(one.shape)}" if isinstance(one, Tensor) else "no tensor" for one in tensors)
+        shapes = []
+        for tensor in (own.get(name), weights.get(name)):
+            shapes.append(f"shape {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else "no tensor")
+        ours, theirs = shapes
         if ours != theirs:
             raise ModelError(f"{path}: {name} needs {ours}, the file has {theirs}. {fix}")
 
@@ -408,8 +430,7 @@ def check_shapes(path: object, own: Mapping[str, Tensor], weights: Mapping[str, 
 def read_tensor_file(path: Path) -> Any:
     """Read a file of torch.save to the CPU, without running any code in it.
 
-    Raises ModelError if it is missing, damaged or holds pickled objects, OSError without
-    permission.
+    Raises ModelError if it is missing, damaged or has pickled objects, OSError if not permitted.
     """
     if not path.is_file():
         raise ModelError(f"{path} is not a file. fix: set model.weights to a .weights or .pt file")
@@ -431,8 +452,9 @@ def of_pickle(path: Path, error: Exception) -> str | None:
     """The sentence for a file that torch refused for its pickled objects; None for other errors."""
     pickled = re.search(r"GLOBAL (\S+)", str(error))
     return pickled and (
-        f"{path} holds pickled objects ({pickled[1]}), which are not read because that would run code in the file."
-        " fix: in the system that wrote it, save the tensors alone: torch.save(model.state_dict(), 'weights.pt')"
+        f"{path} holds pickled objects ({pickled[1]}), which are not read because that would run code "
+        "in the file. fix: in the system that wrote it, save the tensors alone: "
+        "torch.save(model.state_dict(), 'weights.pt')"
     )
 
 
@@ -443,7 +465,8 @@ def plain_content(content: Any, file_bytes: int) -> Any:
     false attributes. Anything but text and numbers becomes the name of its type. Raises ValueError
     for more than MAX_ENTRIES, MAX_DEPTH or the bytes that a file of that size can have.
     """
-    entries, room = MAX_ENTRIES, 4 * file_bytes + 2**20  # tensors may share their storage, as averages do
+    entries = MAX_ENTRIES
+    room = 4 * file_bytes + 2**20  # tensors may share their storage, as averages do
 
     def walk(value: Any, depth: int) -> Any:
         nonlocal entries, room
@@ -476,10 +499,12 @@ def check_values(path: object, tensors: Iterable[tuple[str, Tensor]]) -> None:
     for name, tensor in tensors:
         is_plain = tensor.layout == torch.strided and not tensor.is_quantized and not tensor.is_complex()
         if not is_plain or not tensor.float().isfinite().all():
-            raise ModelError(f"{path}: {name} has values that are not finite or not plain. fix: use other weights")
+            what = "values that are not finite or not plain"
+            raise ModelError(f"{path}: {name} has {what}. fix: use other weights")
         is_variance = name.endswith("running_var")
         low, high = (0, MOST**2) if is_variance else (-MOST, MOST)
         values = tensor.float()
-        if tensor.is_floating_point() and not ((values >= low) & (values <= high)).all():  # batch norm counts its steps
+        fits = ((values >= low) & (values <= high)).all()
+        if tensor.is_floating_point() and not fits:  # batch norm counts its steps
             what = f"values beyond {high:g}" + " or below zero" * is_variance
             raise ModelError(f"{path}: {name} has {what}, so the file is of another network. {SAME_NETWORK}")

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy import ndarray
 
 from data.progress import tracked
 from train_utils.coco_eval import Evaluation, Matches, find_matches
@@ -37,19 +38,19 @@ def gain(first: Sequence[Evaluation], second: Sequence[Evaluation], resamples: i
     return with_interval(resampled_aps(first, draws), resampled_aps(second, draws), seed)
 
 
-def draw_images(images: int, resamples: int, seed: int) -> np.ndarray:
+def draw_images(images: int, resamples: int, seed: int) -> ndarray:
     """How often N images are in samples of N, int (1 + resamples, N); in the first once each."""
     chances = np.full(images, 1 / images)
     draws = np.random.default_rng(seed).multinomial(images, chances, resamples)
     return np.concatenate([np.ones((1, images), int), draws])
 
 
-def with_interval(first: np.ndarray, second: np.ndarray, seed: int) -> Gain:
+def with_interval(first: ndarray, second: ndarray, seed: int) -> Gain:
     """The gain from one setting to another, by the ``resampled_aps`` of their runs.
 
     Several runs of a setting add the error over seeds: Student's t with the pooled variance of AP.
     """
-    value, *samples = second.mean(axis=0) - first.mean(axis=0)
+    value, *samples = second.mean(0) - first.mean(0)
     values = value + samples - np.mean(samples)
     source = "images"
     freedom = len(first) + len(second) - 2
@@ -65,7 +66,7 @@ def with_interval(first: np.ndarray, second: np.ndarray, seed: int) -> Gain:
     return Gain(float(value), float(low), float(high), source)
 
 
-def resampled_aps(runs: Sequence[Evaluation], draws: np.ndarray) -> np.ndarray:
+def resampled_aps(runs: Sequence[Evaluation], draws: ndarray) -> ndarray:
     """The AP of each run (rows) in each sample (columns) of ``draws``, int (samples, images).
 
     AP is pycocotools' mean over the classes with boxes, the IoUs and 101 recalls of the best
@@ -75,7 +76,7 @@ def resampled_aps(runs: Sequence[Evaluation], draws: np.ndarray) -> np.ndarray:
     return np.array([resampled_ap(of_run, draws) for of_run in matches])
 
 
-def resampled_ap(matches: Matches, draws: np.ndarray) -> np.ndarray:
+def resampled_ap(matches: Matches, draws: ndarray) -> ndarray:
     """The AP in each sample (rows of ``draws``) of the IoUs that ``matches`` has."""
     labels = draws @ matches.boxes.T  # of each class in each sample
     total = np.zeros(len(draws))
@@ -88,14 +89,14 @@ def resampled_ap(matches: Matches, draws: np.ndarray) -> np.ndarray:
         wrong = matches.wrong[:, of_class]
         for sample in np.flatnonzero(labels[:, index]):
             times = draws[sample, images]
-            found = (right * times).cumsum(axis=1)
-            reported = found + (wrong * times).cumsum(axis=1)
+            found = (right * times).cumsum(1)
+            reported = found + (wrong * times).cumsum(1)
             precision = found / np.maximum(reported, 1)
             best = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
             recall = found / labels[sample, index]
             for iou in range(len(right)):
                 at = np.searchsorted(recall[iou], RECALLS)
                 total[sample] += best[iou, at[at < len(of_class)]].sum()
-    classes = np.maximum((labels > 0).sum(axis=1), 1)
-    means: np.ndarray = total / classes / len(matches.right) / len(RECALLS)
+    classes = np.maximum((labels > 0).sum(1), 1)
+    means: ndarray = total / classes / len(matches.right) / len(RECALLS)
     return means

@@ -16,12 +16,12 @@ from conf import ConfigError, compose
 from conf.cli import run_files
 from conf.cli.run_files import fetch_weights
 from conf.schema import CHOICES, DetectConfig, EvaluateConfig, Precision, TrainConfig, TrainSection
-from data import Annotations, ImageSource, progress
+from data import Annotations, DataConfig, DataError, ImageSource, TrainDataset, TrainSampler, progress
 from data.dataset import AUGMENTATIONS
 from data.io import usable_cores
 from data.loader import BatchLoader
 from data.remote import Fetcher
-from models import Darknet
+from models import Darknet, Head, LossConfig, ModelConfig, Postprocess
 from models.config import COCO, COCO_NAMES, MIN_DECOUPLED_SCALE, AutoLossConfig
 from models.layers import Convolution, SharedConvolution
 from train_utils import checkpoint, distributed
@@ -33,7 +33,7 @@ CPU_WORKERS = 2
 NO_WEIGHTS = "no weights are given. fix: ckpt=<run folder or .pt file>, or model= and model.weights="
 
 
-def load_network(config: models.ModelConfig) -> models.Cfg:
+def load_network(config: ModelConfig) -> models.Cfg:
     """Parse ``model.cfg``, a file or a name in the zoo, with the bins and anchors of ``config``."""
     cfg = models.load_cfg(config.cfg) if Path(config.cfg).suffix else models.zoo_cfg(config.cfg)
     bins = config.bins()
@@ -41,14 +41,14 @@ def load_network(config: models.ModelConfig) -> models.Cfg:
     return cfg if config.anchors is None else models.with_anchors(cfg, config.anchors)
 
 
-def build_meta_model(config: models.ModelConfig, num_classes: int | None = None) -> Darknet:
+def build_meta_model(config: ModelConfig, num_classes: int | None = None) -> Darknet:
     """The network without values, which takes neither memory nor random numbers."""
     with torch.device("meta"):
         return Darknet(load_network(config), num_classes, config.width)
 
 
 def build_model(
-    config: models.ModelConfig, num_classes: int | None, whole: bool = False, world: World | None = None,
+    config: ModelConfig, num_classes: int | None, whole: bool = False, world: World | None = None,
     fitted: bool = False, *, names: Sequence[str] = (),
 ) -> tuple[Darknet, models.WeightsReport | None]:  # fmt: skip
     """Build a network with its initial weights, and report on those; None if they are random.
@@ -60,7 +60,8 @@ def build_model(
     names some. Rows of classes follow the ``names``; in a training with the anchors of the .cfg,
     heads for other ones keep the rest.
     """
-    cfg, published = load_network(config), config.published()
+    cfg = load_network(config)
+    published = config.published()
     # Ranks may have different weights: all wait if one fetches.
     waits = world is not None and distributed.any_rank(published is not None)
     path = Path(config.weights) if config.weights is not None else None
@@ -114,13 +115,13 @@ def own_checkpoint(path: Path) -> dict[str, Any] | None:
     return checkpoint.check_entries(checkpoint.load_checkpoint(path), path)  # which also verifies its digest
 
 
-def describe_network(model: Darknet, config: models.ModelConfig) -> dict[str, Any]:
+def describe_network(model: Darknet, config: ModelConfig) -> dict[str, Any]:
     """The network as a checkpoint stores it, for open_checkpoint."""
     cfg = model.cfg
     return {"cfg": cfg.text, "source": cfg.source, "num_classes": model.num_classes, "width": config.width}
 
 
-def suitable_loss(heads: Sequence[models.Head], config: models.LossConfig) -> models.LossConfig:
+def suitable_loss(heads: Sequence[Head], config: LossConfig) -> LossConfig:
     """Instead of ``loss=auto`` the options of the loss that suits the heads, or a ConfigError."""
     if not isinstance(config, AutoLossConfig):
         return config
@@ -131,7 +132,7 @@ def suitable_loss(heads: Sequence[models.Head], config: models.LossConfig) -> mo
             raise ConfigError(f"loss.{key} is not an option of loss={name}, which suits these heads. fix: leave it out")
         if value is not None:
             options[key] = value
-    chosen: models.LossConfig = compose.from_dictionary(options | {"name": name}, schema)
+    chosen: LossConfig = compose.from_dictionary(options | {"name": name}, schema)
     return chosen
 
 
@@ -150,16 +151,17 @@ def check_batch_norm(model: Darknet, options: TrainSection, world: World) -> Non
         has_norm = isinstance(convolution, Convolution) and convolution.norm is not None
         if has_norm and index >= model.num_frozen and math.prod(shape.size(smallest)) == 1:
             raise ConfigError(
-                f"batch norm of layer {index} gets one value a channel from an image of {height}x{width} pixels. "
-                f"fix: train.{key}={2 * ranks}, a larger train.image_size or a smaller range of train.multi_scale"
+                f"batch norm of layer {index} gets one value a channel from an image of "
+                f"{height}x{width} pixels. fix: train.{key}={2 * ranks}, a larger train.image_size or "
+                "a smaller range of train.multi_scale"
             )
 
 
-def build_loss(heads: Sequence[models.Head], config: models.LossConfig) -> models.HeadLoss:
+def build_loss(heads: Sequence[Head], config: LossConfig) -> models.HeadLoss:
     """The loss that ``loss=`` selects."""
     config = suitable_loss(heads, config)
     make = models.LOSSES[config.name]
-    return make(heads) if type(config) is models.LossConfig else make(heads, config)
+    return make(heads) if type(config) is LossConfig else make(heads, config)
 
 
 def check_size(model: Darknet, image_size: int | list[int], key: str) -> None:
@@ -180,7 +182,7 @@ def build_postprocess(
     model: Darknet,
     classes: Sequence[int] | None = None,
     in_training: bool = False,
-) -> models.Postprocess:
+) -> Postprocess:
     """What turns raw maps of ``model`` into detections, with the limits of ``config``.
 
     ``classes`` are the numbers of those that are reported; None: all. Only a training goes on with
@@ -194,9 +196,7 @@ def build_postprocess(
             says = f"{prefix}{key}={wanted} is looser than {limit}, by which the file drops detections"
             raise ConfigError(f"{says}. fix: {prefix}{key}={limit}, or export it anew")
     limits = config.confidence, config.nms_iou, config.max_detections, config.multi_label
-    return models.Postprocess(
-        model.heads, *limits, merge=config.merge_nms, classes=classes, refuse_nonfinite=not in_training
-    )
+    return Postprocess(model.heads, *limits, merge=config.merge_nms, classes=classes, refuse_nonfinite=not in_training)
 
 
 def loader_workers(wanted: int | str, world: World) -> int:
@@ -207,25 +207,25 @@ def loader_workers(wanted: int | str, world: World) -> int:
     return max(1, min(cores - 1, MOST_WORKERS) if world.device.type == "cuda" else min(cores, CPU_WORKERS))
 
 
-def open_split(config: data.DataConfig, split: str, world: World) -> Annotations:
+def open_split(config: DataConfig, split: str, world: World) -> Annotations:
     """Open the index of a split, built by one rank of each node. DataError if the nodes' differ."""
     with torch_distributed_zero_first(world):
         annotations = data.open_annotations(config, split)
     if world.num_nodes > 1:
         own = f"{annotations.names} {annotations.digest()}"
         if distributed.any_rank(own != distributed.broadcast_text(own)):
-            raise data.DataError(f"{config.name}: {split} differs between the nodes. fix: the same files on all")
+            raise DataError(f"{config.name}: {split} differs between the nodes. fix: the same files on all")
     return annotations
 
 
-def open_splits(config: data.DataConfig, world: World) -> tuple[Annotations, Annotations]:
+def open_splits(config: DataConfig, world: World) -> tuple[Annotations, Annotations]:
     """Open both sets. Raises DataError if their classes differ."""
     train_set, val_set = open_split(config, "train", world), open_split(config, "val", world)
     data.check_same_classes(train_set, val_set)
     return train_set, val_set
 
 
-def open_images(annotations: Annotations, config: data.DataConfig, world: World) -> ImageSource:
+def open_images(annotations: Annotations, config: DataConfig, world: World) -> ImageSource:
     """Open the images of a split: files or, with ``data.cache``, images decoded once for all ranks.
 
     A cache in memory is unlinked once all ranks of the node have it open: nothing is left. A cache
@@ -233,8 +233,9 @@ def open_images(annotations: Annotations, config: data.DataConfig, world: World)
     """
     images = ImageSource(annotations, config.on_error)
     on_disk = config.cache == data.ImageCache.disk
+    index_dir = Path(config.index_dir).absolute()
     if images.is_remote and on_disk:
-        folder = Path(config.index_dir).absolute() / "fetched"
+        folder = index_dir / "fetched"
         folder.mkdir(parents=True, exist_ok=True)
         images.fetcher = Fetcher(folder, config.cache_gb * 1e9 / max(1, annotations.num_bytes))
     images.quiet = not world.is_local_main  # all ranks read the same sample
@@ -247,11 +248,11 @@ def open_images(annotations: Annotations, config: data.DataConfig, world: World)
     if config.cache == data.ImageCache.none or (images.is_remote and on_disk):
         return images
     if on_disk:
-        path = Path(config.index_dir).absolute() / data.image_cache_name(annotations, config.on_error)
+        path = index_dir / data.image_cache_name(annotations, config.on_error)
     elif MEMORY_FILES.is_dir():
         path = MEMORY_FILES / f"hydra-yolov3-spp-{distributed.broadcast_text(uuid.uuid4().hex)}"
     else:
-        raise data.DataError(f"data.cache=ram needs {MEMORY_FILES}, which this system lacks. fix: data.cache=disk")
+        raise DataError(f"data.cache=ram needs {MEMORY_FILES}, which this system lacks. fix: data.cache=disk")
     try:
         with torch_distributed_zero_first(world):
             data.build_image_cache(images, path, config.cache)
@@ -283,25 +284,25 @@ def to_device(model: Darknet, options: TrainSection, world: World) -> Darknet:
     return model
 
 
-def build_dataset(config: TrainConfig, train_set: Annotations, images: ImageSource) -> data.TrainDataset:
+def build_dataset(config: TrainConfig, train_set: Annotations, images: ImageSource) -> TrainDataset:
     """The augmented training samples, changed by plugins if there are any."""
     seed, epochs = config.train.seed, config.train.epochs
-    return data.TrainDataset(train_set, images, config.augment, seed=seed, epochs=epochs, changes=AUGMENTATIONS)
+    return TrainDataset(train_set, images, config.augment, seed=seed, epochs=epochs, changes=AUGMENTATIONS)
 
 
 def build_loader(
-    dataset: data.TrainDataset, batches: data.TrainBatchSampler, config: TrainConfig, world: World
+    dataset: TrainDataset, batches: data.TrainBatchSampler, config: TrainConfig, world: World
 ) -> BatchLoader:
     """Load this rank's share of each batch, ahead of the step that needs it."""
     workers, timeout = config.data.workers, config.train.timeout_seconds
     return data.make_loader(dataset, batches, workers, world.device, timeout, batch_bytes=batches.batch_bytes)
 
 
-def build_sampler(config: TrainConfig, train_set: Annotations, stride: int, world: World) -> data.TrainSampler:
+def build_sampler(config: TrainConfig, train_set: Annotations, stride: int, world: World) -> TrainSampler:
     """The order of the images for this rank, at sizes that are multiples of ``stride``."""
     options = config.train
     low, high = options.multi_scale
-    return data.TrainSampler(
+    return TrainSampler(
         len(train_set),
         data.MultiScale(options.image_size, low, high, stride, options.seed),
         batch_size=options.batch_size,

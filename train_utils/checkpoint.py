@@ -32,7 +32,8 @@ OF_THE_SYSTEM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.E
 PREVIOUS = "last.previous"  # stem of the file that the newest last.pt replaced
 
 Whole = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-Tensors = dict[str, torch.Tensor]
+Tensors = dict[str, Tensor]
+State = dict[str, Any]  # the plain data of a checkpoint, or a part of them
 
 
 class ConfigState(msgspec.Struct):
@@ -83,7 +84,7 @@ class TrainingState(NetworkState):
     scaler: dict[str, Annotated[float, Meta(ge=0, le=2**32)]]
 
 
-def save_checkpoint(path: Path, state: dict[str, Any], keep_previous: bool = False) -> None:
+def save_checkpoint(path: Path, state: State, keep_previous: bool = False) -> None:
     """Write ``state``, as to_plain takes it, to ``path``; after an error the old file is unchanged.
 
     With ``keep_previous`` the old file stays as ``last.previous.pt``. Raises CheckpointError.
@@ -100,18 +101,18 @@ def save_checkpoint(path: Path, state: dict[str, Any], keep_previous: bool = Fal
         ) from error
 
 
-def load_checkpoint(path: Path, which: str = "best") -> dict[str, Any]:
+def load_checkpoint(path: Path, which: str = "best") -> State:
     """The state in the file, or run folder, ``path``, on the CPU. Raises CheckpointError."""
     file = run_files.find_checkpoint(path, which)
     content = _content(file)
-    state: dict[str, Any] = content["state"]
-    with suppress(RuntimeError, TypeError, ValueError):  # lists without end, tensors without values, endless numbers
+    state: State = content["state"]
+    with suppress(RuntimeError, TypeError, ValueError):  # endless lists and numbers, tensors without values
         if digest_of(state) == content.get("digest"):
             return state
     raise CheckpointError(f"{file} is damaged: its content does not match its digest. fix: use another one")
 
 
-def check_entries(state: dict[str, Any], source: object, kind: type[msgspec.Struct] = NetworkState) -> dict[str, Any]:
+def check_entries(state: State, source: object, kind: type[msgspec.Struct] = NetworkState) -> State:
     """Return ``state``. Raises CheckpointError, naming ``source``, for an entry of a wrong type."""
     try:
         msgspec.convert(state, kind)
@@ -120,14 +121,14 @@ def check_entries(state: dict[str, Any], source: object, kind: type[msgspec.Stru
     return state
 
 
-def peek_config(path: Path) -> dict[str, Any]:
+def peek_config(path: Path) -> State:
     """Read only the configuration of the checkpoint that ``load_checkpoint`` would read."""
     content = _content(run_files.find_checkpoint(path, "best"), mapped=True)
-    config: dict[str, Any] = check_entries(content["state"], path, ConfigState)["config"]
+    config: State = check_entries(content["state"], path, ConfigState)["config"]
     return config
 
 
-def load_last(run_dir: Path) -> tuple[dict[str, Any], str | None]:
+def load_last(run_dir: Path) -> tuple[State, str | None]:
     """The state in ``last.pt``, else the one before or best.pt, and why. Raises CheckpointError."""
     last = run_dir / run_files.CHECKPOINTS / "last.pt"
     present = [file for file in (last, last.with_stem(PREVIOUS), last.with_stem("best")) if file.exists()]
@@ -140,10 +141,11 @@ def load_last(run_dir: Path) -> tuple[dict[str, Any], str | None]:
             return load_checkpoint(file), None if file == last else f"resuming from {file}, because {why}"
         except CheckpointError as error:
             damaged.append(str(error).partition(". fix:")[0])
-    raise CheckpointError(f"no checkpoint of {run_dir} can be read: {'; '.join(damaged)}. fix: start a new run")
+    why = "; ".join(damaged)
+    raise CheckpointError(f"no checkpoint of {run_dir} can be read: {why}. fix: start a new run")
 
 
-def continue_from(folder: Path | None) -> tuple[dict[str, Any] | None, str | None]:
+def continue_from(folder: Path | None) -> tuple[State | None, str | None]:
     """``load_last`` of the resumed run ``folder``; no state before its first checkpoint."""
     if folder is None:
         return None, None
@@ -158,7 +160,7 @@ def continue_from(folder: Path | None) -> tuple[dict[str, Any] | None, str | Non
     return check_entries(state, f"resume={folder}", TrainingState), message
 
 
-def _content(file: Path, mapped: bool = False) -> dict[str, Any]:
+def _content(file: Path, mapped: bool = False) -> State:
     """The content of a checkpoint, digest unchecked; ``mapped`` leaves the tensors on the disk."""
     mapped = mapped and printable(str(file)) == str(file)  # torch maps no file whose name is not Unicode
     try:
@@ -173,12 +175,12 @@ def _content(file: Path, mapped: bool = False) -> dict[str, Any]:
         kind = type(error).__name__
         damaged = f"{file} is damaged, or not a checkpoint of this project ({kind}). fix: use another one"
         raise CheckpointError(of_pickle(file, error) or damaged) from error
-    about: dict[str, Any] = content if isinstance(content, dict) else {}
+    about: State = content if isinstance(content, dict) else {}
     is_own = about.get("format") == FORMAT and about.get("version") == VERSION
     if not is_own or not isinstance(about.get("state"), dict):
         raise CheckpointError(
-            f"{file} is not a checkpoint of this project and version. fix: give one that train.py wrote; Darknet "
-            ".weights go to model.weights"
+            f"{file} is not a checkpoint of this project and version. fix: give one that train.py wrote; "
+            "Darknet .weights go to model.weights"
         )
     return about
 
@@ -205,9 +207,8 @@ def to_plain(value: Any, key: str = "state", copied: bool = False) -> Any:
     if type(value) in (list, tuple):
         entries = to_plain(dict(enumerate(value)), key, copied)
         return type(value)(entries.values())
-    raise CheckpointError(
-        f"{key} of a checkpoint is a {type(value).__name__}. fix: save tensors, numbers, strings, lists and dicts only"
-    )
+    problem = f"{key} of a checkpoint is a {type(value).__name__}"
+    raise CheckpointError(f"{problem}. fix: save tensors, numbers, strings, lists and dicts only")
 
 
 def digest_of(state: Any) -> str:
@@ -258,7 +259,7 @@ class CheckpointWriter:
         seconds = 60 * self._options.save_every_minutes
         return (steps > 0 and step % steps == 0) or 0 < seconds <= time.monotonic() - self._last_save
 
-    def save(self, state: dict[str, Any] | None, is_best: bool = False) -> None:
+    def save(self, state: State | None, is_best: bool = False) -> None:
         """Copy ``state`` and write it to last.pt, and before that to best.pt if ``is_best``.
 
         A write under way is waited for. Off rank 0, without a state, this only restarts the clock.
@@ -267,7 +268,7 @@ class CheckpointWriter:
         self._last_save = time.monotonic()
         if state is None:
             return
-        copy: dict[str, Any] = to_plain(state, copied=True)
+        copy: State = to_plain(state, copied=True)
         error = self.wait()
         if error is not None:
             self._log_line(f"{error}. Training continues with the previous checkpoint and will try again")
@@ -292,7 +293,7 @@ class CheckpointWriter:
         if self._pending is not None:
             self._pending.result()
 
-    def _write(self, state: dict[str, Any], is_best: bool) -> None:
+    def _write(self, state: State, is_best: bool) -> None:
         if is_best:
             save_checkpoint(self._folder / "best.pt", state)
         # A damaged file costs one checkpoint, not the run.

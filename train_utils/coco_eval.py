@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy import ndarray
 
 from conf import ConfigError, install_command
 from conf.schema import Scorer
@@ -31,25 +32,26 @@ def _silent(name: str) -> Any:
 COCO, COCOeval = _silent("pycocotools.coco").COCO, _silent("pycocotools.cocoeval").COCOeval
 
 # In the order of pycocotools' stats; s, m, l: boxes of less than 32**2, up to 96**2, more pixels.
-METRICS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
-PER_CLASS = ("AP", "AP50", "APs", "APm", "APl")
-SHORT_NAMES = ("P", "R", "F1", "score")  # of OPERATING_POINT, in tables
+METRICS = tuple("AP AP50 AP75 APs APm APl AR1 AR10 AR100 ARs ARm ARl".split())
+PER_CLASS = "AP AP50 APs APm APl".split()
+SHORT_NAMES = "P R F1 score".split()  # of OPERATING_POINT, in tables
 OPERATING_POINT = ("precision", "recall", "f1", "threshold")  # at the best F1, as best_f1 finds it
 ABSENT = -1.0  # pycocotools' metric where there is no ground truth
+Metrics = dict[str, float]  # by name
 TESTED_HOTCOCO = "1.3."  # equals pycocotools to the bit; another version may not
 
 
 class Evaluation(NamedTuple):
     """The COCO metrics and what they were computed from; one without ground truth is ABSENT."""
 
-    metrics: dict[str, float]  # by METRICS
-    per_class: dict[str, dict[str, float]]  # by class name: PER_CLASS, OPERATING_POINT, images, boxes (no crowds)
-    at_best_f1: dict[str, float]  # OPERATING_POINT of all classes at one threshold
+    metrics: Metrics  # those of METRICS
+    per_class: dict[str, Metrics]  # by class: PER_CLASS, OPERATING_POINT, images, boxes (no crowds)
+    at_best_f1: Metrics  # OPERATING_POINT of all classes at one threshold
     truth: GroundTruth
     detections: Detections  # in any order
-    losses: dict[str, float]  # by LOSS_NAMES, of the validation images of a training; else empty
+    losses: Metrics  # by LOSS_NAMES, of the validation images of a training; else empty
     scorer: str  # as choose_scorer names it
-    about: Mapping[str, Any] = MappingProxyType({})  # what was evaluated, and how: epoch or scored, split, evaluate
+    about: Mapping[str, Any] = MappingProxyType({})  # what was evaluated: epoch or scored, split, evaluate
     matches: "Matches | None" = None  # None: of an evaluation that was read from a file
 
 
@@ -63,11 +65,12 @@ def choose_scorer(wanted: Scorer = Scorer.auto) -> str:
         return f"hotcoco {installed}"
     if wanted is Scorer.hotcoco:
         fix = f"evaluate.scorer=auto, or {install_command(f'hotcoco=={TESTED_HOTCOCO}*')}"
-        raise ConfigError(f"evaluate.scorer=hotcoco needs hotcoco {TESTED_HOTCOCO}x, found {installed}. fix: {fix}")
+        needs = f"evaluate.scorer=hotcoco needs hotcoco {TESTED_HOTCOCO}x"
+        raise ConfigError(f"{needs}, found {installed}. fix: {fix}")
     return f"pycocotools {version('pycocotools')}"
 
 
-def match(truth: GroundTruth, detections: Detections, scorer: str | None = None, *, every_size: bool = True) -> Any:
+def match(truth: GroundTruth, detections: Detections, scorer: str | None = None, every_size: bool = True) -> Any:
     """Return COCOeval of pycocotools or hotcoco after ``evaluate`` and ``accumulate``.
 
     It numbers images, classes, boxes and detections from 1. ``scorer`` comes from choose_scorer.
@@ -108,11 +111,11 @@ def match(truth: GroundTruth, detections: Detections, scorer: str | None = None,
     return evaluation
 
 
-def _as_coco(images: list[Any], categories: list[Any], *columns: np.ndarray) -> Any:
+def _as_coco(images: list[Any], categories: list[Any], *columns: ndarray) -> Any:
     """Annotations as pycocotools reads them from a file; it takes a match with id 0 for none."""
     keys = ("image_id", "category_id", "bbox", "area", "iscrowd", "score")
     annotations = []
-    for number, row in enumerate(zip(*map(np.ndarray.tolist, columns), strict=True), start=1):
+    for number, row in enumerate(zip(*map(ndarray.tolist, columns), strict=True), start=1):
         annotations.append(dict(zip(keys, row, strict=False), id=number))
     coco = COCO()
     coco.dataset = {"images": images, "categories": categories, "annotations": annotations}
@@ -141,10 +144,10 @@ def score(truth: GroundTruth, detections: Detections, scorer: str | None = None)
         images = truth.image_of_box[counted & (truth.classes == index)]
         per_class[name] = row | {"images": len(np.unique(images)), "boxes": len(images)}
     at_best = best_f1(matches) or absent
-    return Evaluation(metrics, per_class, at_best, truth, detections, losses={}, scorer=scorer, matches=matches)
+    return Evaluation(metrics, per_class, at_best, truth, detections, {}, scorer, matches=matches)
 
 
-def _mean_of_present(values: np.ndarray) -> float:
+def _mean_of_present(values: ndarray) -> float:
     present = values[values > ABSENT]
     return float(present.mean()) if present.size else ABSENT
 
@@ -152,14 +155,14 @@ def _mean_of_present(values: np.ndarray) -> float:
 class Matches(NamedTuple):
     """n detections, by class and image, and boxes of K classes on N images, at COCO's 10 IoUs."""
 
-    classes: np.ndarray  # int64 (n,)
-    images: np.ndarray  # int64 (n,) positions in the order of image ids
-    scores: np.ndarray  # float64 (n,)
-    right: np.ndarray  # bool (10, n) matched with a box that counts
-    wrong: np.ndarray  # bool (10, n) matched with none; those matched with crowds are neither
-    boxes: np.ndarray  # int64 (K, N) number of boxes that count, all but crowds
-    found: np.ndarray  # int64 (n,) positions in canonical order
-    labels: np.ndarray  # int64 (n,) the box that each is matched with at IoU .5; -1: none
+    classes: ndarray  # int64 (n,)
+    images: ndarray  # int64 (n,) positions in the order of image ids
+    scores: ndarray  # float64 (n,)
+    right: ndarray  # bool (10, n) matched with a box that counts
+    wrong: ndarray  # bool (10, n) matched with none; those matched with crowds are neither
+    boxes: ndarray  # int64 (K, N) number of boxes that count, all but crowds
+    found: ndarray  # int64 (n,) positions in canonical order
+    labels: ndarray  # int64 (n,) the box that each is matched with at IoU .5; -1: none
 
 
 def find_matches(truth: GroundTruth, detections: Detections, scorer: str | None = None) -> Matches:
@@ -184,7 +187,7 @@ def find_matches(truth: GroundTruth, detections: Detections, scorer: str | None 
     return Matches(classes, images, np.array(scores, np.float64), right, wrong, boxes, found, labels)
 
 
-def best_f1(matches: Matches, index: int | None = None) -> dict[str, float] | None:
+def best_f1(matches: Matches, index: int | None = None) -> Metrics | None:
     """The highest threshold of the best F1 at IoU .5, as OPERATING_POINT; None without a hit."""
     scores, f1, precision, recall = over_scores(matches, index)
     if not f1.any():
@@ -193,7 +196,7 @@ def best_f1(matches: Matches, index: int | None = None) -> dict[str, float] | No
     return dict(zip(OPERATING_POINT, values.tolist(), strict=True))
 
 
-def over_scores(matches: Matches, index: int | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def over_scores(matches: Matches, index: int | None) -> tuple[ndarray, ...]:
     """Falling scores (n,); F1, precision, recall at IoU .5 from each on, of a class or all."""
     chosen = matches.right[0] | matches.wrong[0]
     boxes = matches.boxes.sum()
@@ -211,7 +214,8 @@ def over_scores(matches: Matches, index: int | None = None) -> tuple[np.ndarray,
 def rows_of_classes(result: Evaluation) -> tuple[list[str], list[list[str]]]:
     """Titles and cells of a table with a row for all classes, then for each; "-" means none."""
     with_box = result.truth.image_of_box[~result.truth.crowd.astype(bool)]
-    of_all = {**result.metrics, **result.at_best_f1, "images": len(np.unique(with_box)), "boxes": len(with_box)}
+    counts = {"images": len(np.unique(with_box)), "boxes": len(with_box)}
+    of_all = {**result.metrics, **result.at_best_f1, **counts}
     rows = []
     for name, row in (("all", of_all), *result.per_class.items()):
         cells = map(format_metric, itemgetter(*PER_CLASS, *OPERATING_POINT)(row))
@@ -223,7 +227,8 @@ def format_table(result: Evaluation) -> str:
     """Format the 12 metrics and a row per class; "-" means no ground truth."""
     aligned = "{:>5}".format
     values = map(format_metric, itemgetter(*METRICS)(result.metrics))
-    lines = [f"scored by {result.scorer}", " ".join(map(aligned, METRICS)), " ".join(map(aligned, values)), ""]
+    names = " ".join(map(aligned, METRICS))
+    lines = [f"scored by {result.scorer}", names, " ".join(map(aligned, values)), ""]
     titles, rows = rows_of_classes(result)
     width = max(map(len, ("class", "all", *result.per_class)))
     for name, images, boxes, *cells in (titles, *rows):

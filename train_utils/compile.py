@@ -83,7 +83,7 @@ class CompiledLoss:
         refines: bool = False,
     ) -> tuple[LossParts, Tensor]:
         """As the loss that is compiled, with a graph for each value of ``refines``."""
-        if not self._is_prepared:  # what a loss caches for a device, such as anchors, must not enter its graph
+        if not self._is_prepared:  # what a loss caches, such as anchors, must not enter its graph
             with torch.no_grad():
                 self._eager.sums(raw_maps, targets, positives_per_image)
             self._is_prepared = True

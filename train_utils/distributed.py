@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from signal import SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2, Signals
 from typing import Any, Self
 
 import torch
@@ -28,7 +29,7 @@ from data.progress import counted, log
 
 NVIDIA_DEVICE = Path("/dev/nvidiactl")  # there if the kernel knows a GPU, whatever torch can do
 PAUSE_SECONDS = 0.1  # between looks at the store
-STOP_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+STOP_SIGNALS = (SIGUSR1, SIGUSR2, SIGTERM, SIGHUP, SIGINT)
 _groups = itertools.count()  # that this process opened
 
 
@@ -94,8 +95,8 @@ def choose_device(requested: str, local_rank: int | None = None) -> torch.device
         except RuntimeError as error:
             if "driver" in str(error):  # not if CUDA_VISIBLE_DEVICES hides all
                 raise DistributedError(
-                    f"torch cannot use the GPU of this machine ({first_line(error)}). fix: a newer driver, or a "
-                    "build of torch for this one; device=cpu does without"
+                    f"torch cannot use the GPU of this machine ({first_line(error)}). fix: "
+                    "a newer driver, or a build of torch for this one; device=cpu does without"
                 ) from error
     if requested == "cpu" or (requested == "auto" and not has_cuda):
         return torch.device("cpu")
@@ -129,7 +130,8 @@ def _open_group(place: launch.Launch, device: torch.device, timeout_seconds: flo
     try:
         if place.store is not None:
             _wait_for_store(place.store, time.monotonic() + timeout_seconds)
-        reached, rank, world_size = next(dist.rendezvous(place.url, place.rank, place.world_size, timeout=timeout))
+        meeting = dist.rendezvous(place.url, place.rank, place.world_size, timeout=timeout)
+        reached, rank, world_size = next(meeting)
         # torchrun's store may hold the keys of dead processes and of an earlier training here.
         store = dist.PrefixStore(f"{place.attempt}/{next(_groups)}", reached)
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
@@ -140,8 +142,9 @@ def _open_group(place: launch.Launch, device: torch.device, timeout_seconds: flo
         )
     except (OSError, RuntimeError, ValueError) as error:
         raise DistributedError(
-            f"rank {place.rank} did not meet its peers ({first_line(error)}). fix: look for the first error in "
-            "the output of all ranks; MASTER_ADDR and MASTER_PORT say where to meet, "
+            f"rank {place.rank} did not meet its peers ({first_line(error)}). fix: "
+            "look for the first error in the output of all ranks; "
+            "MASTER_ADDR and MASTER_PORT say where to meet, "
             "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME=<the interface between the hosts> how"
         ) from error
 
@@ -170,7 +173,7 @@ def torch_distributed_zero_first(world: World | None) -> Iterator[None]:
         return
     assert dist.group.WORLD is not None
     store = dist.group.WORLD.get_group_store()
-    section = f"zero_first/{store.add(f'zero_first/entered/{world.rank}', 1)}"  # every rank counts its own entries
+    section = f"zero_first/{store.add(f'zero_first/entered/{world.rank}', 1)}"  # each rank counts its own
 
     def wait_for(builders: int) -> None:
         while store.add(f"{section}/done", 0) < builders:
@@ -267,8 +270,8 @@ class StopRequest:
 
     def __init__(self, term_ends: bool = False) -> None:
         self._term_ends = term_ends
-        self.signal: signal.Signals | None = None
-        self.agreed: signal.Signals | None = None
+        self.signal: Signals | None = None
+        self.agreed: Signals | None = None
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -276,30 +279,32 @@ class StopRequest:
             return self
         for number in STOP_SIGNALS:
             before = signal.getsignal(number)
-            if number == signal.SIGHUP and before == signal.SIG_IGN:
+            if number == SIGHUP and before == signal.SIG_IGN:
                 continue
             self._before[number] = before
-            if number != signal.SIGTERM or not self._term_ends:
+            if number != SIGTERM or not self._term_ends:
                 signal.signal(number, self._handle)
         return self
 
     def handle_term(self) -> None:
         """Stop after the step on TERM, too; before, it ends the process wherever it waits."""
-        if signal.SIGTERM in self._before:
-            signal.signal(signal.SIGTERM, self._handle)
+        if SIGTERM in self._before:
+            signal.signal(SIGTERM, self._handle)
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         # The launcher ends all ranks with TERM after one of them failed and said why.
-        is_ended = self.signal == signal.SIGTERM and launch.is_lost_peer(error)
-        if self.signal is not None and (is_ended or (error is None and callable(self._before.get(self.signal)))):
+        is_ended = self.signal == SIGTERM and launch.is_lost_peer(error)
+        if self.signal is None:
+            return
+        if is_ended or (error is None and callable(self._before.get(self.signal))):
             signal.raise_signal(self.signal)
 
     def _handle(self, number: int, _: object) -> None:
-        if number == signal.SIGINT and self.signal is not None:
+        if number == SIGINT and self.signal is not None:
             raise KeyboardInterrupt
-        self.signal = self.signal or signal.Signals(number)
+        self.signal = self.signal or Signals(number)
 
     def votes(self, skip: Tensor, save: bool) -> Tensor:
         """Skip, save, signal number or 0, if any rank wants it: float64 (3,), by all together."""
@@ -313,11 +318,11 @@ class StopRequest:
         """Set ``agreed`` from the ``number`` in the ``votes`` of all ranks, or by asking them."""
         if number is None:
             number = self.votes(torch.tensor(False), save=False)[2].item()
-        self.agreed = signal.Signals(int(number)) if number else None
+        self.agreed = Signals(int(number)) if number else None
 
 
-def ask_for_requeue(world: World, stopped_by: signal.Signals) -> None:
+def ask_for_requeue(world: World, stopped_by: Signals) -> None:
     """Ask the SLURM job script to requeue, which ends the job; not after Ctrl-C."""
     path = launch.requeue_file()
-    if world.is_main and path is not None and stopped_by != signal.SIGINT:
+    if world.is_main and path is not None and stopped_by != SIGINT:
         path.write_text(f"{stopped_by.name}\n", encoding="utf-8")

@@ -11,6 +11,8 @@ from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import get_total_norm
 
 from conf import TrainError
 from conf.schema import Compile, TrainSection
@@ -19,8 +21,9 @@ from data.progress import Progress, counted
 from models import Darknet
 from models.layers import Dropout
 from models.loss import HeadLoss, LossParts
-from train_utils import auto, checkpoint, compile, distributed, numerics, optim, train_state
+from train_utils import auto, checkpoint, compile, distributed, numerics, optim
 from train_utils.distributed import StopRequest, World
+from train_utils.train_state import LOSS_NAMES, TrainState
 
 # By these the CPU's allocator, CUDA, cuDNN and cuBLAS say that memory is full.
 MEMORY_IS_FULL = (
@@ -51,8 +54,8 @@ class ForwardPass:
         model: Darknet,
         loss: HeadLoss,
         options: TrainSection,
-        *,
         compile_mode: str,
+        *,
         batches: TrainBatchSampler,
         world: World,
         log_line: Callable[[str], None],
@@ -68,10 +71,11 @@ class ForwardPass:
         if options.compile is Compile.auto and compile_mode == "default":
             longer = compile.INPUT_ONLY if is_fused else "default"
             compile_mode = longer if auto.pays_back(model, options.image_size, images) else "off"
-        step: tuple[HeadLoss | compile.CompiledLoss, compile.ToInput] = loss, Batch.network_input
+        to_input = Batch.network_input
+        step: tuple[HeadLoss | compile.CompiledLoss, compile.ToInput] = loss, to_input
         if compile_mode != "off":
             sizes = batches.sizes.count
-            step = compile.compile_step(model, loss, Batch.network_input, compile_mode, sizes, log_line=log_line)
+            step = compile.compile_step(model, loss, to_input, compile_mode, sizes, log_line=log_line)
         dtype = numerics.autocast_dtype(options.precision.value, world.device)
         return cls(distributed.wrap_ddp(model, world), *step, dtype, world)
 
@@ -84,12 +88,12 @@ class ForwardPass:
         return (distributed.sum_over_ranks(positives) if len(positives) else positives) / images
 
     def __call__(
-        self, images: Tensor, targets: Tensor, positives_per_image: Tensor, warmup: float, refines: bool = False
+        self, images: Tensor, targets: Tensor, per_image: Tensor, warmup: float, refines: bool = False
     ) -> tuple[LossParts, Tensor]:
         """Sums and divisor of the loss on ``images`` (B, 3, H, W), float; ``warmup`` is 0..1."""
         with torch.autocast(images.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None):
             raw_maps = self.model(images)
-        return self.loss.sums(raw_maps, targets, positives_per_image, warmup, refines)
+        return self.loss.sums(raw_maps, targets, per_image, warmup, refines)
 
 
 class EpochResult(NamedTuple):
@@ -103,11 +107,11 @@ class EpochResult(NamedTuple):
 
 def train_one_epoch(
     forward: ForwardPass,
-    state: train_state.TrainState,
+    state: TrainState,
     loader: Iterable[Batch],
-    *,
     guard: "NonFiniteGuard",
     stop: StopRequest,
+    *,
     writer: checkpoint.CheckpointWriter,
     log_step: Callable[[int, Mapping[str, float]], None],
     progress: Progress,
@@ -123,7 +127,8 @@ def train_one_epoch(
     world = forward.world
     forward.model.train()
     seen = 0  # images of the epoch
-    waited, started = 0.0, time.perf_counter()
+    waited = 0.0
+    started = time.perf_counter()
 
     def live_metrics() -> dict[str, str]:
         loss = float(state.loss_sums[0]) / max(1, state.loss_steps)
@@ -142,11 +147,10 @@ def train_one_epoch(
         seen += images
         state.seen += images
         means, norm = add_gradients(forward, state, micro_batches, images, refines)
-
         numbers = torch.cat([means, norm.to(means).view(1)])
         votes = stop.votes(skip=~numbers.isfinite().all(), save=writer.is_due(state.step + 1))
         *losses, _, skip, save, signal = torch.cat([numbers, votes]).tolist()  # the step's only host read
-        named = dict(zip(train_state.LOSS_NAMES, losses, strict=True))
+        named = dict(zip(LOSS_NAMES, losses, strict=True))
         stop.agree(signal)
         if skip:
             guard.skip(state, named)
@@ -169,7 +173,7 @@ def train_one_epoch(
 
 
 def add_gradients(
-    forward: ForwardPass, state: train_state.TrainState, micro_batches: list[Batch], images: int, refines: bool
+    forward: ForwardPass, state: TrainState, micro_batches: list[Batch], images: int, refines: bool
 ) -> tuple[Tensor, Tensor]:
     """Put the gradients of a step, of ``images`` over all ranks, into the parameters.
 
@@ -183,7 +187,7 @@ def add_gradients(
     divisor = state.loss_sums.new_zeros(1)
     while micro_batches:
         batch = micro_batches.pop(0).to(world.device, non_blocking=True)
-        if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        if isinstance(model, DistributedDataParallel):
             model.require_backward_grad_sync = not micro_batches  # as its no_sync() does
         parts, share = forward(forward.to_input(batch), batch.targets, per_image, warmup, refines)
         # DDP averages gradients over the ranks.
@@ -191,7 +195,6 @@ def add_gradients(
         sums += torch.stack([part.detach() for part in parts])
         divisor += share
         del batch, parts
-
     # The positives of all passes and ranks are known only now.
     divisor = distributed.sum_over_ranks(divisor).clamp(min=images)
     state.scaler.unscale_(state.optimizer)
@@ -200,16 +203,16 @@ def add_gradients(
         if parameter.grad is not None:
             gradients.append(parameter.grad)
     torch._foreach_mul_(gradients, (images / divisor[0]).to(gradients[0].dtype))
-    return sums * (world.world_size / divisor), torch.nn.utils.get_total_norm(gradients)
+    return sums * (world.world_size / divisor), get_total_norm(gradients)
 
 
-def rehearse(forward: ForwardPass, state: train_state.TrainState, side: int) -> None:
+def rehearse(forward: ForwardPass, state: TrainState, side: int) -> None:
     """Run one DDP pass on empty images of ``side`` pixels, before a resumed state is loaded.
 
     After its first backward pass DDP puts gradients into other buckets. With three or more ranks it
     then adds in another order, and a resumed run would differ in the last bits without that pass.
     """
-    if not isinstance(forward.model, torch.nn.parallel.DistributedDataParallel):
+    if not isinstance(forward.model, DistributedDataParallel):
         return
     forward.model.train()
     images = torch.zeros(2, 3, side, side, device=forward.world.device, dtype=state.parameters[0].dtype)
@@ -219,14 +222,14 @@ def rehearse(forward: ForwardPass, state: train_state.TrainState, side: int) -> 
     state.optimizer.zero_grad(set_to_none=True)
 
 
-def check_weights(state: train_state.TrainState) -> None:
+def check_weights(state: TrainState) -> None:
     """Raise TrainError on all ranks if a weight, a statistic or its average is not finite."""
     values = [*state.model.state_dict().values(), *state.average.module.state_dict().values()]
-    largest = torch.nn.utils.get_total_norm(list(filter(torch.is_floating_point, values)), math.inf)
+    largest = get_total_norm(list(filter(torch.is_floating_point, values)), math.inf)
     if distributed.any_rank(not math.isfinite(largest)):
         raise TrainError(
-            f"a weight or batch-norm statistic is not finite after {counted(state.step, 'step')}, and training cannot "
-            f"recover; the last checkpoint predates it. fix: {HELP}"
+            f"a weight or batch-norm statistic is not finite after {counted(state.step, 'step')}, "
+            f"and training cannot recover; the last checkpoint predates it. fix: {HELP}"
         )
 
 
@@ -243,7 +246,7 @@ class NonFiniteGuard:
         for before, now in self._buffers:
             torch._foreach_copy_(before, now)
 
-    def skip(self, state: train_state.TrainState, losses: Mapping[str, float]) -> None:
+    def skip(self, state: TrainState, losses: Mapping[str, float]) -> None:
         """Undo the step in the model's buffers; ``losses`` are those of this rank.
 
         All ranks call this together. If float16's loss scale was above 1 and fell because of this
@@ -258,8 +261,9 @@ class NonFiniteGuard:
         state.scaler.update()
         if not loss_broke and scale > max(1.0, state.scaler.get_scale()):
             self._log_line(
-                f"step {state.step}: a gradient overflows at a loss scale of {scale:g}: update skipped, the scale "
-                "falls. float16 does this in its first steps and sometimes later; it counts once the scale is at 1"
+                f"step {state.step}: a gradient overflows at a loss scale of {scale:g}: update skipped, "
+                "the scale falls. float16 does this in its first steps and sometimes later; "
+                "it counts once the scale is at 1"
             )
             return
         self.in_a_row += 1
@@ -284,6 +288,6 @@ def explain_out_of_memory(batches: TrainBatchSampler, world: World) -> Iterator[
         lower = [size for size in range(1, images) if images * batches.accumulate % size == 0]
         fix = f"train.micro_batch_size={lower[-1] * world.world_size}, or " if lower else ""
         raise TrainError(
-            f"out of memory in a pass of train.micro_batch_size={images * world.world_size} images over all ranks. "
-            f"fix: {fix}a smaller train.image_size or model.width"
+            f"out of memory in a pass of train.micro_batch_size={images * world.world_size} "
+            f"images over all ranks. fix: {fix}a smaller train.image_size or model.width"
         ) from error

@@ -12,7 +12,7 @@ import data
 import models
 from conf import ConfigError
 from conf.schema import EvalConfig, EvalPrecision, ExportConfig, TrainConfig
-from data import Annotations
+from data import Annotations, Batch
 from data.progress import Progress, counted, log
 from models import Darknet
 from train_utils import build, coco_eval, distributed, numerics, results
@@ -58,7 +58,6 @@ class Evaluator:
         self.dtype = numerics.autocast_dtype(options.precision.value, world.device, "evaluate.precision")
         self.scorer = coco_eval.choose_scorer(options.scorer)
         self.postprocess = build.build_postprocess(options, model, classes, in_training=self.loss is not None)
-
         rect = options.rect and model.takes_any_size
         of_all_ranks = data.eval_batches(
             val_set.sizes, size, options.batch_size, stride=model.max_stride, rect=rect, resize=options.resize
@@ -78,9 +77,9 @@ class Evaluator:
         assert isinstance(model, Darknet)
         device = self.world.device
         distributed.broadcast_module(model)  # without SyncBatchNorm the statistics of the ranks differ
-        rows = [torch.zeros(1 + len(LOSS_NAMES), device=device)]  # images and losses of batches; read at the end
+        rows = [torch.zeros(1 + len(LOSS_NAMES), device=device)]  # images, losses of batches; read at the end
 
-        def keep_losses(batch: data.Batch, raw_maps: list[Tensor]) -> None:
+        def keep_losses(batch: Batch, raw_maps: list[Tensor]) -> None:
             if self.loss is not None:
                 losses = self.loss(raw_maps, batch.targets.to(device, non_blocking=True), refines=refines)
                 rows.append(torch.stack((torch.full_like(losses.total, len(batch.images)), *losses)))
@@ -117,7 +116,7 @@ class Evaluator:
             log_line(f"val: the loss is not finite. fix: {HELP}")
         return evaluation._replace(losses=means)
 
-    def to_original(self, batch: data.Batch, i: int, boxes_xyxy: ndarray) -> ndarray:
+    def to_original(self, batch: Batch, i: int, boxes_xyxy: ndarray) -> ndarray:
         """Boxes (n, 4) of the batch's i-th image from network pixels to original pixels."""
         boxes = data.Letterbox(*batch.letterboxes[i].tolist()).to_original(boxes_xyxy)
         height, width = self.truth.sizes[int(batch.indices[i])].tolist()
@@ -150,8 +149,8 @@ def class_numbers(network: TrainedNetwork, val_set: Annotations) -> list[int] | 
     if order is None:
         raise ConfigError(
             f"the network knows {counted(len(known), 'class')} ({listed(known)}), the data has {len(given)} "
-            f"({listed(given)}): {network.note}. fix: data.classes=[...] with classes that both have, other data, or "
-            "weights converted anew with names=<the data's .json>"
+            f"({listed(given)}): {network.note}. fix: data.classes=[...] with classes that both have, "
+            "other data, or weights converted anew with names=<the data's .json>"
         )
     if known == given:
         return None

@@ -17,6 +17,7 @@ WARMUP_MOMENTUM = 0.9  # at its first step
 # What torch keeps for each parameter: all of these, or nothing yet.
 STATE_KEYS = {torch.optim.SGD: {"momentum_buffer"}, torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"}}
 EMA_WINDOW = 0.08  # of the steps made; from .02 to .16 nothing changes (docs/develop/decisions.md)
+Pair = tuple[list[Tensor], list[Tensor]]  # targets and sources of one dtype
 FAST_BIASES = 10  # times lr, of biases at the start of warm-up with name=sgd: heads start fast
 
 
@@ -154,9 +155,9 @@ class WeightAverage:
         self.updates = updates
 
 
-def pairs_by_dtype(targets: Iterable[Tensor], sources: Iterable[Tensor]) -> list[tuple[list[Tensor], list[Tensor]]]:
+def pairs_by_dtype(targets: Iterable[Tensor], sources: Iterable[Tensor]) -> list[Pair]:
     """Group pairs of tensors by dtype: on CUDA only lists of one dtype share a kernel."""
-    groups: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+    groups: dict[torch.dtype, Pair] = {}
     for target, source in zip(targets, sources, strict=True):
         of_targets, of_sources = groups.setdefault(target.dtype, ([], []))
         of_targets.append(target)

@@ -25,6 +25,7 @@ DETECTION = np.dtype([*NUMBERS, ("score", "f4"), ("box_xywh", "4f4")])
 # The same from any system's results file, with the file's own numbers and order.
 DETECTION_AS_READ = np.dtype([*NUMBERS, ("score", "f8"), ("box_xywh", "4f8")])
 Detections = ndarray  # of dtype DETECTION, or DETECTION_AS_READ
+Json = dict[str, Any]  # an object of a file
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def canonical_order(detections: Detections) -> Detections:
     return np.take(detections, np.lexsort(keys))
 
 
-def to_coco_json(detections: Detections, category_ids: Sequence[int] | ndarray) -> list[dict[str, Any]]:
+def to_coco_json(detections: Detections, category_ids: Sequence[int] | ndarray) -> list[Json]:
     """COCO's results in canonical order; ``category_ids`` has the id of each class."""
     ordered = canonical_order(detections)
     images, boxes, scores = (ordered[name].tolist() for name in ("image_id", "box_xywh", "score"))
@@ -89,7 +90,7 @@ def to_coco_json(detections: Detections, category_ids: Sequence[int] | ndarray) 
     ]
 
 
-def images_json(annotations: Annotations) -> dict[str, Any]:
+def images_json(annotations: Annotations) -> Json:
     """The images and categories of a data set as COCO writes them."""
     images = []
     for number, name, size in zip(annotations.image_ids, annotations.file_names, annotations.sizes, strict=True):
@@ -97,12 +98,12 @@ def images_json(annotations: Annotations) -> dict[str, Any]:
     return {"images": images, "categories": categories_json(annotations.names, annotations.category_ids.tolist())}
 
 
-def image_json(number: int, name: str, size: Sequence[int]) -> dict[str, Any]:
+def image_json(number: int, name: str, size: Sequence[int]) -> Json:
     """An image of ``size`` (height, width) as COCO writes it."""
     return {"id": number, "file_name": name, "height": size[0], "width": size[1]}
 
 
-def categories_json(names: Sequence[str], category_ids: Sequence[int]) -> list[dict[str, Any]]:
+def categories_json(names: Sequence[str], category_ids: Sequence[int]) -> list[Json]:
     """The categories as COCO writes them."""
     return [{"id": number, "name": name} for number, name in zip(category_ids, names, strict=True)]
 
@@ -119,7 +120,7 @@ class ImageResult:
 
 def coco_files(
     results: Sequence[ImageResult], names: Sequence[str], category_ids: Sequence[int]
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+) -> tuple[Json, list[Json]]:
     """Images with categories, and detections, for COCO json; with video frames ids count from 1."""
     ordered = sorted(results, key=lambda result: (result.name, result.frame or 0))
     ids = list(range(1, len(ordered) + 1))
@@ -158,13 +159,12 @@ def read_results(
         table = np.array([(row.image_id, 0, row.score, row.bbox) for row in rows], DETECTION_AS_READ)
         categories = np.array([row.category_id for row in rows], np.int64)
         in_data = np.isin(table["image_id"], image_ids)
-        finite = np.isfinite(np.column_stack((table["score"], table["box_xywh"]))).all(axis=1)
+        finite = np.isfinite(np.column_stack((table["score"], table["box_xywh"]))).all(1)
         if not finite.all():
             raise ValueError(f"score or bbox is not finite - at `$[{finite.argmin()}]`")
         if not in_data.all():
-            raise ValueError(
-                f"image {table['image_id'][in_data.argmin()]} is not in the data - at `$[{in_data.argmin()}]`"
-            )
+            row = in_data.argmin()
+            raise ValueError(f"image {table['image_id'][row]} is not in the data - at `$[{row}]`")
     except (OSError, ValueError, OverflowError, RecursionError, msgspec.ValidationError) as error:
         fix = "fix: a COCO results file, and the annotations that it was made for"
         raise TrainError(f"detections={path} cannot be read ({shown(str(error))}). {fix}") from error
@@ -177,7 +177,8 @@ def read_results(
         sentence = f"{len(table) - len(kept)} of its {len(table)} rows are of categories {listed}"
         # Counted from 0 or 1, and not as the data does, all rows are of other classes.
         if len(kept) == 0 or 0 in foreign or categories.max() <= len(ids):
-            raise TrainError(f"detections={path}: {sentence}, not of the data. fix: the ids of the annotation file")
+            fix = "fix: the ids of the annotation file"
+            raise TrainError(f"detections={path}: {sentence}, not of the data. {fix}")
         log.warning(f"{path}: {sentence}, which the data does not have, and are left out")
     order = np.argsort(ids)
     kept["class"] = order[np.searchsorted(ids, categories[is_known], sorter=order)]
@@ -197,20 +198,22 @@ def warn_of_units(path: Path, detections: Detections, image_ids: ndarray, sizes:
     sizes = sizes[order[np.searchsorted(image_ids, detections["image_id"], sorter=order)]]
     boxes = detections["box_xywh"]
     start, extent = np.hsplit(boxes, 2)
-    beyond = (start + extent > sizes[:, ::-1] + 1).any(axis=1)
-    other = looks_like(boxes, sizes, extent.prod(axis=1))
+    beyond = (start + extent > sizes[:, ::-1] + 1).any(1)
+    other = looks_like(boxes, sizes, extent.prod(1))
     if extent.max() < TINY:
-        log.warning(f"warning: all boxes of {path} are below {TINY:g} pixels, as if they were fractions of the image")
+        says = f"are below {TINY:g} pixels, as if they were fractions of the image"
+        log.warning(f"warning: all boxes of {path} {says}")
     elif other is not None:
-        log.warning(f"warning: the boxes of {path} look like {other}, and are read as [left, top, width, height]")
+        says = f"look like {other}, and are read as [left, top, width, height]"
+        log.warning(f"warning: the boxes of {path} {says}")
     elif beyond.mean() > 0.5:
         log.warning(
-            f"warning: {beyond.sum():,} of {len(boxes):,} boxes of {path} reach out of their image, as if they were "
-            "not [left, top, width, height] in pixels"
+            f"warning: {beyond.sum():,} of {len(boxes):,} boxes of {path} reach out of their image, "
+            "as if they were not [left, top, width, height] in pixels"
         )
 
 
-def check_images(path: Path, of_data: dict[str, Any]) -> None:
+def check_images(path: Path, of_data: Json) -> None:
     """Raise TrainError if an ``images.json`` beside the results differs from the data's."""
     beside = path.with_name("images.json")
     if not beside.is_file():
@@ -220,7 +223,8 @@ def check_images(path: Path, of_data: dict[str, Any]) -> None:
         images = {int(row["id"]): _describe(row) for row in theirs["images"]}
         categories = {row["name"]: int(row["id"]) for row in theirs.get("categories", ())}
     except (OSError, AttributeError, ArithmeticError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise TrainError(f"{beside} cannot be read ({error!r}). fix: move detections={path} elsewhere") from error
+        fix = f"fix: move detections={path} elsewhere"
+        raise TrainError(f"{beside} cannot be read ({error!r}). {fix}") from error
     for row in of_data["images"]:
         here, there = _describe(row), images.get(row["id"])
         if there not in (None, here):
@@ -234,7 +238,7 @@ def check_images(path: Path, of_data: dict[str, Any]) -> None:
             raise TrainError(f"{said}. fix: the data that it was made for, or weights with names=<its .json>")
 
 
-def _describe(image: dict[str, Any]) -> str:
+def _describe(image: Json) -> str:
     return f"{PurePosixPath(image['file_name']).name} of {int(image['width'])} x {int(image['height'])} pixels"
 
 

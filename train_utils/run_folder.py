@@ -118,8 +118,8 @@ def _locked(folder: Path, key: str) -> Path:
             holder = json.load(file)
         if isinstance(holder, dict) and holder.keys() == ours.keys() and _is_held(holder, ours):
             raise TrainError(
-                f"{key}={folder} is in use by process {holder['pid']} on host {holder['host']}. fix: wait for its end "
-                f"or stop it, or give another run_dir; if it is gone, remove {path}"
+                f"{key}={folder} is in use by process {holder['pid']} on host {holder['host']}. "
+                f"fix: wait for its end or stop it, or give another run_dir; if it is gone, remove {path}"
             )
         file.seek(0)
         file.truncate()
@@ -170,7 +170,6 @@ def make_writable(folder: Path, key: str) -> None:
 
 
 def _new_folder(name: str) -> Path:
-    """Make a folder for a run, numbered if it exists."""
     job = launch.job_folder_name()
     base = Path("runs", name, job).resolve() if job is not None else _dated(name)
     make_writable(base.parent, "run_dir")

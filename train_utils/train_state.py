@@ -4,7 +4,7 @@ import platform
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -16,11 +16,13 @@ from conf.options import changed_values
 from conf.schema import TrainConfig, TrainSection
 from data.progress import counted
 from models.loss import LossParts
-from train_utils import coco_eval, distributed, numerics, optim
+from train_utils import distributed, numerics, optim
+from train_utils.checkpoint import State
+from train_utils.coco_eval import ABSENT, Evaluation
 from train_utils.distributed import World
 
 LOSS_NAMES = ("loss", *(f"loss_{field}" for field in LossParts._fields[1:]))
-COUNTERS = ("epoch", "step", "seen", "best", "best_epoch", "evaluated_epoch", "loss_steps")  # saved as they are
+COUNTERS = "epoch step seen best best_epoch evaluated_epoch loss_steps".split()  # saved as they are
 
 
 @dataclass
@@ -32,20 +34,18 @@ class TrainState:
     schedule: optim.Schedule
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
-    description: dict[str, Any]
+    description: State
     epoch: int = 0  # epochs finished
     step: int = 0  # optimiser steps made
     seen: int = 0  # images trained on, including those of the initial weights: Darknet's count
-    best: float = coco_eval.ABSENT  # best AP so far
+    best: float = ABSENT  # best AP so far
     best_epoch: int = 0
     evaluated_epoch: int = 0  # the last evaluated one, on rank 0
     best_metrics: dict[str, float] = field(default_factory=dict)  # on rank 0
     loss_steps: int = 0  # steps of the current epoch in loss_sums, which are this rank's
 
     @classmethod
-    def create(
-        cls, model: torch.nn.Module, config: TrainConfig, steps_per_epoch: int, description: dict[str, Any]
-    ) -> Self:
+    def create(cls, model: torch.nn.Module, config: TrainConfig, steps_per_epoch: int, description: State) -> Self:
         """The state before the first step; ``model`` is on its device."""
         schedule = optim.Schedule(config.optim, steps_per_epoch, steps_per_epoch * config.train.epochs)
         device = next(model.parameters()).device
@@ -71,12 +71,12 @@ class TrainState:
             return f"no better AP in {counted(options.patience, 'epoch')} (train.patience)"
         return None
 
-    def record(self, evaluation: coco_eval.Evaluation | None) -> bool:
+    def record(self, evaluation: Evaluation | None) -> bool:
         """Record metrics, if any; return whether AP is the best. Without boxes the latest are."""
         if evaluation is None:
             return False
         self.evaluated_epoch, score = self.epoch, evaluation.metrics["AP"]
-        if score <= self.best != coco_eval.ABSENT:
+        if score <= self.best != ABSENT:
             return False
         self.best = score
         self.best_epoch = self.epoch
@@ -87,7 +87,7 @@ class TrainState:
         """The best AP so far and its epoch, or why there is none."""
         if self.best_epoch == 0:
             return "not evaluated yet"
-        if self.best == coco_eval.ABSENT:
+        if self.best == ABSENT:
             return f"no AP, since the validation set has no boxes; best.pt is of epoch {self.best_epoch}"
         return f"best AP {self.best:.4f} after epoch {self.best_epoch}"
 
@@ -131,9 +131,11 @@ class TrainState:
         self.loss_sums.zero_()
         self.loss_steps = 0
 
-    def to_plain(self) -> dict[str, Any] | None:
+    def to_plain(self) -> State | None:
         """Gather the state as plain data on rank 0; None on the others. All ranks call this."""
-        of_cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else torch.empty(0, dtype=torch.uint8)
+        of_cuda = torch.empty(0, dtype=torch.uint8)
+        if torch.cuda.is_initialized():
+            of_cuda = torch.cuda.get_rng_state()
         generators = distributed.gather_arrays(torch.get_rng_state().numpy())
         on_cuda = distributed.gather_arrays(of_cuda.numpy())
         sums = distributed.gather_arrays(self.loss_sums.cpu().numpy())
@@ -155,12 +157,13 @@ class TrainState:
             "versions": {"python": platform.python_version(), "torch": str(torch.__version__), "numpy": np.__version__},
         }
 
-    def resume(self, state: dict[str, Any], folder: Path, world: World) -> str:
+    def resume(self, state: State, folder: Path, world: World) -> str:
         """Take a checkpoint's content; return what changed. CheckpointError if it does not fit."""
         for key in ("names", "data"):
             if repr(state[key]) != repr(self.description[key]):  # a forged value may not compare
                 raise CheckpointError(
-                    f"resume={folder}: the training set would change ({state[key]} -> {self.description[key]}). fix: "
+                    f"resume={folder}: the training set would change "
+                    f"({state[key]} -> {self.description[key]}). fix: "
                     f"data.root=<where its data lie>, or start a new run with model.weights={folder}"
                 )
         try:
@@ -168,30 +171,33 @@ class TrainState:
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
             reason = f"{type(error).__name__}: {first_line(error)}"
             raise CheckpointError(
-                f"resume={folder}: its checkpoint does not fit this training ({reason}). fix: start a new run with "
-                f"model.weights={folder}"
+                f"resume={folder}: its checkpoint does not fit this training ({reason}). fix: "
+                f"start a new run with model.weights={folder}"
             ) from error
         lines = [f"resumed {folder} after epoch {self.epoch}, step {self.step}; {self.best_sentence()}"]
         before, now = state.get("val"), self.description.get("val")
         if before is not None and repr(before) != repr(now):  # an older version kept none
-            lines.append(f"the validation set is another one ({before} -> {now}): the best epoch is chosen anew")
-            self.best = coco_eval.ABSENT
+            change = f"the validation set is another one ({before} -> {now})"
+            lines.append(f"{change}: the best epoch is chosen anew")
+            self.best = ABSENT
             self.best_epoch = self.evaluated_epoch = 0
             self.best_metrics = {}
-        changed = changed_values(checked_config(state["config"], "the checkpoint"), self.description["config"])
+        of_run = checked_config(state["config"], "the checkpoint")
+        changed = changed_values(of_run, self.description["config"])
         lines += [f"changed: {key}: {change}" for key, change in changed.items()]
         if "train.epochs" in changed:
             lines.append("learning rate and mosaics follow the schedule of the new train.epochs from here on")
         return "\n".join(lines)
 
-    def _restore(self, state: dict[str, Any], world: World) -> None:
+    def _restore(self, state: State, world: World) -> None:
         """Take the values of a checkpoint; those of another training raise many kinds of errors."""
         self.model.load_state_dict(state["model"])
         self.average.load(state["ema"], state["ema_updates"])
         optim.restore_optimizer(self.optimizer, state["optimizer"])
-        if state["scaler"]:  # empty if the precision was another one
+        scaler = state["scaler"]
+        if scaler:  # empty if the precision was another one
             now = self.scaler.state_dict()
-            self.scaler.load_state_dict({key: type(value)(state["scaler"][key]) for key, value in now.items()})
+            self.scaler.load_state_dict({key: type(value)(scaler[key]) for key, value in now.items()})
         for name in COUNTERS:
             setattr(self, name, state[name])
         steps = self.schedule.steps_per_epoch

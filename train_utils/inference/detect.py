@@ -25,10 +25,7 @@ _QUEUEING = Lock()
 def collect_detections(
     found: Iterable[Found], to_original: Callable[[AnyBatch, int, ndarray], ndarray], progress: Progress
 ) -> Detections:
-    """The detections of a whole data set from what detect_batches yields.
-
-    ``to_original(batch, i, boxes_xyxy)`` maps float64 boxes of the i-th image to its pixels.
-    """
+    """All detections; ``to_original(batch, i, boxes_xyxy)`` maps float64 boxes to i's pixels."""
     tables = [np.zeros(0, DETECTION)]
     with progress:
         for batch, detections in found:

@@ -142,11 +142,9 @@ class Prediction(_Answers):
         return table.assign(confidence=self.scores, name=self.class_names, **{"class": self.classes})
 
     def save_crops(self, folder: str | os.PathLike[str]) -> None:
-        """Write each object as ``<folder>/<class>/<picture>_<number>.jpg``; raises TrainError.
-
-        Of a video, the number of the frame stands before that of the object.
-        """
-        frame, image = self.frame, self.image
+        """Write ``<folder>/<class>/<picture>_[<frame>_]<number>.jpg`` of each, or TrainError."""
+        frame = self.frame
+        image = self.image
         stem = self.path.stem if self.path else f"picture{frame.medium.name}"
         stem += f"_{frame.number}" * (frame.frames_per_second > 0)
         for number, (box, _, _, name) in enumerate(self):
@@ -175,11 +173,11 @@ class Prediction(_Answers):
             raise TrainError("this system has no picture viewer. fix: save() the picture")
 
 
-def format_counts(counts: Counter[str], most: int = 10) -> str:
-    """The ``most`` frequent classes, and how many others: ``car 12, dog 1, 3 more classes``."""
+def format_counts(counts: Counter[str]) -> str:
+    """The ten most frequent classes, and how many others: ``car 12, dog 1, 3 more classes``."""
     ordered = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
-    more = f", {len(ordered) - most} more classes" if len(ordered) > most else ""
-    return ", ".join(f"{name} {count}" for name, count in ordered[:most]) + more
+    more = f", {len(ordered) - 10} more classes" if len(ordered) > 10 else ""
+    return ", ".join(f"{name} {count}" for name, count in ordered[:10]) + more
 
 
 class Predictor:
@@ -216,7 +214,7 @@ class Predictor:
             classes = class_numbers(self.config.classes, self.network.names, "classes")
         return build.build_postprocess(self.config, self.model, classes)
 
-    def frames(self, media: Sequence[Medium], on_error: OnBadFile, batch_size: int | None = None) -> FrameBatches:
+    def frames(self, media: Sequence[Medium], on_error: OnBadFile, batch_size: int | None) -> FrameBatches:
         """The frames of ``media`` in batches; ``batch_size`` None: 1 on a CPU, else 8."""
         size = batch_size or (1 if self.device.type == "cpu" else GPU_BATCH_SIZE)
         exif, threads = self.config.exif, self.config.workers
@@ -237,7 +235,7 @@ class Predictor:
             for frame, letterbox, rows in zip(batch.frames, batch.letterboxes, tables, strict=True):
                 table = rows.double().numpy()
                 boxes = cut_at_edges(letterbox.to_original(table[:, :4]), frame.size)
-                inside = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)  # others lie in the padding
+                inside = (boxes[:, 2:] > boxes[:, :2]).all(1)  # others lie in the padding
                 scores, classes = table[inside, 4], table[inside, 5].astype(int)
                 names, ids = self.network.names, self.network.category_ids
                 yield Prediction(boxes[inside], scores, classes, names, ids, frame)
@@ -315,7 +313,8 @@ class Detector(_Answers):
         self._predictor = network = Predictor(config, distributed.choose_device(config.device.value))
         # Without fusing, batch norm would take a tenth of the time of a single picture.
         network.for_one = fuse_batch_norm(network.model).to(memory_format=torch.channels_last)
-        self._batch_size, self._on_error = config.batch_size, config.on_error
+        self._batch_size = config.batch_size
+        self._on_error = config.on_error
         self.names = list(network.network.names)
         self._forks = len(FORKS)
 
@@ -336,11 +335,13 @@ class Detector(_Answers):
         out of range, TrainError in a process that was forked since the detector was made.
         """
         if self._forks != len(FORKS):  # it would wait for ever for torch's threads, which are not here
-            raise TrainError("the detector was made before this process was forked. fix: make it after the fork")
+            what = "the detector was made before this process was forked"
+            raise TrainError(f"{what}. fix: make it after the fork")
         if others:
             given = [f"{key}={value}" for key, value in others.items()]
             fix = "confidence and classes are for a call, other options for Detector(...)"
-            raise ConfigError(suggestions.refusal(given, DetectConfig) or f"{', '.join(given)} comes late. fix: {fix}")
+            late = f"{', '.join(given)} comes late. fix: {fix}"
+            raise ConfigError(suggestions.refusal(given, DetectConfig) or late)
         predictor = self._predictor
         if confidence is not None:
             predictor = predictor.at(confidence=float(confidence))
@@ -374,11 +375,13 @@ def _picture(source: Any, number: int, exif: Exif) -> Medium:
         source = pixels_of(source, exif)[:, :, ::-1]
     if isinstance(source, ndarray):
         if source.dtype != np.uint8 or source.ndim != 3 or source.shape[2] != 3 or source.size == 0:
-            raise DataError(f"an array is {source.dtype} {source.shape}. fix: uint8 (height, width, 3) in BGR")
+            fix = "fix: uint8 (height, width, 3) in BGR"
+            raise DataError(f"an array is {source.dtype} {source.shape}. {fix}")
         return Medium(Path(), str(number), image=source[:, :, ::-1].copy())  # the caller may change its own
     if isinstance(source, str | os.PathLike):
         medium = Medium.at(str(source), str(number))
         if not medium.is_video:
             return medium
     told = f"{type(source).__name__} {getattr(source, 'shape', source)}"  # not all numbers of a tensor
-    raise DataError(f"{told} is not a picture. fix: a path, URL, array, Pillow image, list; call videos alone")
+    fix = "fix: a path, URL, array, Pillow image, list; call videos alone"
+    raise DataError(f"{told} is not a picture. {fix}")

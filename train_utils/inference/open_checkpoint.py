@@ -17,7 +17,7 @@ from conf import ConfigError, first_line, install_command
 from conf.cli.run_files import EXPORTED, trained_size
 from data.errors import printable
 from data.progress import counted
-from models import Darknet, ModelError
+from models import Darknet, ModelConfig, ModelError
 from models.config import COCO_NAMES
 from models.export import RUNS, read_metadata
 from train_utils import build, checkpoint
@@ -39,7 +39,7 @@ class TrainedNetwork:
 
 
 def open_detector(
-    ckpt: str | None, config: models.ModelConfig | None, names: str | None, image_size: int | list[int] | None
+    ckpt: str | None, config: ModelConfig | None, names: str | None, image_size: int | list[int] | None
 ) -> TrainedNetwork:
     """The network of ``ckpt`` (open_checkpoint), or of ``config`` with its weights.
 
@@ -62,7 +62,7 @@ def open_detector(
 
 
 def open_weights(
-    config: models.ModelConfig, names: list[str], category_ids: list[int] | None, world: World | None = None
+    config: ModelConfig, names: list[str], category_ids: list[int] | None, world: World | None = None
 ) -> TrainedNetwork:
     """The network of ``config`` with Darknet weights; without ``names`` COCO's 80, or numbers."""
     model, report = build.build_model(config, len(names) or None, whole=True, world=world, names=names)
@@ -138,7 +138,7 @@ class ExportedNetwork(Darknet):
         with _reading(path):
             self.run = RUNS[path.suffix](path)
         self.path = path
-        self.names = [printable(name) for name in known["names"]]
+        self.names = list(map(printable, known["names"]))
         self.category_ids = known["category_ids"]
         self.num_classes = len(self.names)
         self.max_stride = known["stride"]

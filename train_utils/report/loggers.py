@@ -96,10 +96,7 @@ END_SECONDS = 20.0  # that the end of a training waits for each logger
 
 
 class LoggerThread(threading.Thread):
-    """Calls a logger in a thread of its own: if it fails or hangs, that is one warning.
-
-    No executor, because Python waits for the threads of those before it ends.
-    """
+    """Calls a logger in a thread that Python does not wait for: a failure is one warning."""
 
     def __init__(self, name: str, logger: Any, log_line: Callable[[str], None]) -> None:
         super().__init__(name=f"logger={name}", daemon=True)

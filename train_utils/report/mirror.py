@@ -12,7 +12,7 @@ from data import DataError, remote
 
 LAST, PREVIOUS, BEST = (f"{run_files.CHECKPOINTS}/{name}.pt" for name in ("last", "last.previous", "best"))
 # Whatever else a resumed run needs; the options, with which there is a run, come first.
-BESIDE = ("config.yaml", "run_id.txt", "metrics.csv", "times.csv", "steps.csv", "best_detections.npz", BEST)
+BESIDE = [*"config.yaml run_id.txt metrics.csv times.csv steps.csv best_detections.npz".split(), BEST]
 
 
 class Mirror:
@@ -45,7 +45,6 @@ class Mirror:
                     self._log_line(text)
 
     def _send(self, last: IO[bytes]) -> str:
-        """Write all that is new; return what failed."""
         try:
             for name in BESIDE:
                 path = self._folder / name

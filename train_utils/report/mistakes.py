@@ -72,7 +72,6 @@ def find_mistakes(evaluation: Evaluation, matches: Matches) -> Any:
         kind[labels] = np.where(is_alone, MISSED, LABELS)
         alone, to_alone = labels[is_alone], overlaps[:, is_alone]
         closest[alone], iou[alone] = own[to_alone.argmax(0)], to_alone.max(0)
-
     kind[:count][is_right] = NONE
     closest[:count][is_right] = count + matches.labels[is_right]
     order = np.argsort(-matches.scores, kind="stable")
@@ -144,7 +143,6 @@ def draw_mistakes(
         csv.writer(file).writerows(lines)
     content = json.dumps([table, lines[: ROWS + 1]]).replace("<", "\\u003c")  # no </script>
     out.with_suffix(".html").write_text(PAGE.substitute(count=len(rows), content=content))
-
     order = np.stack([np.arange(len(rows)), np.argsort(-rows.suspicion, kind="stable")], 1).ravel()
     firsts = np.sort(np.unique(rows.image[order], return_index=True)[1])
     cells = []

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 
 from data import Annotations
 from data.errors import printable
@@ -41,7 +42,7 @@ STYLE: dict[Any, Any] = {
 }
 
 Warn = Callable[[str], object]
-Read = Callable[[int], np.ndarray | None]  # image (uint8 RGB) at a position of the data set; None: unreadable
+Read = Callable[[int], ndarray | None]  # image (uint8 RGB) at a position of the data set; None: unreadable
 NameOf = Callable[[int], str]
 
 
@@ -126,22 +127,22 @@ def draw_curves(metrics_csv: Path) -> Any:
     return figure
 
 
-def _read(table: Path) -> np.ndarray:
+def _read(table: Path) -> ndarray:
     """The rows of a table with float columns, NaN for empty cells; none if it is absent."""
     if not table.exists():
         return np.zeros(0, [("step", float)])
     return np.atleast_1d(np.genfromtxt(table, delimiter=",", names=True))
 
 
-def _points(table: np.ndarray, column: str) -> np.ndarray:
+def _points(table: ndarray, column: str) -> ndarray:
     """Step and value (n, 2) of a column; more than MOST_POINTS become means of neighbours."""
     if column not in (table.dtype.names or ()):
         return np.zeros((0, 2))
     measured = table[table[column] >= 0]
-    points = np.stack([measured["step"], measured[column]], axis=1)
+    points = np.stack([measured["step"], measured[column]], 1)
     if len(points) > MOST_POINTS:
         blocks = np.array_split(points, MOST_POINTS)
-        points = np.array([block.mean(axis=0) for block in blocks])
+        points = np.array([block.mean(0) for block in blocks])
     return points
 
 
@@ -170,12 +171,12 @@ def draw_precision_recall(evaluation: Evaluation) -> Any:
     lines = _lines(evaluation)
     figure = new_figure(11, 4.2)
     titles = ("IoU .5: the area is AP50", "mean over IoU .5 to .95: the area is AP")
-    heights = (precision[0], precision.mean(axis=0))
+    heights = (precision[0], precision.mean(0))
     for axis, title, values in zip(figure.subplots(1, 2), titles, heights, strict=True):
         axis.set(**SHARES, title=title, xlabel="recall", ylabel="precision")
         curves = [(values[:, index], style) for index, style in lines.items()]
         if lines:
-            curves.append((values[:, list(lines)].mean(axis=1), {"label": "mean of all classes", **OF_ALL}))
+            curves.append((values[:, list(lines)].mean(1), {"label": "mean of all classes", **OF_ALL}))
         for curve, style in curves:
             text = f"{style['label']}  {curve.mean():.3f}"
             axis.plot(np.linspace(0, 1, len(curve)), curve, **style | {"label": text})
@@ -231,7 +232,7 @@ def label(name: str) -> str:
 MOST_CONFUSED = 30  # classes in the matrix: more cannot be read
 
 
-def count_confusions(evaluation: Evaluation, threshold: float) -> np.ndarray:
+def count_confusions(evaluation: Evaluation, threshold: float) -> ndarray:
     """Count labels (rows) by the class reported for them (columns), int64 (K + 1, K + 1).
 
     The last row counts detections where nothing is labelled, the last column missed labels.
@@ -251,7 +252,7 @@ def count_confusions(evaluation: Evaluation, threshold: float) -> np.ndarray:
             label_ids, found_ids, ignored = np.array([image["dtMatches"][0], image["dtIds"], image["dtIgnore"][0]], int)
             np.add.at(counts, (labelled[label_ids - 1], reported[found_ids - 1]), 1 - ignored)
     boxes = [row["boxes"] for row in evaluation.per_class.values()]
-    counts[:-1, -1] = boxes - counts[:-1].sum(axis=1)
+    counts[:-1, -1] = boxes - counts[:-1].sum(1)
     return counts
 
 
@@ -260,7 +261,7 @@ def draw_confusion(evaluation: Evaluation, threshold: float) -> Any:
     counts = count_confusions(evaluation, threshold)
     classes = len(evaluation.truth.names)
     between = counts[:-1, :-1] * ~np.eye(classes, dtype=bool)
-    confused = between.sum(axis=0) + between.sum(axis=1)
+    confused = between.sum(0) + between.sum(1)
     drawn = sorted(np.argsort(-confused, kind="stable")[:MOST_CONFUSED])
     names = [label(evaluation.truth.names[index]) for index in drawn]
     drawn.append(classes)

@@ -17,7 +17,8 @@ from conf.cli import run_files
 from conf.options import flat, option
 from conf.schema import TrainConfig
 from data.errors import as_started, printable
-from train_utils import coco_eval, results
+from train_utils import results
+from train_utils.coco_eval import METRICS, OPERATING_POINT, PER_CLASS, Evaluation, format_metric, rows_of_classes
 from train_utils.report import plots
 
 BEST_DETECTIONS = "best_detections.npz"
@@ -27,20 +28,20 @@ def _numbers(*names: str) -> Any:
     return msgspec.defstruct("Numbers", [(name, float) for name in names])
 
 
-OF_A_CLASS: Any = _numbers(*coco_eval.PER_CLASS, *coco_eval.OPERATING_POINT, "images", "boxes")
+OF_A_CLASS: Any = _numbers(*PER_CLASS, *OPERATING_POINT, "images", "boxes")
 SCORES = msgspec.defstruct(
     "Scores",
     [
-        ("metrics", _numbers(*coco_eval.METRICS)),
+        ("metrics", _numbers(*METRICS)),
         ("per_class", dict[str, OF_A_CLASS]),
-        ("at_best_f1", _numbers(*coco_eval.OPERATING_POINT)),
+        ("at_best_f1", _numbers(*OPERATING_POINT)),
         ("scorer", str),
         ("about", dict[str, Any], {}),
     ],
 )
 
 
-def keep_best(folder: Path, best: coco_eval.Evaluation) -> None:
+def keep_best(folder: Path, best: Evaluation) -> None:
     """Write ``best_detections.npz`` whole or not at all. Raises OSError."""
     scored = {"metrics": best.metrics, "per_class": best.per_class, "at_best_f1": best.at_best_f1}
     scores = json.dumps({**scored, "scorer": best.scorer, "about": dict(best.about)})
@@ -48,7 +49,7 @@ def keep_best(folder: Path, best: coco_eval.Evaluation) -> None:
         np.savez(file, scores=scores, detections=best.detections, **vars(best.truth))
 
 
-def read_best(folder: Path) -> coco_eval.Evaluation:
+def read_best(folder: Path) -> Evaluation:
     """Read what ``keep_best`` wrote. Raises TrainError if it is absent or damaged."""
     path = folder / BEST_DETECTIONS
     again = f"fix: {as_started('python eval.py')} {option('ckpt', folder)} {option('out', folder)}"
@@ -64,7 +65,7 @@ def read_best(folder: Path) -> coco_eval.Evaluation:
         files = list(map(os.fsdecode, arrays.pop("file_names", ())))  # older files have bytes, or none
         truth = results.GroundTruth(**arrays, names=names, file_names=files)
         check_arrays(truth, found)
-        return coco_eval.Evaluation(**scores, truth=truth, detections=found, losses={})
+        return Evaluation(**scores, truth=truth, detections=found, losses={})
     except Exception as error:  # damaged bytes raise any
         raise TrainError(f"{path} is damaged ({first_line(error)}). {again}") from error
 
@@ -89,7 +90,7 @@ def check_arrays(truth: results.GroundTruth, found: results.Detections) -> None:
         raise ValueError("objects or names of an unknown class or image")
 
 
-PICTURES = {f"{plots.FOLDER}/{name}": title for name, title in plots.PLOTS.items()}  # titles by path in the run
+PICTURES = {f"{plots.FOLDER}/{name}": title for name, title in plots.PLOTS.items()}  # titles by path
 OF_BEST = list(PICTURES)[1:]  # all but the curves
 PICTURES["train_batch.jpg"] = "The first training batch as the network sees it, with its boxes"
 PAGE = Template("""<!DOCTYPE html>
@@ -118,10 +119,7 @@ $mistakes
 
 
 def write_report(folder: Path) -> Path:
-    """Write the report of a run, which may be unfinished, into its folder; return its path.
-
-    Raises TrainError if the run's options or detections are damaged, and OSError.
-    """
+    """Write the report of a run, maybe unfinished; return its path. TrainError if it is damaged."""
     options = texts_of(run_files.read_config(folder, ""))
     defaults = texts_of(compose.defaults("train", TrainConfig))
     defaults["name"] = options["data.name"]  # of the defaults, only the name stands for another option
@@ -129,8 +127,8 @@ def write_report(folder: Path) -> Path:
     if (folder / BEST_DETECTIONS).is_file():
         best = read_best(folder)
         about = texts_of(best.about)
-        cells = map(coco_eval.format_metric, map(best.metrics.get, coco_eval.METRICS))
-        metrics = html_table(coco_eval.METRICS, [list(cells)]) + html_table(*coco_eval.rows_of_classes(best))
+        cells = map(format_metric, map(best.metrics.get, METRICS))
+        metrics = html_table(METRICS, [list(cells)]) + html_table(*rows_of_classes(best))
         metrics += f"<p>{escape(', '.join(map('='.join, about.items())))}</p>"
         if "epoch" in about:
             of_epoch = f" (epoch {escape(about['epoch'])})"

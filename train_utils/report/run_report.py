@@ -22,16 +22,17 @@ from conf import TrainError, compose
 from conf.cli import command_line, launch, run_files
 from conf.options import option
 from conf.schema import TrainConfig
-from data import Annotations
+from data import Annotations, TrainBatchSampler, TrainDataset
 from data.errors import as_started, from_here, printable
 from data.output import LOST
 from data.progress import Progress, counted, duration, log, warn
-from train_utils import coco_eval, distributed, engine, run_folder
+from train_utils import distributed, engine, run_folder
+from train_utils.coco_eval import ABSENT, METRICS, OPERATING_POINT, Evaluation, format_metric, format_table
 from train_utils.report import draw, plots, report_page
 from train_utils.report.loggers import LoggerThread, start_services
 from train_utils.train_state import LOSS_NAMES, TrainState
 
-OF_EVALUATION = *coco_eval.METRICS, *coco_eval.OPERATING_POINT, *(f"val_{name}" for name in LOSS_NAMES)
+OF_EVALUATION = *METRICS, *OPERATING_POINT, *(f"val_{name}" for name in LOSS_NAMES)
 TABLES = {  # metrics.csv is equal in every repetition of a run
     "metrics": ("epoch", "step", "lr", *LOSS_NAMES, *OF_EVALUATION),
     "times": ("epoch", "seconds", "images_per_second", "waiting"),
@@ -82,7 +83,7 @@ class RunReport(contextlib.AbstractContextManager["RunReport"]):
                     self._log.write(f"{stamp} {line}".rstrip() + "\n")
 
     def announce(
-        self, train_set: Annotations, val_set: Annotations, batches: data.TrainBatchSampler, model: models.Darknet
+        self, train_set: Annotations, val_set: Annotations, batches: TrainBatchSampler, model: models.Darknet
     ) -> None:
         """Log what is about to happen: data, network, versions, ranks, precision and length."""
         config, world = self._config, self._world
@@ -123,7 +124,7 @@ class RunReport(contextlib.AbstractContextManager["RunReport"]):
         self.line(f"data.workers={config.data.workers}, augment.colour={config.augment.colour}")
 
     def start(
-        self, requested: TrainConfig, state: TrainState, dataset: data.TrainDataset, batches: data.TrainBatchSampler
+        self, requested: TrainConfig, state: TrainState, dataset: TrainDataset, batches: TrainBatchSampler
     ) -> None:
         """Save the options, draw the first batch of a new run, start tables and services.
 
@@ -166,7 +167,7 @@ class RunReport(contextlib.AbstractContextManager["RunReport"]):
             self._send(step, "train", metrics)
 
     def epoch(
-        self, state: TrainState, result: engine.EpochResult, evaluation: coco_eval.Evaluation | None, is_best: bool
+        self, state: TrainState, result: engine.EpochResult, evaluation: Evaluation | None, is_best: bool
     ) -> None:
         """Report the epoch that ``state`` has just counted; keep the detections of the best one."""
         now = time.monotonic()
@@ -187,27 +188,26 @@ class RunReport(contextlib.AbstractContextManager["RunReport"]):
         self._send(state.step, "train_epoch", training)
         self._send(state.step, "val", metrics | losses)
         self._send(state.step, "train_speed", speed)
-
         epochs = self._config.train.epochs
         done = state.step - self._first_step
         left = (now - self._started) / done * (state.schedule.total_steps - state.step)  # evaluations included
         memory = f"{torch.cuda.max_memory_allocated() / 1e9:.1f}G" if torch.cuda.is_initialized() else "-"
         shown = map(metrics.get, ("precision", "recall", "AP", "AP50"))
         cells: list[str | float] = [f"{state.epoch}/{epochs}", *list(result.losses.values())[:4]]
-        cells += [*map(coco_eval.format_metric, shown), result.images_per_second, memory, duration(left)]
+        cells += [*map(format_metric, shown), result.images_per_second, memory, duration(left)]
         if state.epoch == self._first_epoch + 1:
             self.line(epoch_row(list(EPOCH_COLUMNS)))
         self.line(epoch_row(cells) + (" *" if is_best else ""))
         if is_best and evaluation is not None:
             self._keep_best(state, evaluation)
 
-    def _keep_best(self, state: TrainState, evaluation: coco_eval.Evaluation) -> None:
+    def _keep_best(self, state: TrainState, evaluation: Evaluation) -> None:
         about = {"epoch": state.epoch, "split": "val", "evaluate": compose.to_dictionary(self._config.evaluate)}
         with self.failure_logged("best_detections.npz"):
             report_page.keep_best(self.folder, evaluation._replace(about=about))
 
     def finish(
-        self, state: TrainState, val_set: Annotations, evaluation: coco_eval.Evaluation | None, reason: str | None
+        self, state: TrainState, val_set: Annotations, evaluation: Evaluation | None, reason: str | None
     ) -> None:
         """Report the result of a training: metrics by class, plots, page, next steps.
 
@@ -225,7 +225,7 @@ class RunReport(contextlib.AbstractContextManager["RunReport"]):
                 best, of_epoch = report_page.read_best(self.folder), state.best_epoch
         elif not has_trained:
             self._keep_best(state, evaluation)  # perhaps on another validation set
-        self.line(f"metrics of epoch {of_epoch}:", coco_eval.format_table(best), state.best_sentence())
+        self.line(f"metrics of epoch {of_epoch}:", format_table(best), state.best_sentence())
         if self._config.logger.pictures:
             folder = self.folder / plots.FOLDER
             plots.save_plot(folder / "curves.png", self.line, plots.draw_curves, self.folder / "metrics.csv")
@@ -253,7 +253,7 @@ class RunReport(contextlib.AbstractContextManager["RunReport"]):
 
     def _send(self, step: int, group: str, metrics: Mapping[str, float]) -> None:
         for service in self._services:
-            present = {name: metric for name, metric in metrics.items() if metric != coco_eval.ABSENT}
+            present = {name: metric for name, metric in metrics.items() if metric != ABSENT}
             if present:
                 service.send("scalars", step, group, present)
 
@@ -265,10 +265,7 @@ class RunReport(contextlib.AbstractContextManager["RunReport"]):
 
 
 def save_config(folder: Path, config: TrainConfig) -> None:
-    """Write the options into ``config.yaml`` of a run folder.
-
-    Raises TrainError if it cannot be written; an old file is unchanged then.
-    """
+    """Write ``config.yaml`` of a run folder, whole or not at all; then it raises TrainError."""
     path = folder / "config.yaml"
     try:
         with run_files.whole_file(path) as file:
