@@ -18,7 +18,7 @@ from data import Batch
 from models import Darknet, zoo_cfg
 from models.decode import decode
 from tests.models.small_network import small
-from tests.train_utils.losses import COST, LOSSES, loss_of
+from tests.train_utils.losses import COST, GRAPHS, LOSSES, loss_of
 from train_utils.compile import compile_step
 
 CUDA = torch.device("cuda", 0)
@@ -76,13 +76,13 @@ def test_compiled_parts_hold_nothing_of_the_host(fake: FakeTensorMode, monkeypat
     with CUDA:
         model = small(2).train()
     given, raw_maps = batch().to(CUDA), None
-    for options in LOSSES:
+    for options in GRAPHS:
         count = 2 if options == COST else 1  # heads, which it ranks together; one saves time
         plain = loss_of(model.heads[:count], *options)
         loss, to_input = compile_step(model, plain, Batch.network_input, "default", 1)
         raw_maps = raw_maps or model(to_input(given))
         loss.sums(raw_maps[:count], given.targets, loss.count_positives(given.targets), 0.5)
-    assert len(graphs) == 2 + len(LOSSES), "two of the input"
+    assert len(graphs) == 2 + len(GRAPHS), "two of the input"
     for node in (node for graph in graphs for node in graph.graph.nodes):
         values = tree_leaves(node.meta.get("example_value"))
         assert all(value.device == CUDA for value in values if isinstance(value, Tensor)), node.format_node()
