@@ -32,8 +32,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in the background of a script; tests send it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 REPOSITORY = Path(__file__).resolve().parent.parent
-SLOWEST = """test_gpu test_compile test_programs test_train test_failing_rank test_bucket
-    test_export test_forged test_package test_resume test_eval test_docs test_world_size""".split()
+SLOWEST = """test_programs test_package test_compile test_failing_rank test_export test_attack test_train
+    test_platforms test_names test_eval test_bucket test_fused_norm test_fake_cuda test_forged test_resume
+    test_run test_docs test_world_size""".split()
 
 
 @pytest.hookimpl(trylast=True)

@@ -95,7 +95,7 @@ READERS: dict[str, tuple[Callable[[Path], object], set[str]]] = {  # and the ent
     "weights": (start_from, NETWORK - {"config"}),
     "resume": (resume, set()),  # all
 }
-EVERY = 60  # of how many cases one is tried, beside the missing entries; all (1) take minutes
+EVERY = 150  # of how many cases one is tried, beside the missing entries; all (1) take minutes
 FIRST: dict[str, Any] = {}
 
 

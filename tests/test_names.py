@@ -16,6 +16,7 @@ from conf.cli.program import start as start_program
 from data.errors import printable
 from data.shapes import draw_image
 from tests.data.test_media import video
+from tests.models.cfg_writer import cfg, conv, head
 
 NAMES = ["caf\udce9", "\U0001f600", "日本"]  # the first is Latin-1 where UTF-8 is meant
 CLASSES = [*NAMES, "\ud800"]  # half a letter of UTF-16, which no file can be called
@@ -40,14 +41,15 @@ def test_any_name_goes_through_every_program(tmp_path, monkeypatch, capsys) -> N
         monkeypatch.setattr(sys, "argv", [f"{program}.py", *arguments])
         start_program(program)
 
-    network = ["model=yolov3-tiny", "model.width=0.125"]
+    (home / f"{NAMES[0]}.cfg").write_text(cfg(conv(8, 3, 8), conv(8, 3, 4), head(0, 1, classes=len(CLASSES))))
+    network = [override("model.cfg", home / f"{NAMES[0]}.cfg")]
     training = ["train.image_size=64", "train.batch_size=4", "device=cpu", "data.workers=0"]
     start("train", override("data", home), *network, *training, "train.epochs=1")
     (folder,) = (home / "runs" / home.name).iterdir()
-    start("train", override("resume", folder), "train.epochs=2", "device=cpu")
+    start("train", override("resume", folder), "train.epochs=2", "device=cpu", "logger.pictures=false")
     ckpt, written = override("ckpt", folder), override("out", out)
     scored, checked = home / "scored", home / "checked"
-    start("eval", ckpt, override("out", scored), "plots=true", "device=cpu")
+    start("eval", ckpt, override("out", scored), "device=cpu")
     with pytest.raises(SystemExit, match=r"^1$"):  # both sets have the same images
         start("check_data", override("data", home), *network, override("out", checked))
     detecting = [ckpt, "device=cpu", "confidence=0.0001"]

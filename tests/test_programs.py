@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,11 @@ pytestmark = pytest.mark.release
 Finished = subprocess.CompletedProcess[str]
 
 
-def start(folder: Path, *arguments: str, processes: int = 0, launcher: str = "torch.distributed.run") -> Finished:
-    """Run ``python <arguments>`` in ``folder``, or that under a launcher on ``processes`` ranks."""
-    launch = [] if processes == 0 else ["-m", launcher, "--nproc-per-node", str(processes), "--standalone"]
+def start(folder: Path, *arguments: str, launch: Sequence[str] = ()) -> Finished:
+    """Run ``python <launch> <arguments>`` in ``folder``."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "RANK", "WORLD"))}
     environment.pop("OMP_NUM_THREADS", None)
-    if launcher == "torch.distributed.run":  # the other is deprecated, and says so
-        environment["PYTHONWARNINGS"] = "error::FutureWarning,error::DeprecationWarning"
+    environment["PYTHONWARNINGS"] = "error::FutureWarning,error::DeprecationWarning"
     program, *rest = arguments
     return subprocess.run(
         [sys.executable, *launch, str(REPOSITORY / program), *rest],
@@ -79,33 +78,6 @@ def test_training_on_two_processes_leaves_one_whole_run_folder(folder: Path, tra
     assert "  python eval.py ckpt=run\n" in trained.stdout, "paths below the current folder are short"
 
 
-# One after the other in one process: most of a start is the import of torch.
-OTHERS = """
-import runpy, sys
-for program, *options in (
-    ["eval", "ckpt=run", "out=scored"], ["predict", "ckpt=run", "source=shapes/*/val/*.jpg", "out=drawn"],
-    ["export", "ckpt=run", "format=torch", "out=network.pt2"], ["export", "ckpt=run", "out=network.onnx"],
-):
-    sys.argv[1:] = options
-    try:
-        runpy.run_module(program, run_name="__main__")
-    except SystemExit as ended:
-        assert not ended.code, program
-"""
-
-
-@pytest.mark.release
-def test_the_other_programs_take_its_checkpoint_without_a_warning(folder: Path, trained: Finished) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error::FutureWarning", "-W", "error::DeprecationWarning", "-c", OTHERS],
-        cwd=folder, env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=240,
-    )  # fmt: skip
-    assert done.returncode == 0 and "warning" not in done.stdout.lower(), done.stdout
-    for left in ("run/plots/curves.png", "scored", "drawn", "network.pt2", "network.onnx"):
-        assert (folder / left).exists(), left
-
-
 def score_here(folder: Path, threads: int, options: list[str]) -> None:
     os.chdir(folder)
     torch.set_num_threads(threads)
@@ -135,17 +107,39 @@ def results(out: Path) -> list[Any]:
     return [{name: metrics[name] for name in METRICS}, *others]
 
 
-def test_resume_needs_only_the_folder_and_goes_on_after_the_last_epoch(folder: Path, trained: Finished) -> None:
-    asked = ["resume=run", "train.epochs=3", "logger.pictures=false"]
-    done = start(folder, "train.py", *asked, processes=1, launcher="torch.distributed.launch")
-    assert done.returncode == 0, done.stderr
-    assert [row["epoch"] for row in rows(folder / "run")] == ["1", "2", "3"]
+# One after the other in one process: most of a start is the import of torch.
+OTHERS = """
+import runpy, sys
+for program, *options in (
+    ["eval", "ckpt=run", "out=scored"], ["predict", "ckpt=run", "source=shapes/*/val/*.jpg", "out=drawn"],
+    ["export", "ckpt=run", "format=torch", "out=network.pt2"], ["export", "ckpt=run", "out=network.onnx"],
+    ["train", "resume=run", "train.epochs=3", "devices=1", "logger.pictures=false"],
+):
+    sys.argv[1:] = options
+    try:
+        runpy.run_module(program, run_name="__main__")
+    except SystemExit as ended:
+        assert not ended.code, program
+"""
+
+
+def test_the_other_programs_take_its_checkpoint_without_a_warning(folder: Path, trained: Finished) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error::FutureWarning", "-W", "error::DeprecationWarning", "-c", OTHERS],
+        cwd=folder, env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0 and "warning" not in done.stdout.lower(), done.stdout
+    for left in ("run/plots/curves.png", "scored", "drawn", "network.pt2", "network.onnx"):
+        assert (folder / left).exists(), left
     assert "resumed" in done.stdout and "after epoch 2" in done.stdout
     assert "changed: train.epochs: 2 -> 3" in done.stdout
+    assert [row["epoch"] for row in rows(folder / "run")] == ["1", "2", "3"]
 
 
 def test_one_process_says_what_is_wrong_and_all_end(folder: Path) -> None:
-    done = start(folder, "train.py", "train.epoch=3", processes=2)
+    torchrun = "-m torch.distributed.run --nproc-per-node=2 --standalone"
+    done = start(folder, "train.py", "train.epoch=3", launch=torchrun.split())
     assert done.returncode != 0
     lines = [line for line in done.stderr.splitlines() if line.startswith(("error:", "fix:"))]
     assert lines == ["error: train.epoch=3 is not an option here.", "fix: train.epochs=3"]

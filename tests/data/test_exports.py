@@ -7,6 +7,7 @@ import re
 import shutil
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import cv2
@@ -284,16 +285,35 @@ def opened(root: Path, split: str, *more: str) -> Annotations:
     return open_annotations(typed(root, *more), split)
 
 
+BELOW = {"LVIS", "names that begin elsewhere, in folders", "of Windows", "xml files that name folders"}
+LISTED = {case for case in EXPORTS if "list" in case} | {"moved", "sub-folders", "two years"}
+
+
 @pytest.mark.parametrize("case", a_few_of(EXPORTS))
-def test_exports_are_read_as_they_are(case: str, tmp_path: Path) -> None:
+def test_exports_are_read_as_they_are_and_each_file_beside_their_images_is_named(case: str, tmp_path: Path) -> None:
     write, train, val, option = EXPORTS[case]
     write(tmp_path / "set")
     config = typed(tmp_path / "set", *OPTIONS[option])
-    for split, count in (("train", train), ("val", val)):
-        found = open_annotations(config, split)
-        assert len(found) == count and found.boxes_xywh.tolist() == [BOX] * count
-        assert found.sizes.tolist() == [[HEIGHT, WIDTH]] * count and len(found.names) == 1
-        assert len({found.path(index) for index in range(count) if Path(found.path(index)).is_file()}) == count
+    found = [open_annotations(config, split) for split in ("train", "val")]
+    for one, count in zip(found, (train, val), strict=True):
+        assert len(one) == count and one.boxes_xywh.tolist() == [BOX] * count
+        assert one.sizes.tolist() == [[HEIGHT, WIDTH]] * count and len(one.names) == 1
+        assert len({one.path(index) for index in range(count) if Path(one.path(index)).is_file()}) == count
+    if case in LISTED:  # a list says which images there are
+        return
+    assert not any("do not name" in note or "of no image" in note for note in found[0].notes)
+    path = Path(found[0].path(0))
+    picture(path.with_name("lost.png"))
+    text(path.with_name("other.heic"), "")
+    beside = [file for file in (tmp_path / "set").rglob("*.txt") if file.stem == path.stem]
+    for label in beside:
+        text(label.with_name("alone.txt"), ROW)
+    if case in BELOW:  # folders below others have no stamp
+        config = replace(config, index_dir=str(tmp_path / "new"))
+    notes = open_annotations(config, "train").notes
+    for name in ("/lost.png", "/other.heic", *(["/alone.txt"] if beside else [])):
+        (note,) = (note for note in notes if name in note)
+        assert " (1), first" in note
 
 
 JSONS = {"train_all.json": "eval_all.json", "a/training.json": "a/validation.json", "train/a.json": "val/a.json"}
@@ -315,30 +335,6 @@ def test_a_list_of_names_means_the_xml_files_of_its_split(tmp_path: Path) -> Non
     for split in ("train", "val"):
         found = opened(tmp_path / "set", split)
         assert [Path(found.path(index)).parent.name for index in range(len(found))] == [split] * 2
-
-
-BELOW = {"LVIS", "names that begin elsewhere, in folders", "of Windows", "xml files that name folders"}
-LISTED = {case for case in EXPORTS if "list" in case} | {"moved", "sub-folders", "two years"}
-
-
-@pytest.mark.release
-@pytest.mark.parametrize("case", sorted(EXPORTS.keys() - LISTED))  # a list says which images there are
-def test_each_file_beside_the_images_is_learnt_or_named(case: str, tmp_path: Path) -> None:
-    write, _, _, option = EXPORTS[case]
-    write(tmp_path / "set")
-    before = opened(tmp_path / "set", "train", *OPTIONS[option])
-    assert not any("do not name" in note or "of no image" in note for note in before.notes)
-    path = Path(before.path(0))
-    picture(path.with_name("lost.png"))
-    text(path.with_name("other.heic"), "")
-    beside = [file for file in (tmp_path / "set").rglob("*.txt") if file.stem == path.stem]
-    for label in beside:
-        text(label.with_name("alone.txt"), ROW)
-    index = [f"data.index_dir={tmp_path / 'new'}"] if case in BELOW else []  # folders below others have no stamp
-    notes = opened(tmp_path / "set", "train", *index, *OPTIONS[option]).notes
-    for name in ("/lost.png", "/other.heic", *(["/alone.txt"] if beside else [])):
-        (note,) = (note for note in notes if name in note)
-        assert " (1), first" in note
 
 
 JSON, PAIR = coco_at("a.json", "a"), ("train", "val")

@@ -92,6 +92,7 @@ def test_the_backbone_computes_what_timm_computes(csp: bool, network: str, last:
 @pytest.mark.release
 def test_files_that_do_not_fit_change_nothing() -> None:
     state, key, stem = random_state(csp=False), "stages.1.conv_down.bn.bias", "stem.conv1.conv.weight"
+    models = {width: Darknet(zoo_cfg("yolov3"), 2, width) for width in (0.25, 1)}
     for width, changed, message in (
         (0.25, {}, r"layers\.0\.\S+ needs shape"),
         (1, {key: None}, "is not a darknet53"),
@@ -101,7 +102,7 @@ def test_files_that_do_not_fit_change_nothing() -> None:
         (1, {stem: torch.rand(32, 3)}, "is not a darknet53"),
         (1, {stem: 7}, "holds no state dict"),
     ):
-        model = Darknet(zoo_cfg("yolov3"), 2, width)
+        model = models[width]
         before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         wrong = {name: tensor for name, tensor in (state | changed).items() if tensor is not None}
         with pytest.raises(ModelError, match=message):

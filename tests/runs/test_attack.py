@@ -118,8 +118,8 @@ FILES = [  # a file, its damage, and a program that reads it
     ("set/images/train/1.jpg", "flipped", [*TRAIN, *VOC, "data.cache=disk"]),
     ("set/images/val/1.png", "an endless device", [*PREDICT, CKPT, "on_error=skip"]),
     ("set/train.json", "two words", [*CHECK, "data=set/train.json"]), ("set/val.json", "cut", [*EVAL, CKPT]),
-    ("set/labels/train/1.txt", "deep", [*TRAIN, *YOLO]), ("set/data.yaml", "deep", [*TRAIN, *YOLO]),
-    ("set/data.yaml", "deep:1", [*CHECK, "data=set"]), ("set/names.txt", "a pipe", [*CHECK, *OBJ]),
+    ("set/labels/train/1.txt", "deep", [*TRAIN, *YOLO]), ("set/data.yaml", "deep:1", [*CHECK, "data=set"]),
+    ("set/names.txt", "a pipe", [*CHECK, *OBJ]),
     ("set/names.txt", "not UTF-8", [*CHECK, *OBJ]), ("set/images.txt", "a line", [*CHECK, *LIST]),
     ("set/voc/Annotations/1.xml", "missing", [*CHECK, "data=set/voc"]),
     ("set/voc/Annotations/1.xml", "a pipe", [*CHECK, "data=set/voc"]),
@@ -135,7 +135,6 @@ FILES = [  # a file, its damage, and a program that reads it
     ("mine_data.yaml", "deep", [*CHECK, "data=mine_data.yaml"]),
     ("results.json", "deep", ["eval", *COCO, "detections=results.json"]),
     ("video.avi", "long", [*PREDICT, CKPT, "source=video.avi"]),
-    ("index/*.images", "a folder", [*TRAIN, *COCO, "data.cache=disk"]),
     ("index/*.images", "a pipe", [*TRAIN, *COCO, "data.cache=disk"]), ("index/*/*", "a pipe", [*EVAL, CKPT]),
 ]  # fmt: skip
 OPTIONS = [

@@ -13,6 +13,7 @@ from train_utils.build import build_loss
 
 COST = ("loss=yolox", "loss.positives_by=cost")
 LOSSES = (("loss=yolov3",), ("loss=yolov3", "loss.anchor_iou=0"), ("loss=yolox",), COST, ("loss=darknet",))
+GRAPHS = (LOSSES[0], *LOSSES[2:])  # another anchor_iou is another number in the same graph
 
 
 @cache

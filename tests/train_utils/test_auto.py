@@ -230,7 +230,8 @@ def test_decoupled_networks_of_the_zoo_learn_bins_by_the_loss_of_yolox_and_other
     heads = build.build_meta_model(config.model).heads
     loss, bins = ("yolox", 16) if name in DECOUPLED else ("yolox" if name.startswith("yolox") else "yolov3", 0)
     assert build.suitable_loss(heads, config.loss).name == loss and {head.box_bins for head in heads} == {bins}
-    assert all(head.box_bins == 0 for head in build.build_meta_model(replace(config.model, box_bins=0)).heads)
+    if name in DECOUPLED:
+        assert all(head.box_bins == 0 for head in build.build_meta_model(replace(config.model, box_bins=0)).heads)
 
 
 def test_each_choice_of_loss_has_its_class_and_its_learning_rate() -> None:
