@@ -67,6 +67,20 @@ def test_a_results_file_of_another_system_scores_as_pycocotools_scores_it(
         compose("eval", EvalConfig, [f"detections={results}"], complete_from_checkpoint)
 
 
+@pytest.mark.release
+def test_a_results_file_is_scored_as_of_a_single_class(shared_dir: Path, tmp_path: Path) -> None:
+    """The oracle does without classes, too."""
+    coco, name = shared_dir / "data" / "coco128", "opencv_coco128_val_results.json"
+    results = shared_dir / "darknet" / "yolo-fastest-1.1" / name
+    oracle = plain_pycocotools(coco / "annotations" / "instances_val2017.json", results)
+    oracle.params.useCats = 0
+    for step in (oracle.evaluate, oracle.accumulate, oracle.summarize):
+        step()
+    places = [f"data.root={coco}", f"data.index_dir={tmp_path}", "data.val.images=images/val2017"]
+    metrics = evaluate(["data=coco", *places, "device=cpu", f"detections={results}", "data.single_class=true"])
+    assert list(metrics.values()) == oracle.stats.tolist()
+
+
 def of_run(root: Path, size: int) -> list[str]:
     """Options of eval.py for the run ``root/run``; its checkpoint names the drawn set."""
     return [f"ckpt={root / 'run'}", "data.workers=0", "device=cpu", f"evaluate.image_size={size}"]
@@ -80,6 +94,7 @@ def test_training_scores_as_the_evaluation_does_with_stretched_images(tmp_path: 
     assert metrics == evaluate([ckpt, "device=cpu"]) != evaluate([ckpt, "device=cpu", "evaluate=coco"])
     alone = options_of("eval", [ckpt, "evaluate.confidence=0.3"]).evaluate
     assert (alone.confidence, alone.resize.value, alone.nms_iou, alone.image_size) == (0.3, "stretch", 0.45, 64)
+    assert Path(options_of("eval", [ckpt]).data.index_dir) == Path("datasets/.index").absolute(), "not the run's"
     exported = options_of("export", [ckpt]).evaluate
     predicting = [options_of("predict", [ckpt, "source=a", *more]) for more in ([], ["resize=letterbox"])]
     assert [one.resize.value for one in (exported, *predicting)] == ["stretch", "stretch", "letterbox"]

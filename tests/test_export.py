@@ -21,7 +21,7 @@ from data import EvalDataset, ImageSource, OnError, Request, ShapesConfig, ensur
 from data.shapes import CLASSES
 from eval import evaluate
 from export import calibration_batches, export
-from models import Darknet, ModelError, parse_cfg, save_darknet_weights
+from models import Darknet, ModelError, count_parameters, parse_cfg, save_darknet_weights
 from models.export import METADATA_FILE, DetectorGraph, read_metadata, run_onnx, write_onnx, write_torch
 from models.quantise import equalise, neighbours, quantise
 from predict import Detector
@@ -137,13 +137,8 @@ def data_options(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     root = tmp_path_factory.mktemp("shapes")
     ensure_shapes(root, ShapesConfig(train_images=4, val_images=5, image_size=64))
     shapes = "{train_images: 4, val_images: 5, image_size: 64}"
-    return [
-        "data=shapes",
-        f"data.root={root}",
-        f"data.index_dir={root / 'index'}",
-        f"data.shapes={shapes}",
-        "data.workers=0",
-    ]
+    places = [f"data.root={root}", f"data.index_dir={root / 'index'}"]
+    return ["data=shapes", *places, f"data.shapes={shapes}", "data.workers=0"]
 
 
 @pytest.mark.parametrize(
@@ -154,6 +149,8 @@ def test_a_file_finds_what_its_network_finds(checkpoint, data_options, form, tmp
         pytest.importorskip("openvino")
     suffix = {"onnx": "onnx", "torch": "pt2", "openvino": "xml"}[form]
     file = export([f"ckpt={checkpoint}", f"format={form}", "batch_size=2", f"out={tmp_path}/a.{suffix}"])
+    if form == "openvino":
+        assert file.with_suffix(".bin").stat().st_size > 3 * count_parameters(Detector(checkpoint)._predictor.model)
     scored = ["device=cpu", "evaluate.confidence=0.5", *data_options]
     evaluate([f"ckpt={checkpoint}", *scored, "evaluate.rect=false", f"out={tmp_path}/network"])
     evaluate([f"model_file={file}", *scored, f"out={tmp_path}/file"])

@@ -176,8 +176,9 @@ def test_an_augmentation_depends_on_the_request_alone_also_in_another_process(fi
     grey = (whole.images == 114).all(dim=1).sum(dim=(1, 2))
     assert (grey >= 13 * 13).any() and 0 < len(whole.targets) <= len(before.targets)
     seen, wide = list[float](), [Request(0, 64, 128, 0, repeat) for repeat in range(2)]
-    spied = make(changes={"spy": lambda sample, generator: (seen.append(generator.random()), sample)[1]})
-    assert torch.allclose(spied.__getitems__(wide).targets, plain.__getitems__(wide).targets) and len(set(seen)) == 2
+    spy = lambda sample, generator: (seen.append(generator.random()), sample)[1]  # noqa: E731
+    spied = make(changes={"spy": spy, "other": spy})
+    assert torch.allclose(spied.__getitems__(wide).targets, plain.__getitems__(wide).targets) and len(set(seen)) == 4
     pickled = pickle.dumps(dataset)
     monkeypatch.delitem(sys.modules, "cutout_augmentation")  # a spawned worker has loaded nothing
     again = pickle.loads(pickled)

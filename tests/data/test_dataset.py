@@ -35,7 +35,7 @@ def train_dataset(
 
 
 def requests(indices: list[int], epoch: int = 0, side: int = 96) -> list[data.Request]:
-    return [data.Request(index, side, side, epoch) for index in indices]
+    return [data.Request(index, side, side, epoch, pool=(4, 5)) for index in indices]
 
 
 def sample(batch: data.Batch, position: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -33,6 +33,8 @@ def test_a_letterbox_fits_centred_on_grey(image_size, target, expected) -> None:
     how = cv2.INTER_AREA if expected < image_size else cv2.INTER_LINEAR
     framed[top : top + expected[0], left : left + expected[1]] = cv2.resize(image, expected[::-1], interpolation=how)
     assert np.array_equal(canvas, framed)
+    assert resize_into(canvas, image, Resize.stretch)[2:] == (0, 0)
+    assert np.array_equal(canvas, cv2.resize(image, target[::-1]))
 
 
 @pytest.mark.parametrize("resize", list(Resize))
@@ -66,7 +68,7 @@ def test_which_boxes_stay() -> None:
             [-30, 10, 10, 50],  # a quarter
             [-33, 10, 7, 50],  # a sixth
             [10, 10, 12, 50],  # two pixels wide
-            [10, 10, 13, 50],
+            [10, 10, 12.5, 50],
             [0, 10, 90, 14],  # a sliver
             [200, 200, 240, 240],  # outside
         ],
@@ -86,8 +88,9 @@ def test_each_flip_mirrors_its_own_axis(flips: tuple[float, float], point: tuple
 
 def test_what_is_drawn_reaches_both_ends_of_its_range_and_has_its_middle_there() -> None:
     augment, drawn = replace(NO_AUGMENT, scale=0.5, translate=0.1), np.random.default_rng(0)
-    matrices = np.array([random_affine(augment, (100, 100), drawn) for _ in range(4000)])
-    for values, low, high in ((matrices[:, 0, 0], 0.5, 1.5), *((matrices[:, axis, 2], 40, 60) for axis in (0, 1))):
+    matrices = np.array([random_affine(augment, (100, 50), drawn) for _ in range(4000)])
+    zooms, shifts_x, shifts_y = matrices[:, 0, 0], matrices[:, 0, 2], matrices[:, 1, 2]
+    for values, low, high in ((zooms, 0.5, 1.5), (shifts_x, 20, 30), (shifts_y, 40, 60)):
         assert low <= values.min() < low + 0.01 * (high - low) and high >= values.max() > high - 0.01 * (high - low)
         assert abs(values.mean() - (low + high) / 2) < 0.02 * (high - low)
     turned = [random_affine(replace(NO_AUGMENT, degrees=20), (64, 64), drawn) for _ in range(500)]

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from data import AugmentConfig, Request, TrainDataset
-from data.plan import draw_plan
+from data.geometry import project
+from data.plan import draw_plan, snapped
 from tests.data.conftest import NO_AUGMENT, CocoSet
 from tests.data.reference_path import reference_sample
 
@@ -98,6 +99,14 @@ def test_mosaics_meet_anywhere_within_half_a_sample_of_its_centre() -> None:
     points = np.array([plan.pictures[0].placed[3].corner for plan in plans])  # that of the lower right image
     assert np.abs(points.min(axis=0) - [-50, -100]).max() <= 2 and np.abs(points.max(axis=0) - [50, 100]).max() <= 2
     assert np.abs(points.mean(axis=0)).max() < 6
+
+
+@pytest.mark.parametrize("factor", [0.05, -0.7, 1.3])
+def test_an_upright_picture_begins_and_ends_on_whole_pixels_and_never_vanishes(factor: float) -> None:
+    matrix, ends = np.array([[factor, 0, 0.3], [0, -factor, 7.8], [0, 0, 1]]), np.array([[-4, 2], [5, 9]])
+    before, after = project(ends, matrix), project(ends, snapped(matrix, *ends.tolist()))
+    assert np.allclose(after, after.round()) and np.abs(after - before).max() < 1.5
+    assert (after[0] != after[1]).all()
 
 
 def test_short_trainings_keep_most_of_their_mosaics() -> None:

@@ -75,7 +75,7 @@ def test_an_epoch_holds_no_image_twice_and_epochs_and_seeds_differ(monkeypatch) 
         rectangular = sampler_of(40, 8, seed=seed, image_sizes=SIDES[:40]).sampler
         rectangular.set_epoch(epoch)
         shapes.add(tuple(np.argsort(rectangular.rectangles[:, 0] / rectangular.rectangles[:, 1])))
-        repeats.add(tuple(sorted(request.index for request in requests(seed, epoch, factors=FACTORS[:40]))))
+        repeats.add(tuple(request.repeat for request in requests(seed, epoch, factors=np.full(40, 1.5))))
     assert [len(orders), len(partners), len(shapes), len(repeats)] == [4, 4, 4, 4]
     monkeypatch.setattr("data.samplers.TABLE_IMAGES", 10)  # the order is computed then
     computed = {tuple(request.index for request in requests(seed, epoch)) for seed in (0, 1) for epoch in (0, 1)}

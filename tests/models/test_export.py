@@ -91,10 +91,11 @@ def test_equal_scores_keep_their_order_and_an_image_without_objects_has_none() -
     maps = [torch.zeros_like(raw) for raw in random_maps(2)]
     for raw in maps:
         raw[1, ..., 4] = -20
-    changes = {"confidence": 0.2, "nms_iou": 0.6}
-    expected = postprocess(HEADS, maps, **changes)
-    assert [len(detections) for detections in expected] == [100, 0]
-    assert_same_detections(export.FixedSuppression(**OPTIONS | changes)(*decode(maps, HEADS), SIDE), expected)
+    for confidence, count in ((0.2, 100), (0.25, 0)):  # the second is the score of all
+        changes = {"confidence": confidence, "nms_iou": 0.6}
+        expected = postprocess(HEADS, maps, **changes)
+        assert [len(detections) for detections in expected] == [count, 0]
+        assert_same_detections(export.FixedSuppression(**OPTIONS | changes)(*decode(maps, HEADS), SIDE), expected)
 
 
 def test_images_and_classes_do_not_suppress_one_another_however_many_there_are() -> None:

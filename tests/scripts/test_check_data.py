@@ -13,7 +13,7 @@ from conf.compose import compose
 from conf.schema import CheckDataConfig
 from data import DataFormat
 from data.io import Findings
-from data.validate import CUT, UNLIKE
+from data.validate import CUT, SCORED_OUTSIDE, TINY_BOXES, UNLIKE
 from scripts import check_data
 from scripts.check_data import CheckedSet, check, check_dataset, text_report
 from tests.data.drawn_set import DrawnSet
@@ -114,8 +114,8 @@ def damaged(drawn: DrawnSet) -> None:
     drawn.image("train", 2).write_bytes(content)
 
 
-def cut(drawn: DrawnSet) -> None:
-    drawn.json["train"]["annotations"][4]["bbox"] = [100, 50, 40, 20]
+def outside(split: str) -> Plant:
+    return lambda drawn: drawn.json[split]["annotations"][4].update(bbox=[100, 50, 40, 20])
 
 
 def rows(split: str, number: int, text: str) -> Plant:
@@ -133,7 +133,8 @@ PLANTED: dict[str, tuple[Plant, DataFormat, str, str, str]] = {
     "leak": (copied("val"), COCO, "train and val", "images in both sets", "val/7.jpg"),
     "damage": (damaged, COCO, "train", "images that are damaged inside", "train/2.jpg: "),
     "two sizes": (white_of_two_sizes, COCO, "train", "repeated images", "train/3.jpg and "),
-    "cut": (cut, COCO, "train", CUT, "annotation 20"),
+    "cut": (outside("train"), COCO, "train", CUT, "annotation 20"),
+    "outside": (outside("val"), COCO, "val", SCORED_OUTSIDE, "annotation "),
     "size": (other_size, COCO, "train", "images that cannot be read", "train/3.jpg has 128 x 96"),
     "box twice": (box_twice, COCO, "train", "repeated boxes", "1.jpg: cat [21, 30, 40, 24]"),
     "yolo pixels": (rows("val", 0, "1 60 50 20 20\n"), YOLO, "val", "rows that are not boxes", "0.txt:3 holds '1 60"),
@@ -189,11 +190,14 @@ def test_what_may_be_meant_so_is_a_note(drawn: DrawnSet) -> None:
     assert checked.recall["val"] == pytest.approx(2 / 3)
 
 
-def test_boxes_that_are_corners_are_a_problem(drawn: DrawnSet) -> None:
+def test_boxes_that_are_corners_or_fractions_are_a_problem(drawn: DrawnSet) -> None:
     for box in drawn.json["val"]["annotations"]:
         x, y, w, h = box["bbox"]
         box |= {"bbox": [x, y, x + w, y + h], "area": w * h}
-    assert counts(check_of(drawn, COCO).problems)["val", f"{UNLIKE}[left, top, right, bottom]"] == 6
+    for box in drawn.json["train"]["annotations"]:
+        box["bbox"] = [side / 128 for side in box["bbox"]]
+    problems = counts(check_of(drawn, COCO).problems)
+    assert problems["val", f"{UNLIKE}[left, top, right, bottom]"] == 6 and problems["train", TINY_BOXES] == 10
 
 
 def test_classes_that_differ_are_a_problem(drawn: DrawnSet) -> None:

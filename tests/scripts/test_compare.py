@@ -181,6 +181,13 @@ def test_the_parts_of_a_gain_are_zero_where_nothing_changed(tmp_path: Path) -> N
 def test_runs_that_cannot_be_compared_are_named(runs: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(TrainError, match="small was scored on another validation set"):
         compare(CompareConfig([str(runs["a0"]), str(runs["small"])], 10, 0, False))
+    some, twice = part(labels(), [0, 1]), replace(part(labels(), [0, 1, 2]), file_names=["0.jpg"] * 3)
+    larger = replace(some, sizes=some.sizes + 1)  # other images of the same names
+    known = make_run(tmp_path / "known", 4, 0, truth=some)
+    for name, truth in {"twice": twice, "larger": larger}.items():
+        other = make_run(tmp_path / name, 4, 0, truth=truth)
+        with pytest.raises(TrainError, match=f"{name} was scored on another validation set"):
+            compare(CompareConfig([str(known), str(other)], 10, 0, False))
     copy, plugged = make_run(tmp_path / "copy", 3, 0), make_run(tmp_path / "plugged", 4, 0, "plugins=[mine.py]")
     for repeated in (runs["a0"], copy):
         with pytest.raises(TrainError, match=r"are one training, of train.seed=0\. fix: name one of them"):

@@ -14,7 +14,7 @@ from conf import ConfigError
 from conf.schema import Scorer
 from tests.train_utils.coco_sets import CATEGORY_IDS, coco128, draw, plain_pycocotools, write_coco
 from train_utils import coco_eval
-from train_utils.coco_eval import ABSENT, Matches, best_f1, choose_scorer, find_matches, format_table, match, score
+from train_utils.coco_eval import ABSENT, Matches, best_f1, choose_scorer, find_matches, match, score
 from train_utils.results import DETECTION, Detections, GroundTruth, make_detections, to_coco_json
 
 Case = tuple[GroundTruth, Detections]
@@ -28,7 +28,7 @@ def scorer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 
 def test_the_scorer_is_chosen_and_named(scorer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert format_table(score(*draw())).startswith(f"scored by {scorer} ")
+    assert coco_eval.format_table(score(*draw())).startswith(f"scored by {scorer} ")
     assert choose_scorer(Scorer.auto) == choose_scorer(Scorer(scorer)) != "hotcoco"
     assert choose_scorer(Scorer.pycocotools).startswith("pycocotools 2.")
     monkeypatch.setattr(hotcoco, "__version__", "1.4.0")
@@ -52,6 +52,9 @@ def assert_equal_to_pycocotools(case: Case, truth_file: Path, category_ids: list
         every, *sizes = (expected.eval["precision"][:, :, index, area, 2] for area in range(4))
         for key, part in zip(coco_eval.PER_CLASS, (every, every[0], *sizes), strict=True):
             assert result.per_class[name][key] == (part[part > -1].mean() if (part > -1).any() else ABSENT)
+    for line, ids in zip(coco_eval.rows_of_classes(result)[1], [[], *category_ids], strict=True):  # no id: all
+        labels = expected.cocoGt.loadAnns(expected.cocoGt.getAnnIds(catIds=ids, iscrowd=0))
+        assert line[1:3] == [str(len({label["image_id"] for label in labels})), str(len(labels))]
 
     matches = find_matches(truth, found)
     columns = matches.classes, matches.images, matches.scores, *matches.right, *matches.wrong

@@ -57,6 +57,7 @@ def check_exchange(reports: dict[int, dict[str, Any]]) -> None:
         assert report["main"] == [rank == 0, report["place"][1] == 0]
         began, finished = report["built"]
         assert rank == 0 or began >= finished
+        assert report["module"] == pytest.approx([1] * 5 + [0.9 * rank]), "a forward pass exchanges no statistics"
         assert report["sum"] == [size, size * (size - 1) / 2]
         assert report["agreed"] == (["float32", "off"] if size > 1 else ["bfloat16", "default"])
         assert report["text"] == ["", "h\u00e9llo", "x" * 100_000]

@@ -1,21 +1,27 @@
 """The log and the tables of metrics."""
 
 import re
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
 
 from conf import TrainError
+from conf.cli.program import options_of
 from tests.small_run import rows
 from train_utils.distributed import World
+from train_utils.engine import EpochResult
+from train_utils.report import run_report
 from train_utils.report.run_report import RunReport, open_table
+from train_utils.train_state import LOSS_NAMES
 
 
-def report_of(folder: Path, rank: int) -> RunReport:
+def report_of(folder: Path, rank: int, config: Any = None) -> RunReport:
     world = World(rank, rank, 2, 2, 1, torch.device("cpu"), "torchrun")
-    return RunReport(folder, cast(Any, None), world)
+    return RunReport(folder, config, world)
 
 
 def test_run_log_writes_to_both_on_the_main_process_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,3 +79,13 @@ def test_a_full_disk_delays_rows_and_lines_and_loses_none(tmp_path: Path, capsys
     assert [row["epoch"] for row in rows(tmp_path)] == ["1", "2", "3", "4"]
     assert re.findall(r"line \d", (tmp_path / "train.log").read_text()) == ["line 1", "line 2", "line 3", "line 4"]
     assert capsys.readouterr().err == ""
+
+
+def test_the_time_left_is_that_of_the_epochs_since_a_resume(tmp_path: Path, capsys, monkeypatch) -> None:
+    now, config = [100.0], options_of("train", ["data=shapes", "train.epochs=9"])
+    monkeypatch.setattr(run_report, "time", SimpleNamespace(monotonic=lambda: now[0], strftime=time.strftime))
+    report, state = report_of(tmp_path, 0, config), cast(Any, SimpleNamespace(epoch=4, step=8))
+    report.start(config, state, cast(Any, None), cast(Any, None))
+    for state.epoch, now[0] in ((5, 110.0), (6, 140.0)):
+        report.epoch(state, EpochResult(0.1, dict.fromkeys(LOSS_NAMES, 1.0), 5.0, 0.0), None, is_best=False)
+    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()[1:]] == ["0:00:40", "0:01:00"]

@@ -23,15 +23,15 @@ from train_utils.results import GroundTruth, make_detections
 # A cat of [0, 0, 100, 100] in each of six pictures, and a dog that is labelled as a cow, too.
 TRUTH = GroundTruth(
     np.arange(10, 18), np.full((8, 2), 300), np.array([0, 1, 2, 3, 4, 5, 6, 8, 8]),
-    np.tile([0.0, 0, 100, 100], (8, 1)), np.array([0, 0, 0, 0, 0, 0, 1, 2]), np.zeros(8, bool), np.full(8, 1e4),
-    ["cat", "dog", "cow"], [f"{number}.jpg" for number in range(8)],
+    np.array([[0.0, 0, 100, 100]] * 7 + [[0, 0, 100, 90]]), np.array([0, 0, 0, 0, 0, 0, 1, 2]), np.zeros(8, bool),
+    np.full(8, 1e4), ["cat", "dog", "cow"], [f"{number}.jpg" for number in range(8)],
 )  # fmt: skip
 FOUND = [  # picture, class, score, box, kind
     (10, 0, 0.99, [0, 0, 100, 100], ""),
     (10, 0, 0.90, [0, 0, 100, 90], "twice"),
     (11, 1, 0.80, [0, 0, 100, 90], "wrong class"),
     (12, 0, 0.70, [0, 0, 100, 40], "badly placed"),
-    (13, 1, 0.60, [0, 0, 100, 30], "class and place"),  # and its cat is missed
+    (13, 1, 0.50, [0, 0, 100, 30], "class and place"),  # and its cat is missed
     (14, 0, 0.05, [0, 0, 100, 95], ""),  # below the threshold: a miss there
     (16, 1, 0.95, [0, 0, 100, 99], ""),
     (17, 0, 0.85, [200, 200, 250, 250], "background"),
@@ -54,17 +54,17 @@ def written(folder: Path, evaluation: Evaluation, threshold: float) -> list[dict
 
 def test_each_kind_is_told_and_labels_to_look_at_are_suspected(tmp_path: Path) -> None:
     rows = written(tmp_path, scored(), 0.5)
-    by_kind = {row["kind"]: row for row in rows}
-    assert set(by_kind) == set(KINDS)
+    by_kind, costs = {row["kind"]: row for row in rows}, [float(row["cost"]) for row in rows]
+    assert set(by_kind) == set(KINDS) and costs == sorted(costs, reverse=True)
     told = {
         (int(row["picture"][0]) + 10, float(row["score"])): row["kind"] for row in rows if row["kind"] in KINDS[:MISSED]
     }
     assert told == {(row[0], row[2]): row[4] for row in FOUND if row[4]}
     assert sorted(row["picture"] for row in rows if row["kind"] == "missed") == ["3.jpg", "4.jpg", "5.jpg"]
     assert [by_kind["wrong class"][key] for key in ("class", "other class", "IoU")] == ["dog", "cat", "0.9"]
-    assert [by_kind["labelled twice"][key] for key in ("class", "other class", "IoU")] == ["cow", "dog", "1"]
+    assert [by_kind["labelled twice"][key] for key in ("class", "other class", "IoU")] == ["cow", "dog", "0.9"]
     suspected = sorted((float(row["suspicion"]), row["picture"]) for row in rows if row["suspicion"] != "0")
-    assert suspected == [(0.5, "5.jpg"), (0.85, "7.jpg"), (1, "6.jpg")]  # nothing near, no label, two labels
+    assert suspected == [(0.5, "5.jpg"), (0.85, "7.jpg"), (0.9, "6.jpg")]  # nothing near, no label, two labels
 
 
 def average(evaluation: Evaluation) -> float:
@@ -121,6 +121,22 @@ def test_the_sheet_frames_false_boxes_and_labels_in_two_colours(tmp_path: Path) 
     assert len(sheet) == 2 * (SIDE + 2 * LINE + GAP) + GAP and len({row["picture"] for row in rows}) == 8
     for color in mistakes.COLORS[[0, LABELS]]:
         assert (abs(sheet - color).max(axis=2) < 25).sum() > 500
+
+
+def test_a_picture_of_the_sheet_shows_the_mistake_in_its_title_in_any_case(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(mistakes, "BOXES", 1)
+    monkeypatch.setattr(mistakes.draw, "draw_cell", lambda _, boxes, *__, **___: boxes)
+    cells: list[tuple[np.ndarray, str]] = []
+    monkeypatch.setattr(mistakes.draw, "save_sheet", lambda drawn, _: cells.extend(drawn))
+    truth, found = draw(1)
+    evaluation = score(replace(truth, file_names=[f"{number}.jpg" for number in range(12)]), found)
+    shown = set()
+    for row in written(tmp_path, evaluation, 0.2):
+        title = f"{row['picture']}\n{row['kind']}: {row['class']} {float(row['score']):.2f},"
+        left, top, width, height = (float(row[side]) for side in ("left", "top", "width", "height"))
+        near = [abs(boxes - [left, top, left + width, top + height]).max() < 0.01 for boxes, _ in cells]
+        shown |= {cell for (_, cell), is_near in zip(cells, near, strict=True) if is_near and cell.startswith(title)}
+    assert len(shown) == len(cells) > 5
 
 
 def test_a_training_with_default_options_lists_its_mistakes(tmp_path: Path, page) -> None:

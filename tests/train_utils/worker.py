@@ -23,11 +23,13 @@ from train_utils import auto, numerics
 from train_utils.distributed import (
     World,
     barrier,
+    broadcast_module,
     broadcast_text,
     gather_arrays,
     init_distributed_mode,
     sum_over_ranks,
     torch_distributed_zero_first,
+    wrap_ddp,
 )
 from train_utils.results import make_detections
 
@@ -43,6 +45,7 @@ def exchange(world: World, folder: Path) -> dict[str, Any]:
         "sum": sum_over_ranks(torch.tensor([1.0, world.rank])).tolist(),
         "text": [broadcast_text(text if world.is_main else None) for text in ("", "h\u00e9llo", "x" * 100_000)],
         "gathered": gather(world),
+        "module": module(world),
         "failure": failure(world),
         "agreed": agreed(world),
     }
@@ -75,6 +78,19 @@ def gather(world: World) -> list[Any]:
         return [numbers, tables, empty]
     pairs = [list(zip(table["image_id"].tolist(), table["class"].tolist(), strict=True)) for table in tables]
     return [[array.tolist() for array in numbers], pairs, [array.tolist() for array in empty]]
+
+
+def module(world: World) -> list[float]:
+    """The values of rank 0's module, and the mean that a forward pass makes of this rank's own."""
+    norm = torch.nn.BatchNorm2d(1)
+    values = norm.state_dict().values()
+    for value in values:
+        value.fill_(world.rank + 1)
+    broadcast_module(norm)
+    found, wrapped = list(map(float, values)), wrap_ddp(norm, world)
+    norm.running_mean.fill_(world.rank)
+    wrapped(torch.zeros(2, 1, 1, 1))
+    return [*found, float(norm.running_mean)]
 
 
 def failure(world: World) -> list[Any]:
