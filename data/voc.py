@@ -60,8 +60,8 @@ def locate_voc(split: str, pairs: Sequence[Pair], image_root: Path, names: Seque
     folders = {folder for item in listed for folder in item.image_folders}
     lists = [str(place) for place, _ in pairs if place.is_file()]
     path = pairs[0][0] if len(pairs) == 1 else image_root
-    stamps = [*digests, io.stamp_files(sorted(folders)).digest, io.stamp_files(lists).digest]
-    return LocatedSplit(stamps, image_root, lambda: read_voc(listed, path, image_root, names, left_out))
+    all_digests = [*digests, io.stamp_files(sorted(folders)).digest, io.stamp_files(lists).digest]
+    return LocatedSplit(all_digests, image_root, lambda: read_voc(listed, path, image_root, names, left_out))
 
 
 def _items_of_list(image_list: Path, voc_root: Path) -> list[_Listed]:

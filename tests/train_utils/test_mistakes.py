@@ -125,9 +125,9 @@ def test_the_sheet_frames_false_boxes_and_labels_in_two_colours(tmp_path: Path) 
 
 def test_a_picture_of_the_sheet_shows_the_mistake_in_its_title_in_any_case(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(mistakes, "BOXES", 1)
-    monkeypatch.setattr(mistakes.draw, "draw_cell", lambda _, boxes, *__, **___: boxes)
+    monkeypatch.setattr("train_utils.report.draw.draw_cell", lambda _, boxes, *__, **___: boxes)
     cells: list[tuple[np.ndarray, str]] = []
-    monkeypatch.setattr(mistakes.draw, "save_sheet", lambda drawn, _: cells.extend(drawn))
+    monkeypatch.setattr("train_utils.report.draw.save_sheet", lambda drawn, _: cells.extend(drawn))
     truth, found = draw(1)
     evaluation = score(replace(truth, file_names=[f"{number}.jpg" for number in range(12)]), found)
     shown = set()
