@@ -18,14 +18,7 @@ from torch import nn
 
 from conf import CheckpointError
 from train_utils import checkpoint
-from train_utils.checkpoint import (
-    CheckpointWriter,
-    check_entries,
-    digest_of,
-    load_checkpoint,
-    load_last,
-    save_checkpoint,
-)
+from train_utils.checkpoint import CheckpointWriter, load_checkpoint, load_last, save_checkpoint
 
 
 class Color(enum.StrEnum):
@@ -78,7 +71,7 @@ def test_round_trip(tmp_path: Path) -> None:
 
 def test_the_digest_tells_names_types_and_shapes() -> None:
     values = [torch.zeros(2, 3), torch.zeros(3, 2), torch.zeros(2, 3).int(), 0, 0.0, False, "0", None, [], (), {}, [0]]
-    digests = {digest_of({name: value}) for name in ("a", "b") for value in values}
+    digests = {checkpoint.digest_of({name: value}) for name in ("a", "b") for value in values}
     assert len(digests) == 2 * len(values)
 
 
@@ -86,10 +79,10 @@ def test_a_network_needs_a_name_for_each_class() -> None:
     shape = {"cfg": "", "source": "", "num_classes": 2, "width": 1.0}
     numbers = {"weights_version": [0, 2, 5], "epoch": 1, "step": 1, "seen": 1}
     state = {"config": {}, "network": shape, "names": ["a", "b"], "category_ids": [1, 2], "ema": {}, **numbers}
-    assert check_entries(state, "x") is state
+    assert checkpoint.check_entries(state, "x") is state
     for wrong in ({"names": ["a"]}, {"category_ids": [1]}, {"network": shape | {"num_classes": 3}}):
         with pytest.raises(CheckpointError, match=r"^x is damaged \(.* differ in number\)\. fix: "):
-            check_entries(state | wrong, "x")
+            checkpoint.check_entries(state | wrong, "x")
 
 
 def test_a_view_does_not_drag_its_storage_along(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ import pytest
 
 from conf import ConfigError
 from conf.schema import Scorer
-from tests.train_utils.coco_sets import CATEGORY_IDS, coco128, draw, plain_pycocotools, write_coco
+from tests.train_utils.coco_sets import CATEGORY_IDS, draw, plain_pycocotools, write_coco
 from train_utils import coco_eval
 from train_utils.coco_eval import ABSENT, Matches, best_f1, choose_scorer, find_matches, match, score
-from train_utils.results import DETECTION, Detections, GroundTruth, make_detections, to_coco_json
+from train_utils.results import Detections, GroundTruth, make_detections, to_coco_json
 
 Case = tuple[GroundTruth, Detections]
 
@@ -133,14 +133,6 @@ def test_without_detections_and_without_ground_truth() -> None:
     for name in ("no boxes", "crowd only"):
         absent = dict.fromkeys((*coco_eval.PER_CLASS, *coco_eval.OPERATING_POINT), ABSENT)
         assert result.per_class[name] == absent | {"images": 0, "boxes": 0}
-
-
-@pytest.mark.release
-def test_coco128(shared_dir: Path, tmp_path: Path) -> None:
-    truth, found, category_ids = coco128(shared_dir)
-    path = shared_dir / "data" / "coco128" / "annotations" / "instances_val2017.json"
-    metrics = assert_equal_to_pycocotools((truth, found.astype(DETECTION)), path, category_ids, tmp_path)
-    assert 0.1 < metrics[0] < 0.9
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 import torch
 
+from conf import CheckpointError
 from conf.schema import Optimizer
 from tests.train_utils.small_training import CONFIG, WORLD, batches, network_with_norm, new_state, tensors, train_epoch
 from train_utils.checkpoint import to_plain
@@ -61,6 +62,7 @@ def test_what_is_taken_up_has_the_values_and_the_memory_layout_of_before(schedul
     """``kept``: momentum for each of 5 parameters; AdamW has two means and the number of steps."""
     state, saved = trained_and_saved(schedule)
     resumed = new_state(network_with_norm(), schedule, 2.0)
+    saved["optimizer"]["param_groups"][0]["maximize"] = True  # a run's options decide, not its file
     resumed.resume(saved, Path("run"), WORLD)
     names = "epoch step seen best best_epoch best_metrics evaluated_epoch loss_steps lr".split()
     ours, theirs = ([getattr(each, name) for name in names] for each in (state, resumed))
@@ -74,6 +76,13 @@ def test_what_is_taken_up_has_the_values_and_the_memory_layout_of_before(schedul
             assert torch.equal(one, other) and one.stride() == other.stride()
         for each in (state, resumed):
             train_epoch(each, batches(8, 24))
+
+
+def test_a_momentum_of_another_shape_is_refused() -> None:
+    _, saved = trained_and_saved()
+    saved["optimizer"]["state"][0]["momentum_buffer"] = torch.zeros(2, 3)
+    with pytest.raises(CheckpointError, match=r"momentum_buffer .* has the shape .* fix: "):
+        new_state(network_with_norm(), SCHEDULE, 8.0).resume(saved, Path("run"), WORLD)
 
 
 def test_the_best_epoch_is_chosen_anew_on_another_validation_set() -> None:
