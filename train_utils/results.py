@@ -15,6 +15,7 @@ from numpy import ndarray
 from conf import TrainError
 from data import Annotations
 from data.errors import shown
+from data.layouts import read_file
 from data.progress import log
 from data.validate import TINY, ids_by_name, looks_like
 
@@ -155,7 +156,7 @@ def read_results(
     TrainError.
     """
     try:
-        rows = msgspec.convert(json.loads(path.read_bytes()), list[ResultRow], strict=False)
+        rows = msgspec.convert(json.loads(read_file(path)), list[ResultRow], strict=False)
         table = np.array([(row.image_id, 0, row.score, row.bbox) for row in rows], DETECTION_AS_READ)
         categories = np.array([row.category_id for row in rows], np.int64)
         in_data = np.isin(table["image_id"], image_ids)

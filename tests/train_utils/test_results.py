@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import os
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -190,6 +191,12 @@ def test_what_is_no_results_file_of_the_data_is_one_sentence(content: str | None
     if content is not None:
         (tmp_path / "results.json").write_text(content)
     with pytest.raises(TrainError, match=r"^detections=.*\. fix: [^\n]*$"):
+        read_results(tmp_path / "results.json", np.array([7]), CATEGORY_IDS)
+
+
+def test_a_pipe_holds_no_results(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "results.json")
+    with pytest.raises(TrainError, match="not a regular file"):
         read_results(tmp_path / "results.json", np.array([7]), CATEGORY_IDS)
 
 
