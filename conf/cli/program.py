@@ -159,6 +159,7 @@ def run_by_hydra(name: str, program: Program, arguments: list[str]) -> None:
             count = ranks_to_start(config)
             if count > 1 and is_multirun:
                 raise ConfigError(f"devices={config.devices} cannot go with -m. fix: start each setting by itself")
+            look_at_images(config, count)
             if count > 1:
                 start_ranks(count, typed)
             pkgutil.resolve_name(program.function)(config)
@@ -231,6 +232,17 @@ def ranks_to_start(config: Any) -> int:
         images = config.train.batch_size
         check_batch_sizes(images, images, config.train.micro_batch_size or images, count)
     return count
+
+
+def look_at_images(config: Any, ranks: int) -> None:
+    """Draw or index the images of a training, and count them, before torch is imported.
+
+    Raises DataError for wrong ones, or too few for a step. Ranks of a launcher look later.
+    """
+    if isinstance(config, schema.TrainConfig) and launch.read_launch().launcher == "none":
+        from data.index import check_fills_batch, open_annotations  # imports numpy
+
+        check_fills_batch(len(open_annotations(config.data, "train")), config.train.batch_size, ranks)
 
 
 def start_ranks(count: int, arguments: Sequence[str]) -> NoReturn:
