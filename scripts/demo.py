@@ -36,6 +36,7 @@ ONE_PASS: dict[str, Any] = {"concurrency_id": "network", "concurrency_limit": 1,
 
 def main(config: schema.DemoConfig) -> None:
     """Serve the page until Ctrl-C. Raises ConfigError without gradio."""
+    log.info("the demo opens its network and its page")
     with tempfile.TemporaryDirectory(prefix="demo-") as folder:
         page = build(config, Path(folder))
         log.info(f"the demo is at {launch(page, config)} ; Ctrl-C ends it")

@@ -240,9 +240,9 @@ def look_at_images(config: Any, ranks: int) -> None:
     Raises DataError for wrong ones, or too few for a step. Ranks of a launcher look later.
     """
     if isinstance(config, schema.TrainConfig) and launch.read_launch().launcher == "none":
-        from data.index import check_fills_batch, open_annotations  # imports numpy
+        from data.index import check_fills_batch, open_ahead  # imports numpy
 
-        check_fills_batch(len(open_annotations(config.data, "train")), config.train.batch_size, ranks)
+        check_fills_batch(len(open_ahead(config.data, "train")), config.train.batch_size, ranks)
 
 
 def start_ranks(count: int, arguments: Sequence[str]) -> NoReturn:

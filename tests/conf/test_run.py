@@ -123,7 +123,7 @@ def test_pictures_are_drawn_and_counted_before_torch_is_imported(tmp_path: Path)
         [sys.executable, "-c", STARTS, given], cwd=REPOSITORY, capture_output=True, text=True, timeout=120
     )
     ((code, out, err, imported),) = json.loads(done.stdout)
-    assert code == 2 and imported == [] and out.startswith(f"drawing 6 images, once, in {tmp_path}/"), out
+    assert code == 2 and imported == [] and out.startswith(f"drawing 4 + 2 images, once, in {tmp_path}/"), out
     assert err.endswith("has 4 images, fewer than train.batch_size=64.\nfix: train.batch_size=1\n")
 
 
