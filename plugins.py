@@ -26,7 +26,7 @@ from models.config import AUTO, YoloLossConfig
 from models.darknet_loss import LOSSES
 from models.graph import BUILDERS as LAYERS
 from models.layers import ACTIVATIONS
-from train_utils.report.loggers import LOGGERS
+from train_utils.report.loggers import LOGGERS, in_short
 
 __all__ = [
     "ACTIVATIONS", "AUGMENTATIONS", "FORMATS", "LAYERS", "LOGGERS", "LOSSES", "OPTIMISERS", "SECTION_KEYS",
@@ -63,6 +63,11 @@ def _additions_of(path: Path) -> list[dict[str, Any]]:
     spec = importlib.util.find_spec(path.stem)
     if spec is None or os.path.realpath(spec.origin or "") != str(path):
         raise ConfigError(f"plugins: {path} has the name of another module, {path.stem}. fix: rename the file")
-    importlib.import_module(path.stem)
+    try:
+        importlib.import_module(path.stem)
+    except Exception as error:  # of somebody else's code: of any kind
+        raise ConfigError(
+            f"plugins: {path} failed ({in_short(error)}). fix: mend the file; debug=true shows the traceback"
+        ) from error
     pairs = zip(DICTIONARIES, before, strict=True)
     return [{name: dictionary[name] for name in dictionary.keys() - known} for dictionary, known in pairs]

@@ -97,6 +97,7 @@ def train(requested: schema.TrainConfig) -> program.Outcome:  # noqa: PLR0915 - 
             evaluation = evaluator(state.average.module, report.line, state.epoch > dataset.first_plain_epoch)
             if state.best_epoch == 0:  # not scored yet, or not on this validation set
                 is_best = state.record(evaluation)
+                report.keep_best(state, evaluation)
                 writer.save(state.to_plain(), is_best)
         run_folder.on_main(world, writer.close)  # all ranks fail if the last checkpoint was not written
         if stop.agreed is not None and stop_reason is None:

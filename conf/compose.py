@@ -231,7 +231,9 @@ def explain(error: Exception, schema: Any) -> str:
     if not full_key:
         return " ".join(text.split())
     if "missing mandatory value" in first_line.lower():
-        return f"{full_key} has no value. fix: give {full_key}=... on the command line or in a YAML file"
+        fix = f"fix: give {full_key}=... on the command line or in a YAML file"
+        fix += ", which may begin with defaults: [base]" if "." in full_key else ""
+        return f"{full_key} has no value. {fix}"
     kind = kind_in_words(kinds_of(schema).get(full_key, Any))
     wanted = f"[{getattr(details, 'value', '')}]" if "ListConfig" in first_line else f"<{kind}>"
     return f"{full_key}: {first_line.rstrip('.')}. fix: {full_key}={wanted}"

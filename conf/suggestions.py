@@ -155,6 +155,6 @@ def _meant(name: str, value: str, kinds: Kinds) -> tuple[str, str]:
     for near in get_close_matches(word.lower(), [key.rpartition(".")[2] for key in kinds], n=1, cutoff=0.8):
         if near != word and len(word) > 3:  # of shorter ones any may be near
             return _meant(section + dot + near, value, kinds)
-    for near in get_close_matches(name.partition(".")[0], filter(choices_of, kinds), n=1):
+    for near in get_close_matches(re.split("[.:]", name)[0], filter(choices_of, kinds), n=1):
         return "", f"--help lists the options of {near}"
     return "", "--help lists all options"

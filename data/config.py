@@ -154,7 +154,9 @@ class DataConfig:
         paths: SplitConfig = self.val if split == "test" else getattr(self, split)
         if paths.annotations is None:  # format=yolo, by __post_init__
             if paths.images != ".":
-                raise DataError(f"data.{split}.images has no effect. fix: data.{split}.annotations=<images>")
+                raise DataError(
+                    f"data.{split}.images has no effect on YOLO. fix: data.{split}.annotations={paths.images}"
+                )
             set_file, folder = (root, root.parent) if root.is_file() else (find_set_file(root), root)
             if set_file is None:
                 fix = "fix: data.root=<such a file>, or data.train.annotations=<a folder of images, or a list of them>"

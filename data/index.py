@@ -122,11 +122,23 @@ class Annotations:
         return owners, self.classes[rows], boxes.clip(0, limits).astype(np.float32)
 
 
+_opened_ahead: dict[str, Annotations] = {}
+
+
+def open_ahead(config: DataConfig, split: str) -> Annotations:
+    """``open_annotations``, whose next call returns this: to look at many files takes seconds."""
+    _opened_ahead[repr((config, split))] = annotations = open_annotations(config, split)
+    return annotations
+
+
 def open_annotations(config: DataConfig, split: str) -> Annotations:
     """Open the index of a split, ``train``, ``val`` or ``test``; build it first if it is missing.
 
     Any number of processes may call this at once. Raises ``DataError``.
     """
+    ahead = _opened_ahead.pop(repr((config, split)), None)
+    if ahead is not None:
+        return ahead
     located = locate(config, split)
     # The key has the split since only a training set must have boxes.
     options = attrgetter("format", "single_class", "names", "classes", "exif", "on_error", "split")(config)
@@ -295,6 +307,18 @@ def check_same_classes(train: Annotations, val: Annotations) -> None:
                 f"of {len(train.names)} and {len(val.names)} classes. "
                 "fix: set data.names to the classes of both, in order"
             )
+
+
+def check_fills_batch(num_images: int, batch_size: int, world_size: int) -> None:
+    """Raise ``DataError`` if the training images are fewer than those of a step."""
+    if num_images < batch_size:
+        size = max(1, num_images // world_size // 5) * world_size  # five steps
+        fix = f"train.batch_size={size}"
+        if size > num_images:  # fewer than ranks
+            fix = "devices=1 train.batch_size=1, without a launcher"
+        raise DataError(
+            f"the training set has {num_images} images, fewer than train.batch_size={batch_size}. fix: {fix}"
+        )
 
 
 def warn_of_shared_images(train: Annotations, val: Annotations) -> str | None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from data.config import Resize
 from data.errors import DataError
 from data.geometry import ImageSize, Size, both_sides, scaled_size
-from data.index import Annotations
+from data.index import Annotations, check_fills_batch
 from data.plan import MOST_OTHERS, Request
 
 logger = logging.getLogger(__name__)
@@ -313,9 +313,7 @@ def check_batch_sizes(num_images: int, batch_size: int, micro_batch_size: int, w
         wanted = f"divide train.batch_size={batch_size} and be a multiple of {world_size} ranks"
         fix = f"fix: train.micro_batch_size={nearest}"
         raise DataError(f"train.micro_batch_size={micro_batch_size} must {wanted}. {fix}")
-    if num_images < batch_size:
-        fix = f"fix: train.batch_size={max(1, num_images // world_size // 5) * world_size}"  # five steps
-        raise DataError(f"the training set has {num_images} images, fewer than train.batch_size={batch_size}. {fix}")
+    check_fills_batch(num_images, batch_size, world_size)
 
 
 def input_shape(size: Size, image_size: ImageSize, stride: int, rect: bool, resize: Resize) -> Size:

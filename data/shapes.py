@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from data.config import ShapesConfig
 from data.errors import DataError
 from data.io import end_with_parent, new_folder, usable_cores
-from data.progress import tracked
+from data.progress import log, tracked
 
 Entry = dict[str, Any]  # of a COCO json
 Mask = NDArray[np.bool_]  # (h, w)
@@ -72,6 +72,7 @@ def ensure_shapes(root: Path, config: ShapesConfig) -> Path:
     folder = root / hashlib.sha256(key.encode()).hexdigest()[:8]
     if folder.is_dir():
         return folder
+    log.info(f"drawing {config.train_images:,} + {config.val_images:,} images, once, in {folder}")
     try:
         with new_folder(folder) as temporary:
             (temporary / "annotations").mkdir()

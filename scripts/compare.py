@@ -74,7 +74,7 @@ def compare(config: schema.CompareConfig) -> list[Gain]:
         is_pattern = names and not os.path.exists(run)
         folders += [top / name for name in names] if is_pattern else [Path(run_files.full_name(run))]
     if len(folders) == 1:
-        log.info(f"page: {report_page.write_report(folders[0])}")
+        log.info(f"page: {report_page.write_report(folders[0])}; several runs, as 'runs/a/*', are compared")
         return []
     groups = read_groups(folders)
     print_groups(groups)

@@ -115,9 +115,11 @@ def test_what_another_command_of_this_process_names_is_not_in_use(tmp_path: Path
 
 def test_a_wrong_name_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "json.py").write_text("1 / 0")
+    (tmp_path / "halved.py").write_text("1 / 0")
     for given, said in (
         (tmp_path / "nowhere.py", "there is no .*nowhere.py. fix: "),
         (tmp_path / "json.py", "json.py has the name of another module, json. fix: rename the file"),
+        (tmp_path / "halved.py", r"failed \(ZeroDivisionError: division by zero\). fix: mend the file; "),
     ):
         with pytest.raises(ConfigError, match=said):
             options_of("train", [f"plugins=[{given}]"])

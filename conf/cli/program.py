@@ -155,6 +155,7 @@ def run_by_hydra(name: str, program: Program, arguments: list[str]) -> None:
             if count > 1 and is_multirun:
                 fix = "fix: start each setting by itself"
                 raise ConfigError(f"devices={config.devices} cannot go with -m. {fix}")
+            look_at_images(config, count)
             if count > 1:
                 start_ranks(count, typed)
             pkgutil.resolve_name(program.function)(config)
@@ -227,6 +228,17 @@ def ranks_to_start(config: Any) -> int:
         images = config.train.batch_size
         check_batch_sizes(images, images, config.train.micro_batch_size or images, count)
     return count
+
+
+def look_at_images(config: Any, ranks: int) -> None:
+    """Draw or index the images of a training, and count them, before torch is imported.
+
+    Raises DataError for wrong ones, or too few for a step. Ranks of a launcher look later.
+    """
+    if isinstance(config, schema.TrainConfig) and launch.read_launch().launcher == "none":
+        from data.index import check_fills_batch, open_ahead  # imports numpy
+
+        check_fills_batch(len(open_ahead(config.data, "train")), config.train.batch_size, ranks)
 
 
 def start_ranks(count: int, arguments: Words) -> NoReturn:

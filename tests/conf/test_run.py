@@ -114,6 +114,18 @@ def test_help_completion_and_refused_options_need_no_torch() -> None:
             assert options != "--version" or re.match(ours, out), case
 
 
+def test_pictures_are_drawn_and_counted_before_torch_is_imported(tmp_path: Path) -> None:
+    shapes = "data=shapes data.shapes.train_images=4 data.shapes.val_images=2 data.shapes.image_size=64"
+    options = f"{shapes} data.root={tmp_path} data.index_dir={tmp_path}"
+    given = json.dumps([[("train.py", options)], ["torch"]])
+    done = subprocess.run(
+        [sys.executable, "-c", STARTS, given], cwd=REPOSITORY, capture_output=True, text=True, timeout=120
+    )
+    ((code, out, err, imported),) = json.loads(done.stdout)
+    assert code == 2 and imported == [] and out.startswith(f"drawing 4 + 2 images, once, in {tmp_path}/"), out
+    assert err.endswith("has 4 images, fewer than train.batch_size=64.\nfix: train.batch_size=1\n")
+
+
 @pytest.fixture
 def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith(("SLURM", "RANK", "WORLD", "TORCHELASTIC"))]:

@@ -86,9 +86,9 @@ def test_a_run_stopped_and_resumed_is_one_run_in_each_service_and_has_the_bits_o
     )
     (best,) = events.Scalars("val_best/AP")
     assert best.value == pytest.approx(max(float(row["AP"]) for row in table_of(folder)))
-    assert events.Tags()["images"] == ["plots/drawn"]
+    assert events.Tags()["images"] == ["val_plots/drawn"]
     assert {path.name for path in folder.glob("wandb/offline-run-*/*.wandb")} == {f"run-{run_id}.wandb"}
-    assert list(folder.glob("wandb/offline-run-*/files/media/images/plots/drawn*.png"))
+    assert list(folder.glob("wandb/offline-run-*/files/media/images/val_plots/drawn*.png"))
 
 
 class Service:

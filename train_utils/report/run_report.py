@@ -121,7 +121,10 @@ class RunReport(contextlib.AbstractContextManager["RunReport"]):
             f"{counted(batches.images_per_rank, 'image')} x {counted(batches.accumulate, 'pass')})"
         )
         self.line(f"run folder {from_here(self.folder)}")
-        self.line(f"data.workers={config.data.workers}, augment.colour={config.augment.colour}")
+        self.line(
+            f"data.workers={config.data.workers}, augment.colour={config.augment.colour}, "
+            f"evaluate.every={config.evaluate.every}"
+        )
 
     def start(
         self, requested: TrainConfig, state: TrainState, dataset: TrainDataset, batches: TrainBatchSampler
@@ -198,10 +201,13 @@ class RunReport(contextlib.AbstractContextManager["RunReport"]):
         if state.epoch == self._first_epoch + 1:
             self.line(epoch_row(list(EPOCH_COLUMNS)))
         self.line(epoch_row(cells) + (" *" if is_best else ""))
-        if is_best and evaluation is not None:
-            self._keep_best(state, evaluation)
+        if is_best:
+            self.keep_best(state, evaluation)
 
-    def _keep_best(self, state: TrainState, evaluation: Evaluation) -> None:
+    def keep_best(self, state: TrainState, evaluation: Evaluation | None) -> None:
+        """Keep the detections of the best epoch, before its checkpoint is written and mirrored."""
+        if evaluation is None:
+            return
         about = {"epoch": state.epoch, "split": "val", "evaluate": compose.to_dictionary(self._config.evaluate)}
         with self.failure_logged("best_detections.npz"):
             report_page.keep_best(self.folder, evaluation._replace(about=about))
@@ -223,8 +229,6 @@ class RunReport(contextlib.AbstractContextManager["RunReport"]):
         if state.best_epoch != state.epoch:
             with contextlib.suppress(TrainError):  # a full disk may have kept them from being written
                 best, of_epoch = report_page.read_best(self.folder), state.best_epoch
-        elif not has_trained:
-            self._keep_best(state, evaluation)  # perhaps on another validation set
         self.line(f"metrics of epoch {of_epoch}:", format_table(best), state.best_sentence())
         if self._config.logger.pictures:
             folder = self.folder / plots.FOLDER
@@ -261,6 +265,7 @@ class RunReport(contextlib.AbstractContextManager["RunReport"]):
         for service in self._services:
             for path in sorted(self.folder.glob(pattern)):
                 name = path.relative_to(self.folder).with_suffix("").as_posix()
+                name = name.replace("plots/", "val_plots/")  # below the curves, since names are in order
                 service.send("picture", step, name, path)
 
 
