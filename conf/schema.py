@@ -33,7 +33,7 @@ Device = StrEnum("Device", "auto cpu cuda")  # auto: CUDA if there is a GPU
 # Of the forward pass in training; weights, loss and evaluation: float32, or float64 with float64.
 Precision = StrEnum("Precision", "auto float32 tf32 float64 bfloat16 float16")
 EvalPrecision = StrEnum("EvalPrecision", "auto float32 tf32 bfloat16 float16")
-Compile = StrEnum("Compile", "auto off default reduce-overhead max-autotune-no-cudagraphs")
+Compile = StrEnum("Compile", "auto off default")
 # sgd: Nesterov momentum, biases start at ten times the rate; darknet: the same without this; adamw:
 # Loshchilov and Hutter 2019.
 Optimizer = StrEnum("Optimizer", "sgd darknet adamw")
@@ -80,8 +80,7 @@ class TrainSection:
     # with tensor cores, else float32; a resumed run keeps its choice. tf32: float32 with factors of
     # 11 bits, on GPUs that have it
     compile: Any  # off, default: by torch.compile, each image size once; auto: on GPUs with Triton and a C++ compiler,
-    # if all images have one size and the training is long enough to gain by it; reduce-overhead:
-    # into CUDA graphs, for small networks on one GPU; max-autotune-no-cudagraphs tries more kernels
+    # if all images have one size and the training is long enough to gain by it
     sync_bn: bool  # batch-norm statistics over all ranks
     fused_norm: Any  # auto, true or false: batch norm and activation in one pass by kernels in Triton, on GPUs, with
     # train.compile off; auto: on one GPU, in half precision, for batches large enough to gain by it

@@ -20,7 +20,7 @@ from data.samplers import TABLE_IMAGES
 from models import Darknet
 from models.config import AUTO
 from train_utils import build, numerics
-from train_utils.compile import CUDA_GRAPHS, INPUT_ONLY
+from train_utils.compile import INPUT_ONLY
 from train_utils.distributed import World, any_rank, broadcast_text
 
 # yolov3-spp at 640 pixels on an H100, torch 2.11: compiling its 76 convolutions takes 98 s, and an
@@ -33,7 +33,7 @@ FUSED_VALUES = 6e7
 
 
 def choose_mode(options: TrainSection, world: World) -> str:
-    """A mode of torch.compile, "off", or INPUT_ONLY, for ``train.compile``.
+    """What ``train.compile`` means here: "off", "default" or INPUT_ONLY.
 
     For ``auto`` it is the one to take if that ``pays_back``. All ranks call this together. Raises
     TrainError for options that cannot go together, or not on this machine.
@@ -56,8 +56,6 @@ def choose_mode(options: TrainSection, world: World) -> str:
             "train.rect=true gives hundreds of image sizes, and train.compile needs minutes for each. "
             "fix: train.compile=off or train.rect=false"
         )
-    if mode == CUDA_GRAPHS and (on_cpu or world.world_size > 1):
-        raise TrainError(f"train.compile={mode} is for one GPU, without a launcher. fix: train.compile=default")
     return mode
 
 

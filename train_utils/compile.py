@@ -1,8 +1,7 @@
 """torch.compile for a training step: the batch's floats, the network and the loss, a graph each.
 
 Each image size has its graphs. The module is not replaced: state dicts keep their names, and copies
-are not compiled. With CUDA graphs the results of a micro-batch lie in memory that the next one
-overwrites: losses are read before, and gradients that it adds to are copied out.
+are not compiled.
 """
 
 import math
@@ -17,7 +16,6 @@ from data import Batch
 from data.progress import log
 from models.loss import HeadLoss, LossParts
 
-CUDA_GRAPHS = "reduce-overhead"  # torch's name of the mode
 INPUT_ONLY = "input"  # colours are a dozen kernels; as one they save a GPU some milliseconds a batch
 TARGET_ROWS = 256  # targets are filled up to multiples of this, for few graphs of the loss
 GRAPHS_OF_A_SIZE = 16  # at most: one for each multiple
@@ -36,15 +34,14 @@ def compile_step(
     """Compile ``network`` in place, for ``sizes`` image sizes; return loss and input compiled."""
     launch.keep_compiled(run_files.weights_folder() / "compiled")
     if mode == INPUT_ONLY:
-        return loss, torch.compile(to_input, mode="default", dynamic=True, fullgraph=True)
+        return loss, torch.compile(to_input, dynamic=True, fullgraph=True)
     from torch._dynamo import config as limits  # slow
 
     graphs = sizes * GRAPHS_OF_A_SIZE
     limits.recompile_limit = max(limits.recompile_limit, graphs)
     limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, graphs)
-    network.compile(mode=mode, dynamic=False)
-    compiled_input = torch.compile(to_input, mode=mode, dynamic=False, fullgraph=True)
-    parameters = list(network.parameters())
+    network.compile(dynamic=False)
+    compiled_input = torch.compile(to_input, dynamic=False, fullgraph=True)
     began: list[float] = []  # the first two micro-batches
 
     def begin_micro_batch(batch: Batch) -> Tensor:
@@ -52,23 +49,17 @@ def compile_step(
             began.append(time.perf_counter())
             waited = f"compiled: the first step took {began[-1] - began[0]:.0f} s"
             log_line(waited if len(began) == 2 else "compiling, about a minute, once for each image size")
-        if mode == CUDA_GRAPHS:
-            for parameter in parameters:
-                if parameter.grad is not None:
-                    parameter.grad = parameter.grad.clone()
-            # Without it torch takes each of the three graphs for the start of a new micro-batch.
-            torch.compiler.cudagraph_mark_step_begin()
         return compiled_input(batch)
 
-    return CompiledLoss(loss, mode), begin_micro_batch
+    return CompiledLoss(loss), begin_micro_batch
 
 
 class CompiledLoss:
     """A loss on targets filled up with rows of zeros, which count for nothing."""
 
-    def __init__(self, loss: HeadLoss, mode: str) -> None:
+    def __init__(self, loss: HeadLoss) -> None:
         self._eager, self._is_prepared = loss, False
-        self._sums = torch.compile(loss.sums, mode=mode, dynamic=False, fullgraph=True)
+        self._sums = torch.compile(loss.sums, dynamic=False, fullgraph=True)
 
     def count_positives(self, targets: Tensor) -> Tensor:
         """As the loss that is compiled."""
