@@ -99,12 +99,10 @@ class DataConfig:
     single_class: bool  # treat every object as the one class "object"
     exif: Exif  # apply: turn images upright by their EXIF tag, unless their annotated sizes are
     # those of the stored pixels; ignore: read all images as stored
-    on_error: OnError  # clip: clip training boxes at the image edge, stop at other faults; stop:
-    # stop at any bad image or box; skip: clip boxes and leave out what is bad, but stop at
-    # more than 1 % of unreadable images (20 in a small set, or in a row), and at a folder
-    # that is gone
-    workers: Any  # image-loading processes per rank; 0: load in the training process; auto: by the
-    # cores of the rank
+    on_error: OnError  # clip: clip training boxes at the image edge, stop at other faults; stop: stop at any bad
+    # image or box; skip: clip boxes and leave out what is bad, but stop at more than 1 % of
+    # unreadable images (20 in a small set, or in a row), and at a folder that is gone
+    workers: Any  # image-loading processes per rank; 0: load in the training process; auto: by the cores of the rank
     cache: ImageCache  # cache decoded images, one copy per node: in memory (ram) or in a file in
     # data.index_dir that later runs reuse (disk)
     cache_gb: Annotated[float, Meta(gt=0)]  # of images at an address data.cache=disk keeps the files as they

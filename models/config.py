@@ -88,18 +88,16 @@ class ModelConfig:
     """Which network (keys ``model.*``)."""
 
     cfg: str  # a name in models/zoo, or the path of a Darknet .cfg
-    width: Annotated[float, Meta(gt=0, le=8)]  # factor for the filters of all convolutions but those of
-    # the heads
+    width: Annotated[float, Meta(gt=0, le=8)]  # factor for the filters of all convolutions but those of the heads
     anchors: Any  # pairs [width, height] in pixels, for all [yolo] sections; null: those of the
     # checkpoint or the .cfg; auto: fitted to the training set at train.image_size when a training
     # starts, if those of the .cfg miss 30 % of its boxes
     box_bins: int | None  # bins of the distribution that a decoupled head predicts for each side of a
     # box (DFL); 0: boxes as Darknet has them; null: 16 in networks of the zoo that have such heads,
     # else as in the .cfg
-    weights: str | None  # initial weights: coco, backbone or timm:<name> (see scripts.get_weights list),
-    # Darknet .weights (whole or cut), what ckpt= of eval.py takes, or a .pt state dict. Heads for
-    # other classes keep boxes, objectness and the classes of the same names, if the weights name
-    # theirs
+    weights: str | None  # initial weights: coco, backbone or timm:<name> (see scripts.get_weights list), Darknet
+    # .weights (whole or cut), what ckpt= of eval.py takes, or a .pt state dict. Heads for other
+    # classes keep boxes, objectness and the classes of the same names, if the weights name theirs
     freeze: Any  # how many of the first layers keep their initial weights and statistics; backbone:
     # those before the neck and the heads, in networks of the zoo
 
