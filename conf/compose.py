@@ -91,8 +91,7 @@ def _check_number(key: str, value: Any) -> None:
     for entry in value if isinstance(value, list) else ():
         _check_number(key, entry)
     if type(value) in LARGEST_NUMBER and not abs(value) <= LARGEST_NUMBER[type(value)]:
-        fix = "fix: a number, or quotes around a text"
-        raise ConfigError(f"{key}: {value} is not finite, or too large. {fix}")
+        raise ConfigError(f"{key}: {value} is not finite, or too large. fix: a number, or quotes around a text")
 
 
 def check_limits(section: Any, prefix: str = "") -> None:
@@ -318,14 +317,11 @@ def _data_options(path: Path) -> Options:
         keys = {"defaults", *(field.name for field in fields(DataConfig))}
         chosen = content.get("defaults", [])
         if other := next((key for key in content if key not in keys), None):
-            fix = "fix: leave it out"
-            raise errors.DataError(f"{path} has the key {other}, which is not an option of data. {fix}")
+            raise errors.DataError(f"{path} has the key {other}, which is not an option of data. fix: leave it out")
         if "index_dir" in content:  # files are written there
-            fix = "fix: data.index_dir=<its folder>"
-            raise errors.DataError(f"{path}: only a command line names index_dir. {fix}")
+            raise errors.DataError(f"{path}: only a command line names index_dir. fix: data.index_dir=<its folder>")
         if not isinstance(chosen, list) or not all(re.fullmatch(r"[\w-]+", str(one)) for one in chosen):
-            fix = "fix: defaults: [coco], or none"
-            raise errors.DataError(f"{path}: its defaults must be names of data sets. {fix}")
+            raise errors.DataError(f"{path}: its defaults must be names of data sets. fix: defaults: [coco], or none")
     else:
         recognised = recognise(path)
         content = {**values_of_choice("data", recognised["format"]), **recognised}

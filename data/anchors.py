@@ -139,8 +139,7 @@ def describe_set(
     if reached >= LOW_RECALL:
         return line, None
     missed = f"{1 - reached:.1%} of the boxes overlap no anchor by more than {min_iou:g}"
-    fix = f"fix: {fix_of_anchors(reached, min_iou)}"
-    return line, f"warning: {missed} and are learnt only as background. {fix}"
+    return line, f"warning: {missed} and are learnt only as background. fix: {fix_of_anchors(reached, min_iou)}"
 
 
 def objects_per_image(annotations: Annotations) -> Int64:

@@ -196,7 +196,6 @@ def _category_names(categories: list[_Category], path: Path) -> dict[int, str]:
         for key, known in (("id", names), ("name", ids)):
             value = getattr(category, key)
             if value in known:
-                fix = f"fix: give each its own {key}"
-                raise DataError(f"{path} has two categories with the {key} {value!r}. {fix}")
+                raise DataError(f"{path} has two categories with the {key} {value!r}. fix: give each its own {key}")
             known[value] = category.name
     return dict(sorted(names.items()))

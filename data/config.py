@@ -169,8 +169,7 @@ class DataConfig:
                 if isinstance(place, Path) and not place.exists():
                     raise DataError(f"{key}: there is no {place}. fix: {self._fix_missing(split, key, root)}")
             if self.format in (DataFormat.coco, DataFormat.shapes) and not path.is_file():
-                fix = "fix: name the annotation file itself"
-                raise DataError(f"data.{split}.annotations: {path} is not a file. {fix}")
+                raise DataError(f"data.{split}.annotations: {path} is not a file. fix: name the annotation file itself")
             pairs.append((path, place_of_images))
         return split, pairs
 

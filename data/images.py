@@ -115,8 +115,7 @@ def decode_stored(path: str | Path, data: bytes, header: Header, fix: str) -> Im
     # From memory OpenCV refuses a truncated image; from a file it fills up a JPEG with grey.
     image = cv2.imdecode(np.frombuffer(data, np.uint8), AS_STORED)
     if image is None or image.shape[2:] != (3,) or image.dtype != np.uint8:
-        why = f"its {header.kind} data are damaged, or not of 8 or 16 bits"
-        raise DataError(f"{path} cannot be decoded: {why}. {fix}")
+        raise DataError(f"{path} cannot be decoded: its {header.kind} data are damaged, or not of 8 or 16 bits. {fix}")
     return np.asarray(image, np.uint8)
 
 
@@ -226,8 +225,7 @@ class ImageSource:
             raise error
         folder = os.path.dirname(self.annotations.path(index))
         if self.cache is None and isinstance(self.annotations.image_root, Path) and _is_empty(folder):
-            fix = "fix: restore it"
-            raise DataError(f"{folder}, a folder of images, is gone, empty or unreadable. {fix}") from error
+            raise DataError(f"{folder}, a folder of images, is gone, empty or unreadable. fix: restore it") from error
         if self.on_error != OnError.skip:
             raise error
         flags = self._left_out.numpy()

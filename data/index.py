@@ -161,8 +161,7 @@ def open_annotations(config: DataConfig, split: str) -> Annotations:
         logger.warning("the index %s %s and will be rebuilt", folder, reason)
         with suppress(FileNotFoundError), TemporaryDirectory(dir=folder.parent) as trash:  # another moved it
             folder.rename(Path(trash) / folder.name)
-    fix = "fix: set data.index_dir to another disk"
-    raise DataError(f"the index {folder} is damaged each time it is built. {fix}")
+    raise DataError(f"the index {folder} is damaged each time it is built. fix: set data.index_dir to another disk")
 
 
 def build_index(folder: Path, columns: Columns, about: dict[str, Any]) -> None:

@@ -295,8 +295,7 @@ def fetch(address: str, shown: str) -> bytes:
         pooch.HTTPDownloader(timeout=TIMEOUT_SECONDS, progressbar=progress)(address, content, None)
     except OSError as error:
         # Without the error itself, which may show the password.
-        fix = "fix: check address and network"
-        raise DataError(f"{shown} cannot be fetched ({_reason(error)}). {fix}") from None
+        raise DataError(f"{shown} cannot be fetched ({_reason(error)}). fix: check address and network") from None
     return content.getvalue()
 
 
@@ -332,8 +331,7 @@ def download(url: str, path: Path, known_hash: str | None = None, size: int | No
             raise ValueError(f"expected {size:,} bytes")
     except OSError as error:
         if error.errno is not None:  # of the folder, not of the network
-            fix = "fix: free space there"
-            raise DataError(f"{url} cannot be written to {path} ({error.strerror}). {fix}") from error
+            raise DataError(f"{url} cannot be written to {path} ({error.strerror}). fix: free space there") from error
         fix = shlex.join(["curl", "--create-dirs", "-fLo", str(path), url])
         raise DataError(f"{url} cannot be fetched ({_reason(error)}); by hand, with a network, fix: {fix}") from error
     except ValueError as error:

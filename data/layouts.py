@@ -141,14 +141,12 @@ def read_set_file(path: Path) -> dict[str, Any]:
         content = load_yaml(path)
         names = content.get("names")
         if "kpt_shape" in content:
-            fix = "fix: name a set for detection"
-            raise DataError(f"{path} is for key points (kpt_shape), not for boxes. {fix}")
+            raise DataError(f"{path} is for key points (kpt_shape), not for boxes. fix: name a set for detection")
         if isinstance(names, dict):  # {0: x, 1: y}
             by_number = {str(key): name for key, name in names.items()}
             numbers = list(map(str, range(len(names))))
             if by_number.keys() != set(numbers):
-                fix = "fix: number them from 0 on"
-                raise DataError(f"{path}: the keys of names are {shown(list(names))}. {fix}")
+                raise DataError(f"{path}: the keys of names are {shown(list(names))}. fix: number them from 0 on")
             names = [by_number[number] for number in numbers]
     else:
         pairs = [line.partition("=") for line in read_lines(path) if not line.lstrip().startswith(("#", ";"))]
@@ -244,8 +242,7 @@ def choose_classes(by_id: dict[int, str], names: list[str] | None, path: Path) -
     for name in names:
         if name not in id_of:
             listed = ", ".join(id_of)
-            fix = "fix: correct it"
-            raise DataError(f"data.names holds {name!r}, and the classes of {path} are {listed}. {fix}")
+            raise DataError(f"data.names holds {name!r}, and the classes of {path} are {listed}. fix: correct it")
     return {id_of[name]: name for name in names}
 
 
@@ -294,8 +291,7 @@ def _names_in(path: Path) -> list[str]:
     lines = "\n".join(map(str.strip, read_lines(path, "strict"))).rstrip().splitlines()
     if "" in lines:
         number = lines.index("") + 1
-        fix = "fix: write a name, or remove it"
-        raise DataError(f"{path}:{number} is empty, but each line counts as a class. {fix}")
+        raise DataError(f"{path}:{number} is empty, but each line counts as a class. fix: write a name, or remove it")
     for line in lines:
         if line.startswith(("# ", "// ")):
             raise DataError(f"{path} holds {shown(line)}, but each line counts as a class. fix: remove it")

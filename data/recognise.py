@@ -96,8 +96,7 @@ def _refuse_other_format(place: Path) -> None:
         for file in [file for file in files if file.lower().endswith(suffix)][:20]:  # lists may come first
             with suppress(OSError):
                 if re.search(text, layouts.read_file(file, 2**16)) and not is_coco(Path(file)):
-                    why = f"{file} is {what}. fix: {fix}"
-                    raise DataError(f"{place} is not a data set that can be read: {why}")
+                    raise DataError(f"{place} is not a data set that can be read: {file} is {what}. fix: {fix}")
 
 
 def _set_file(place: Path) -> Options | None:
@@ -137,8 +136,7 @@ def _coco_folder(tree: Tree) -> Options | None:
     for several in (train, val):
         if len(several) > 1:
             listed = ", ".join(os.path.relpath(path, tree.top) for path in several)
-            fix = "fix: data=<one of them>"
-            raise DataError(f"{tree.top} holds several COCO jsons for one split: {listed}. {fix}")
+            raise DataError(f"{tree.top} holds several COCO jsons for one split: {listed}. fix: data=<one of them>")
     folders = set[Path]()
     for folder in map(Path, tree.folders("image")):
         folders |= {folder, *folder.parents}
@@ -225,8 +223,7 @@ def _splits_of(folders: Sequence[str]) -> dict[str, list[str]] | None:
     for other in tops["val"] + tops["test"]:
         above = [top for top in train if _is_below(other, top)]
         if above and other not in train:
-            fix = "fix: move them to a folder train"
-            raise DataError(f"the images in {above[0]} lie above those in {other}. {fix}")
+            raise DataError(f"the images in {above[0]} lie above those in {other}. fix: move them to a folder train")
     return {"train": train, "val": tops["val"] or train}
 
 

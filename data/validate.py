@@ -134,8 +134,7 @@ def check_source(source: Source, split: str, on_error: OnError) -> Columns:
             problem += f" ({source.findings.summary()} left out, first: {source.findings.first()[0]})"
         if box_used.any():
             problem += ", all of them crowds, which teach nothing"
-        fix = f"fix: check data.{split}.annotations, data.{split}.images and data.classes"
-        raise DataError(f"{problem}. {fix}")
+        raise DataError(f"{problem}. fix: check data.{split}.annotations, data.{split}.images and data.classes")
     return _columns(source, image_used, positions, box_used)
 
 

@@ -73,13 +73,11 @@ def locate_yolo(
             images += find_images(each, starts, left_out)
     path = pairs[0][0] if len(pairs) == 1 else root
     if any(other != named[0] for other in named):
-        fix = "fix: make them agree"
-        raise DataError(f"data.{split}.annotations: the data.yaml files differ in their names. {fix}")
+        raise DataError(f"data.{split}.annotations: the data.yaml files differ in their names. fix: make them agree")
     classes = named[0] if named else config.names
     if classes is None:
         names = "to a file of them in data.root, one per line (data.names=classes.txt)"
-        fix = f"fix: set data.names to those of classes 0, 1, ..., or {names}"
-        raise DataError(f"{path} holds no class names. {fix}")
+        raise DataError(f"{path} holds no class names. fix: set data.names to those of classes 0, 1, ..., or {names}")
     categories = layouts.choose_classes(dict(enumerate(classes)), config.names, path)
     labels, seconds, others = find_labels(images)
     others[io.OF_SYSTEM] = left_out
@@ -264,8 +262,7 @@ def find_images(place: Path, starts: Sequence[Path], left_out: list[str]) -> lis
         images = layouts.find_files([line for line in lines if line], (*starts, place.parent))
     if not images:
         suffixes = " ".join(sorted(layouts.IMAGE_SUFFIXES))
-        fix = f"fix: name a folder that does ({suffixes}), or a list of paths"
-        raise DataError(f"{place} holds no images. {fix}")
+        raise DataError(f"{place} holds no images. fix: name a folder that does ({suffixes}), or a list of paths")
     return images
 
 

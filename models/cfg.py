@@ -200,8 +200,7 @@ def parse_cfg(text: str, source: str) -> Cfg:
         if content.startswith("["):
             kind = content.strip("[] \t").lower() if sections else "net"
             if sections and not (content.endswith("]") and kind in SECTION_KEYS):
-                what = f"there is no layer {shown} here"
-                raise ModelError(f"{place} {what}; {nearest_name(kind, SECTION_KEYS)}")
+                raise ModelError(f"{place} there is no layer {shown} here; {nearest_name(kind, SECTION_KEYS)}")
             sections.append(Section(kind, source, number))
         elif content:
             section = sections[-1]
@@ -212,8 +211,7 @@ def parse_cfg(text: str, source: str) -> Cfg:
                 raise ModelError(f"{place} {shown} is neither a [section] nor a key=value line. {fix}")
             known = SECTION_KEYS.get(section.kind)  # None for [net], whose options count for nothing
             if known is not None and key not in known:
-                what = f"[{section.kind}] has no option {key[:40]!r}"
-                raise ModelError(f"{place} {what}; {nearest_name(key, known)}")
+                raise ModelError(f"{place} [{section.kind}] has no option {key[:40]!r}; {nearest_name(key, known)}")
             # Of two equal keys the first counts, as in Darknet.
             section.options.setdefault(key, value)
             section.option_lines.setdefault(key, number)
@@ -225,8 +223,7 @@ def parse_cfg(text: str, source: str) -> Cfg:
 def zoo_cfg(name: str) -> Cfg:
     """A network of the zoo, such as yolov3-spp. Raises ModelError for another name."""
     if name not in ZOO:
-        fix = f"fix: use one of {', '.join(ZOO)}, or the path of a .cfg"
-        raise ModelError(f"there is no model '{name}'. {fix}")
+        raise ModelError(f"there is no model '{name}'. fix: use one of {', '.join(ZOO)}, or the path of a .cfg")
     size = name.removeprefix("yolox-")
     if size in SIZES:
         return parse_cfg(yolox_cfg(size), f"{name}.cfg")

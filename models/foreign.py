@@ -199,8 +199,7 @@ def from_yolox(state: Tensors, path: Path) -> dict[str, Tensor]:
         message = f"{path} is not a state dict of YOLOX ({error!r}). fix: download it again"
         raise ModelError(message) from error
     if is_old:
-        what = "is of YOLOX before 0.1.1, for images of another scale"
-        raise ModelError(f"{path} {what}. fix: use a newer file")
+        raise ModelError(f"{path} is of YOLOX before 0.1.1, for images of another scale. fix: use a newer file")
     return tensors
 
 

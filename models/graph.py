@@ -82,8 +82,7 @@ class Graph:
             node = BUILDERS[section.kind](self, section)
             for source in node.sources:
                 if source != IMAGES and isinstance(self.nodes[source].module, layers.YoloMap):
-                    fix = "fix: put a [route] before it"
-                    raise section.error(f"takes its input from the [yolo] layer {source}. {fix}")
+                    raise section.error(f"takes its input from the [yolo] layer {source}. fix: put a [route] before it")
                 self.last_readers[source] = index
             if not isinstance(node.module, layers.YoloMap):
                 self.last_readers[index] = index
@@ -98,8 +97,7 @@ class Graph:
             self.shapes[index] = node.shape
             self.nodes.append(node)
         if not self.heads:
-            what = "is not followed by any [yolo], so this is not a detector"
-            raise cfg.net.error(f"{what}. fix: use another .cfg")
+            raise cfg.net.error("is not followed by any [yolo], so this is not a detector. fix: use another .cfg")
         leads_on = {head.layer for head in self.heads}
         shared: list[nn.Module] = []
         for index, node in reversed(list(enumerate(self.nodes))):
@@ -181,8 +179,7 @@ def convolutional(graph: Graph, section: Section) -> Node:
         return Node(shared, (source,), node_shape)
     graph.num_values += filters * in_group * size * size
     if graph.num_values > MAX_VALUES:
-        fix = "fix: check its filters and size"
-        raise section.error(f"brings the network to {graph.num_values:,} values. {fix}")
+        raise section.error(f"brings the network to {graph.num_values:,} values. fix: check its filters and size")
     conv = nn.Conv2d(shape.channels, filters, size, stride, padding, dilation, groups, bias=not has_norm)
     norm = nn.BatchNorm2d(filters, graph.bn_eps, BN_MOMENTUM) if has_norm else None
     return Node(layers.Convolution(conv, norm, activation, is_binary), (source,), node_shape)
@@ -240,8 +237,7 @@ def route(graph: Graph, section: Section) -> Node:
         of_source = graph.shapes[source].channels
         channels += of_source
         if of_source % groups:
-            what = f"the {of_source} channels of layer {source}"
-            raise section.error(f"groups={groups} must divide {what}", "groups")
+            raise section.error(f"groups={groups} must divide the {of_source} channels of layer {source}", "groups")
     graph.check_same_size(section, sources)
     shape = graph.shapes[sources[0]].scaled(channels // groups, 1)
     return Node(layers.Route(groups, group), tuple(sources), shape)
@@ -337,8 +333,7 @@ def yolo(graph: Graph, section: Section) -> Node:
         what = "box_bins must be 0, or 2 and more where the [yolo] reads a [route] of boxes and classes"
         raise section.error(f"{what}. fix: model.box_bins=0, or decoupled heads", "box_bins")
     if len(parts) > 1 and len(head.anchors) != 1:
-        what = "reads a [route] of boxes and classes, so it has one anchor only"
-        raise section.error(f"{what}. fix: mask=0", "mask")
+        raise section.error("reads a [route] of boxes and classes, so it has one anchor only. fix: mask=0", "mask")
     channels = 0
     for part in parts:
         has = graph.shapes[part.layer].channels

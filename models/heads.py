@@ -183,8 +183,7 @@ def with_anchors(cfg: Cfg, anchors: Sequence[Sequence[float]] | str) -> Cfg:
     Raises ModelError for another number of them, and for "auto", which train.py resolves.
     """
     if isinstance(anchors, str):
-        what = "model.anchors=auto is for train.py, which fits them to its data"
-        raise ModelError(f"{what}. fix: leave it out here")
+        raise ModelError("model.anchors=auto is for train.py, which fits them to its data. fix: leave it out here")
     text = ",  ".join(f"{width:g},{height:g}" for width, height in anchors)
     changes = list[tuple[Section, str, object]]()
     for section in (section for section in cfg.layers if section.kind == "yolo"):

@@ -239,8 +239,7 @@ def load_darknet_weights(model: Darknet, path: str | Path, classes: ClassNames =
         end = start + tensor.numel()
         stored = torch.from_numpy(values[start:end].copy())  # the memory map is read-only
         if tensor.ndim == 4 and not stored.any():
-            what = "is all zeros, as where a download stopped"
-            raise ModelError(f"{path}: {name} {what}. fix: download it again")
+            raise ModelError(f"{path}: {name} is all zeros, as where a download stopped. fix: download it again")
         loads[name] = stored.view(tensor.shape)
         start = end
     check_values(path, loads.items())
@@ -291,8 +290,7 @@ def _extent(model: Darknet, path: Path, count: int) -> tuple[int | None, int | N
     if rest == 0 and model.num_classes + extra_classes > 0:
         return model.num_classes + extra_classes, None
     network = f"this network with {model.num_classes} classes and width {model.width:g}"
-    fix = f"{SAME_NETWORK}, or download it again"
-    raise ModelError(f"{path} holds {count:,} values, {network} needs {needed:,}. {fix}")
+    raise ModelError(f"{path} holds {count:,} values, {network} needs {needed:,}. {SAME_NETWORK}, or download it again")
 
 
 def save_darknet_weights(model: Darknet, path: str | Path, up_to_layer: int | None = None) -> int:
@@ -319,8 +317,7 @@ def save_darknet_weights(model: Darknet, path: str | Path, up_to_layer: int | No
     if model.heads[0].linear_xy:
         unknown.append("linear_xy")
     if unknown:
-        what = f"{' and '.join(unknown)} of {model.cfg.source}"
-        raise ModelError(f"Darknet cannot read {what}. fix: keep the checkpoint")
+        raise ModelError(f"Darknet cannot read {' and '.join(unknown)} of {model.cfg.source}. fix: keep the checkpoint")
     check_values(path, tensors)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.tmp")
@@ -358,8 +355,7 @@ def load_weights_of_checkpoint(
         rows, note = None, ""
     elif other:
         has = getattr(source.heads[0], other[0])
-        problem = f"were trained with other {other[0]} ({has})"
-        raise ModelError(f"the heads in {path} {problem}. fix: use the same here")
+        raise ModelError(f"the heads in {path} were trained with other {other[0]} ({has}). fix: use the same here")
     skipped = left_out(model, rows)
     loads, needed = (
         {name: tensor for name, tensor in tensors.items() if not name.startswith(skipped)}
@@ -499,8 +495,7 @@ def check_values(path: object, tensors: Iterable[tuple[str, Tensor]]) -> None:
     for name, tensor in tensors:
         is_plain = tensor.layout == torch.strided and not tensor.is_quantized and not tensor.is_complex()
         if not is_plain or not tensor.float().isfinite().all():
-            what = "values that are not finite or not plain"
-            raise ModelError(f"{path}: {name} has {what}. fix: use other weights")
+            raise ModelError(f"{path}: {name} has values that are not finite or not plain. fix: use other weights")
         is_variance = name.endswith("running_var")
         low, high = (0, MOST**2) if is_variance else (-MOST, MOST)
         values = tensor.float()

@@ -70,8 +70,7 @@ def get_data(config: schema.GetDataConfig) -> Path:
             shutil.unpack_archive(path, beside, filter=None if path.suffix == ".zip" else "data")
             _move_into(root, beside)
         except (shutil.ReadError, tarfile.TarError, zipfile.BadZipFile, OSError) as error:
-            fix = f"fix: free space in {root}, or unpack it"
-            raise DataError(f"{path} cannot be unpacked ({error}). {fix}") from error
+            raise DataError(f"{path} cannot be unpacked ({error}). fix: free space in {root}, or unpack it") from error
         done.touch()
         shutil.rmtree(beside)
         path.unlink()

@@ -56,8 +56,7 @@ def tune(config: schema.TuneConfig) -> None:
         else:
             fixed.append(str(each.input_line))
     if not space:
-        fix = "fix: an option with several values or an interval behind --, see --help"
-        raise ConfigError(f"nothing to search. {fix}")
+        raise ConfigError("nothing to search. fix: an option with several values or an interval behind --, see --help")
     first = {key: values[0] if isinstance(values, list) else values.start for key, values in space.items()}
     # A short name of a run would mean another one for the second trial.
     program = replace(PROGRAMS["train"], fill_in=lambda given, _: run_files.with_full_names(given, once=False))

@@ -178,8 +178,7 @@ def read_results(
         sentence = f"{len(table) - len(kept)} of its {len(table)} rows are of categories {listed}"
         # Counted from 0 or 1, and not as the data does, all rows are of other classes.
         if len(kept) == 0 or 0 in foreign or categories.max() <= len(ids):
-            fix = "fix: the ids of the annotation file"
-            raise TrainError(f"detections={path}: {sentence}, not of the data. {fix}")
+            raise TrainError(f"detections={path}: {sentence}, not of the data. fix: the ids of the annotation file")
         log.warning(f"{path}: {sentence}, which the data does not have, and are left out")
     order = np.argsort(ids)
     kept["class"] = order[np.searchsorted(ids, categories[is_known], sorter=order)]
@@ -202,11 +201,9 @@ def warn_of_units(path: Path, detections: Detections, image_ids: ndarray, sizes:
     beyond = (start + extent > sizes[:, ::-1] + 1).any(1)
     other = looks_like(boxes, sizes, extent.prod(1))
     if extent.max() < TINY:
-        says = f"are below {TINY:g} pixels, as if they were fractions of the image"
-        log.warning(f"warning: all boxes of {path} {says}")
+        log.warning(f"warning: all boxes of {path} are below {TINY:g} pixels, as if they were fractions of the image")
     elif other is not None:
-        says = f"look like {other}, and are read as [left, top, width, height]"
-        log.warning(f"warning: the boxes of {path} {says}")
+        log.warning(f"warning: the boxes of {path} look like {other}, and are read as [left, top, width, height]")
     elif beyond.mean() > 0.5:
         log.warning(
             f"warning: {beyond.sum():,} of {len(boxes):,} boxes of {path} reach out of their image, "
@@ -224,8 +221,7 @@ def check_images(path: Path, of_data: Json) -> None:
         images = {int(row["id"]): _describe(row) for row in theirs["images"]}
         categories = {row["name"]: int(row["id"]) for row in theirs.get("categories", ())}
     except (OSError, AttributeError, ArithmeticError, ValueError, KeyError, TypeError, RecursionError) as error:
-        fix = f"fix: move detections={path} elsewhere"
-        raise TrainError(f"{beside} cannot be read ({error!r}). {fix}") from error
+        raise TrainError(f"{beside} cannot be read ({error!r}). fix: move detections={path} elsewhere") from error
     for row in of_data["images"]:
         here, there = _describe(row), images.get(row["id"])
         if there not in (None, here):

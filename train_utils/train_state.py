@@ -177,8 +177,7 @@ class TrainState:
         lines = [f"resumed {folder} after epoch {self.epoch}, step {self.step}; {self.best_sentence()}"]
         before, now = state.get("val"), self.description.get("val")
         if before is not None and repr(before) != repr(now):  # an older version kept none
-            change = f"the validation set is another one ({before} -> {now})"
-            lines.append(f"{change}: the best epoch is chosen anew")
+            lines.append(f"the validation set is another one ({before} -> {now}): the best epoch is chosen anew")
             self.best = ABSENT
             self.best_epoch = self.evaluated_epoch = 0
             self.best_metrics = {}

@@ -79,11 +79,9 @@ def prepare_arguments(arguments: Words, schema: type, command: str, bare: str = 
     options, flags = options_and_flags(words)
     if {"-m", "--multirun"} & {*flags}:
         if launch.read_launch().world_size > 1:
-            fix = "fix: start each setting by itself"
-            raise ConfigError(f"-m cannot run under a launcher of several processes. {fix}")
+            raise ConfigError("-m cannot run under a launcher of several processes. fix: start each setting by itself")
         if {"-c", "--cfg"} & {*flags}:
-            fix = "fix: leave out -m, and give each option one value"
-            raise ConfigError(f"--cfg shows the options of one run. {fix}")
+            raise ConfigError("--cfg shows the options of one run. fix: leave out -m, and give each option one value")
     refuse_what_hydra_would_take(options)
     if bare and not flags:
         options = _with_bare_words(options, command, bare)
@@ -96,8 +94,7 @@ def refuse_what_hydra_would_take(options: Words) -> None:
         key, _, value = word.lstrip("+~").partition("=")
         group = key.removesuffix(".name")
         if key.startswith(OF_RUN_FOLDERS):
-            fix = "fix: run_dir=<folder>, or out= of eval.py"
-            raise ConfigError(f"{key}: rank 0 makes the folders, not Hydra. {fix}")
+            raise ConfigError(f"{key}: rank 0 makes the folders, not Hydra. fix: run_dir=<folder>, or out= of eval.py")
         if key in ("loss.name", "optim.name") and (CONF_DIR / group / f"{value}.yaml").is_file():
             raise ConfigError(f"{word} keeps the other values of {group}= as they are. fix: {group}={value}")
         if value == "???":

@@ -51,8 +51,7 @@ def complete_training(options: Options, named: Words) -> Options:
     if "resume" not in named and options.get("resume") is None and (restarts > 0 or launch.requeues() > 0):
         if options.get("run_dir") is None and launch.job_folder_name() is None:
             says = f"torchrun may restart this training {restarts} times and not find its folder again"
-            fix = "fix: torchrun --rdzv-id=<a name>, run_dir=<folder>, or --max-restarts=0"
-            raise ConfigError(f"{says}. {fix}")
+            raise ConfigError(f"{says}. fix: torchrun --rdzv-id=<a name>, run_dir=<folder>, or --max-restarts=0")
         options["resume"] = "auto"
     return options if options.get("resume") is None else continue_run(options, named)
 
@@ -74,8 +73,7 @@ def complete_from_checkpoint(options: Options, named: Words) -> Options:
         ckpt, file = None, ckpt  # predict.py takes either
     if ckpt is not None:
         if of_model and model:
-            fix = "fix: leave one out"
-            raise ConfigError(f"ckpt and {of_model[0]} exclude one another: ckpt holds its network. {fix}")
+            raise ConfigError(f"ckpt and {of_model[0]} exclude one another: ckpt holds its network. fix: leave one out")
         saved = config_of_checkpoint(ckpt, named)
         of_run = flat(saved)
         theirs = {key: value for key, value in of_run.items() if key.startswith("evaluate.")}
@@ -86,8 +84,7 @@ def complete_from_checkpoint(options: Options, named: Words) -> Options:
     if "cfg" not in model:
         if ckpt is None and (of_model or model.get("weights") is not None):
             key = of_model[0] if of_model else "model.weights"
-            fix = "fix: model.cfg=<Darknet .cfg>, or model=<zoo's name>"
-            raise ConfigError(f"{key} does not say which network. {fix}")
+            raise ConfigError(f"{key} does not say which network. fix: model.cfg=<Darknet .cfg>, or model=<zoo's name>")
         options["model"] = None
     if file is not None:
         _take_from_exported(options, file, named)
@@ -104,8 +101,7 @@ def _take_from_exported(options: Options, file: str, named: Words) -> None:
         known = ", ".join(run_files.EXPORTED)
         raise CheckpointError(f"{file} is not a file of export.py. fix: a path that ends in {known}")
     if options["model"] is not None:
-        fix = "fix: leave model out"
-        raise ConfigError(f"{file} and model exclude one another: the file holds its network. {fix}")
+        raise ConfigError(f"{file} and model exclude one another: the file holds its network. fix: leave model out")
     precision = options.get("evaluate", options)["precision"]
     if options["device"] == "cuda" or precision not in ("auto", "float32"):
         raise ConfigError(f"{file} runs on the CPU as it was exported. fix: leave out device and precision")
@@ -184,10 +180,8 @@ def complete_conversion(options: Options, named: Words) -> Options:
         options["weights"], options["model"]["weights"] = options["model"]["weights"], None
     if options["ckpt"] is not None and options["weights"] is None:
         if any(key.split(".")[0] == "model" for key in named):
-            fix = "fix: leave model out"
-            raise ConfigError(f"model says nothing about ckpt=, which holds its own network. {fix}")
+            raise ConfigError("model says nothing about ckpt=, which holds its own network. fix: leave model out")
         return {**options, "model": config_of_checkpoint(options["ckpt"], named).get("model", {})}
     if options["weights"] is not None and "cfg" not in options["model"]:
-        fix = "fix: model=yolov3-spp or model.cfg=<file>"
-        raise ConfigError(f"weights={options['weights']} needs its network. {fix}")
+        raise ConfigError(f"weights={options['weights']} needs its network. fix: model=yolov3-spp or model.cfg=<file>")
     return {**options, "model": {"cfg": "", **options["model"]}}

@@ -153,8 +153,7 @@ def run_by_hydra(name: str, program: Program, arguments: list[str]) -> None:
             find_files(config, program.splits)
             count = ranks_to_start(config)
             if count > 1 and is_multirun:
-                fix = "fix: start each setting by itself"
-                raise ConfigError(f"devices={config.devices} cannot go with -m. {fix}")
+                raise ConfigError(f"devices={config.devices} cannot go with -m. fix: start each setting by itself")
             look_at_images(config, count)
             if count > 1:
                 start_ranks(count, typed)
@@ -306,8 +305,7 @@ def options_of(name: str, overrides: Words) -> Any:
             raise ConfigError(f"{word} is for the command line. fix: options of the form key=value alone")
     config: Any = compose.compose(name, program.schema, arguments, program.complete)
     if multiprocessing.current_process().daemon and getattr(getattr(config, "data", None), "workers", 0) != 0:
-        fix = "fix: data.workers=0"
-        raise ConfigError(f"a daemonic process, as of Celery or a Pool, cannot start loaders. {fix}")
+        raise ConfigError("a daemonic process, as of Celery or a Pool, cannot start loaders. fix: data.workers=0")
     if ranks_to_start(config) > 1:
         fix = as_started("leave it out, or python train.py")
         raise ConfigError(f"devices starts processes only on a command line. fix: {fix}")

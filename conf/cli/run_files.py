@@ -117,8 +117,7 @@ def ask_for_plugins(saved: Mapping[str, Any], source: str, named: Words) -> None
     """Raise ConfigError if the ``saved`` options have plugins and the command line does not."""
     if saved.get("plugins") and "plugins" not in named:
         names = ",".join(map(os.path.basename, map(str, saved["plugins"])))
-        fix = "fix: give their paths, or plugins=[] to do without"
-        raise ConfigError(f"{source} needs plugins=[{names}]. {fix}")
+        raise ConfigError(f"{source} needs plugins=[{names}]. fix: give their paths, or plugins=[] to do without")
 
 
 def checked_config(saved: Options, source: str) -> Options:
@@ -130,8 +129,7 @@ def checked_config(saved: Options, source: str) -> Options:
     for key, kind in get_type_hints(TrainConfig).items():
         wanted = dict if is_dataclass(kind) else list if key == "plugins" else object
         if key in saved and not isinstance(saved[key], wanted):
-            fix = "fix: use another one"
-            raise CheckpointError(f"{source} is damaged: its option {key} is {saved[key]!r}. {fix}")
+            raise CheckpointError(f"{source} is damaged: its option {key} is {saved[key]!r}. fix: use another one")
     if "device" in saved.get("train", {}):  # its earlier place
         train = dict(saved["train"])
         saved = {**saved, "device": train.pop("device"), "train": train}

@@ -335,8 +335,7 @@ class Detector(_Answers):
         out of range, TrainError in a process that was forked since the detector was made.
         """
         if self._forks != len(FORKS):  # it would wait for ever for torch's threads, which are not here
-            what = "the detector was made before this process was forked"
-            raise TrainError(f"{what}. fix: make it after the fork")
+            raise TrainError("the detector was made before this process was forked. fix: make it after the fork")
         if others:
             given = [f"{key}={value}" for key, value in others.items()]
             fix = "confidence and classes are for a call, other options for Detector(...)"
@@ -375,13 +374,11 @@ def _picture(source: Any, number: int, exif: Exif) -> Medium:
         source = pixels_of(source, exif)[:, :, ::-1]
     if isinstance(source, ndarray):
         if source.dtype != np.uint8 or source.ndim != 3 or source.shape[2] != 3 or source.size == 0:
-            fix = "fix: uint8 (height, width, 3) in BGR"
-            raise DataError(f"an array is {source.dtype} {source.shape}. {fix}")
+            raise DataError(f"an array is {source.dtype} {source.shape}. fix: uint8 (height, width, 3) in BGR")
         return Medium(Path(), str(number), image=source[:, :, ::-1].copy())  # the caller may change its own
     if isinstance(source, str | os.PathLike):
         medium = Medium.at(str(source), str(number))
         if not medium.is_video:
             return medium
     told = f"{type(source).__name__} {getattr(source, 'shape', source)}"  # not all numbers of a tensor
-    fix = "fix: a path, URL, array, Pillow image, list; call videos alone"
-    raise DataError(f"{told} is not a picture. {fix}")
+    raise DataError(f"{told} is not a picture. fix: a path, URL, array, Pillow image, list; call videos alone")
