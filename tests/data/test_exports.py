@@ -144,7 +144,6 @@ EXPORTS: dict[str, tuple[Write, int, int, str]] = {  # images of train and val w
     "sub-folders": (voc("JPEGImages/cam", "Annotations/cam", "default"), 2, 2, ""),
     "xml beside pictures": (both(voc("train", "train"), voc("valid", "valid", count=3)), 4, 3, ""),
     "only the list for training": (voc("JPEGImages", "Annotations", "train", "test"), 2, 2, ""),
-    "both lists": (voc("JPEGImages", "Annotations", "train", "val", count=6), 3, 3, ""),
     "no size": (voc("JPEGImages", "Annotations", size=(0, 0)), 4, 4, ""),
     "another encoding": (voc("JPEGImages", "Annotations", name="猫", encoding="GBK"), 4, 4, ""),
     "labels beside images": (yolo("images", "labels", classes_txt="cat"), 4, 4, ""),
@@ -221,9 +220,7 @@ EXPORTS: dict[str, tuple[Write, int, int, str]] = {  # images of train and val w
     "unnamed folders beside tests": (both(yolo("images", "labels"), yolo("test/images", "test/labels")), 4, 4, "cat"),
     "train, dev and test": (each(yolo, SPLITS, "{}/images", "{}/labels"), 4, 4, "cat"),
     "below a folder called so": (each(yolo, SPLITS, "training_data/{}/images", "training_data/{}/labels"), 4, 4, "cat"),
-    "xml files below one": (each(voc, SPLITS, "test_set/{}", "test_set/{}"), 4, 4, ""),
     "a trainset and a testset": (each(yolo, ("trainset", "TestPictures"), "{}/images", "{}/labels"), 4, 4, "cat"),
-    "train, dev and test of xml files": (each(voc, SPLITS, "{}", "{}"), 4, 4, ""),
     "train, holdout and dev": (each(yolo, ("train", "holdout", "dev"), "{}/images", "{}/labels"), 4, 4, "cat"),
     "val and test": (each(yolo, ("val", "test"), "{}/images", "{}/labels"), 4, 4, "cat"),
     "lists of a class": (

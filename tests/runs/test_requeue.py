@@ -40,7 +40,7 @@ def signal_at(monkeypatch: pytest.MonkeyPatch, step: int, number: signal.Signals
 
 
 @pytest.mark.release
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGHUP])  # test_stop.py has the others
 def test_a_stop_by_slurm_asks_for_a_requeue_behind_the_checkpoint_and_only_with_more_to_do(
     number: signal.Signals, config: TrainConfig, marker: Path, monkeypatch: pytest.MonkeyPatch, request
 ) -> None:
