@@ -192,7 +192,7 @@ class RunReport(contextlib.AbstractContextManager["RunReport"]):
         self._send(state.step, "val", metrics | losses)
         self._send(state.step, "train_speed", speed)
         epochs = self._config.train.epochs
-        done = state.step - self._first_step
+        done = max(1, state.step - self._first_step)  # a resume may only have had to record the epoch
         left = (now - self._started) / done * (state.schedule.total_steps - state.step)  # evaluations included
         memory = f"{torch.cuda.max_memory_allocated() / 1e9:.1f}G" if torch.cuda.is_initialized() else "-"
         shown = map(metrics.get, ("precision", "recall", "AP", "AP50"))
