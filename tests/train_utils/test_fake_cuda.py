@@ -75,7 +75,7 @@ def test_compiled_parts_hold_nothing_of_the_host(fake: FakeTensorMode, monkeypat
         return graph.forward
 
     compile = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda *args, mode, **named: compile(*args, backend=traced, **named))
+    monkeypatch.setattr(torch, "compile", lambda *args, **named: compile(*args, backend=traced, **named))
     with CUDA:
         model = small(2).train()
     given, raw_maps = batch().to(CUDA), None

@@ -84,8 +84,9 @@ def test_a_full_disk_delays_rows_and_lines_and_loses_none(tmp_path: Path, capsys
 def test_the_time_left_is_that_of_the_epochs_since_a_resume(tmp_path: Path, capsys, monkeypatch) -> None:
     now, config = [100.0], options_of("train", ["data=shapes", "train.epochs=9"])
     monkeypatch.setattr(run_report, "time", SimpleNamespace(monotonic=lambda: now[0], strftime=time.strftime))
-    report, state = report_of(tmp_path, 0, config), cast(Any, SimpleNamespace(epoch=4, step=8))
+    schedule = SimpleNamespace(total_steps=18)
+    report, state = report_of(tmp_path, 0, config), cast(Any, SimpleNamespace(epoch=4, step=8, schedule=schedule))
     report.start(config, state, cast(Any, None), cast(Any, None))
-    for state.epoch, now[0] in ((5, 110.0), (6, 140.0)):
+    for state.epoch, state.step, now[0] in ((5, 10, 110.0), (6, 12, 140.0)):
         report.epoch(state, EpochResult(0.1, dict.fromkeys(LOSS_NAMES, 1.0), 5.0, 0.0), None, is_best=False)
     assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()[1:]] == ["0:00:40", "0:01:00"]
