@@ -59,28 +59,23 @@ class Training(NamedTuple):
     epoch: Any  # train_epoch with the rest of its arguments
 
 
-def new_compiled_training(
-    mode: str, accumulate: int = 1, precision: torch.dtype | None = None, world: World = WORLD
-) -> Training:
+def new_compiled_training(mode: str, accumulate: int = 1, precision: torch.dtype | None = None) -> Training:
     torch._dynamo.reset()
-    model = network_with_norm().to(world.device).train()
-    convert_sync_batchnorm(model, world)
+    model = network_with_norm().train()
+    convert_sync_batchnorm(model, WORLD)
     schedule = Schedule(CONFIG, 1, 40)
     state = new_state(model, schedule, 8.0 if precision is torch.float16 else None)
-    state.loss_sums = state.loss_sums.to(world.device)
     loss: Any = mean_loss
     to_input: Any = Batch.network_input
     if mode != "off":
         loss, to_input = compile_step(model, loss, to_input, mode, 2)
     epoch = partial(
-        train_epoch, state, world=world, accumulate=accumulate, to_input=to_input, autocast_dtype=precision, limit=3
+        train_epoch, state, world=WORLD, accumulate=accumulate, to_input=to_input, autocast_dtype=precision, limit=3
     )
     return Training(state, loss, epoch)
 
 
-def losses_of(
-    training: Training, sides: Sequence[int], broken: int | None = None, after_pass: Any = lambda: None
-) -> list[float]:
+def losses_of(training: Training, sides: Sequence[int], broken: int | None = None) -> list[float]:
     """The losses of passes over images of these sides; that of pass ``broken`` is then NaN."""
     losses = []
 
@@ -92,7 +87,6 @@ def losses_of(
     def passes() -> Iterator[Batch]:
         for side in sides:
             yield batch(side)
-            after_pass()
 
     training.epoch(passes(), loss=SimpleNamespace(count_positives=training.loss.count_positives, sums=sums))
     return losses
@@ -124,9 +118,7 @@ GPU = World(0, 0, 1, 1, 1, torch.device("cuda", 0), "none")
 
 
 def test_what_cannot_be_compiled_is_refused() -> None:
-    with pytest.raises(
-        TrainError, match=r"train.rect=true gives hundreds .*fix: train\.compile=off or train.rect=false"
-    ):
+    with pytest.raises(TrainError, match=r"rect=true gives hundreds .*fix: train\.compile=off or train.rect=false"):
         choose_mode(training_options(compile="default", rect=True), GPU)
 
 

@@ -60,7 +60,7 @@ def check_exchange(reports: dict[int, dict[str, Any]]) -> None:
         assert report["module"] == pytest.approx([1] * 5 + [0.9 * rank]), "a forward pass exchanges no statistics"
         assert report["sum"] == [size, size * (size - 1) / 2]
         assert report["agreed"] == (["float32", "off"] if size > 1 else ["bfloat16", "default"])
-        assert report["text"] == ["", "h\u00e9llo", "x" * 100_000]
+        assert report["text"] == ["", "\u00e9", "x" * 100_000]
     assert [report["gathered"] for report in list(reports.values())[1:]] == [[None] * 3] * (size - 1)
     rows, detections, empty = reports[0]["gathered"]
     assert rows == [[[rank + 0.1] * 2] * rank for rank in range(size)]

@@ -19,22 +19,11 @@ from conf import DistributedError
 from conf.cli import launch
 from conf.cli.launch import claim_error, explain_lost_peer, read_launch, shutdown
 from conf.cli.program import options_of
-from train_utils import auto, numerics
-from train_utils.distributed import (
-    World,
-    barrier,
-    broadcast_module,
-    broadcast_text,
-    gather_arrays,
-    init_distributed_mode,
-    sum_over_ranks,
-    torch_distributed_zero_first,
-    wrap_ddp,
-)
+from train_utils import auto, distributed, numerics
 from train_utils.results import make_detections
 
 
-def exchange(world: World, folder: Path) -> dict[str, Any]:
+def exchange(world: distributed.World, folder: Path) -> dict[str, Any]:
     return {
         "rank": world.rank,
         "place": [world.world_size, world.local_rank, world.local_world_size, world.num_nodes],
@@ -42,8 +31,8 @@ def exchange(world: World, folder: Path) -> dict[str, Any]:
         "launcher": world.launcher,
         "device": str(world.device),
         "built": zero_first(world, folder),
-        "sum": sum_over_ranks(torch.tensor([1.0, world.rank])).tolist(),
-        "text": [broadcast_text(text if world.is_main else None) for text in ("", "h\u00e9llo", "x" * 100_000)],
+        "sum": distributed.sum_over_ranks(torch.tensor([1.0, world.rank])).tolist(),
+        "text": [distributed.broadcast_text(text if world.is_main else None) for text in ("", "\u00e9", "x" * 100_000)],
         "gathered": gather(world),
         "module": module(world),
         "failure": failure(world),
@@ -51,7 +40,7 @@ def exchange(world: World, folder: Path) -> dict[str, Any]:
     }
 
 
-def agreed(world: World) -> list[str]:
+def agreed(world: distributed.World) -> list[str]:
     """What ``auto`` becomes where only rank 0 has bfloat16 and a compiler."""
     numerics.has_native_bfloat16 = auto.can_generate_code = lambda: world.is_main
     options = options_of("train", ["data=shapes"]).train
@@ -59,9 +48,9 @@ def agreed(world: World) -> list[str]:
     return [numerics.common_precision(world.device).value, auto.choose_mode(options, on_gpus)]
 
 
-def zero_first(world: World, folder: Path) -> list[float]:
+def zero_first(world: distributed.World, folder: Path) -> list[float]:
     """When the body began and what it found: the leader builds slowly, peers read."""
-    with torch_distributed_zero_first(world):
+    with distributed.torch_distributed_zero_first(world):
         began, file = time.time(), folder / "built"
         if world.is_main:
             time.sleep(0.5)
@@ -69,49 +58,49 @@ def zero_first(world: World, folder: Path) -> list[float]:
         return [began, float(file.read_text())]
 
 
-def gather(world: World) -> list[Any]:
+def gather(world: distributed.World) -> list[Any]:
     """Each rank passes ``rank`` rows of numbers, of detections, and none at all."""
     rows = np.full((world.rank, 2), world.rank + 0.1)
     detections = make_detections(world.rank, np.arange(world.rank), rows[:, 0], np.zeros((world.rank, 4)))
-    numbers, tables, empty = gather_arrays(rows), gather_arrays(detections), gather_arrays(rows[:0])
+    numbers, tables, empty = map(distributed.gather_arrays, (rows, detections, rows[:0]))
     if numbers is None or tables is None or empty is None:
         return [numbers, tables, empty]
     pairs = [list(zip(table["image_id"].tolist(), table["class"].tolist(), strict=True)) for table in tables]
     return [[array.tolist() for array in numbers], pairs, [array.tolist() for array in empty]]
 
 
-def module(world: World) -> list[float]:
+def module(world: distributed.World) -> list[float]:
     """The values of rank 0's module, and the mean that a forward pass makes of this rank's own."""
     norm = torch.nn.BatchNorm2d(1)
     values = norm.state_dict().values()
     for value in values:
         value.fill_(world.rank + 1)
-    broadcast_module(norm)
-    found, wrapped = list(map(float, values)), wrap_ddp(norm, world)
+    distributed.broadcast_module(norm)
+    found, wrapped = list(map(float, values)), distributed.wrap_ddp(norm, world)
     norm.running_mean.fill_(world.rank)
     wrapped(torch.zeros(2, 1, 1, 1))
     return [*found, float(norm.running_mean)]
 
 
-def failure(world: World) -> list[Any]:
+def failure(world: distributed.World) -> list[Any]:
     try:
-        with torch_distributed_zero_first(world):
+        with distributed.torch_distributed_zero_first(world):
             raise ValueError("data.root=/x is missing. fix: set data.root")
     except (ValueError, DistributedError) as error:
         report = claim_error()
-        barrier()
+        distributed.barrier()
         return [type(error).__name__, str(error), report, claim_error()]
 
 
-def killed_builder(world: World, folder: Path) -> dict[str, Any]:
-    with torch_distributed_zero_first(world):
+def killed_builder(world: distributed.World, folder: Path) -> dict[str, Any]:
+    with distributed.torch_distributed_zero_first(world):
         if world.rank == 0:
             time.sleep(0.5)
             os.kill(os.getpid(), signal.SIGKILL)
     return {}
 
 
-SCENARIOS: dict[str, Callable[[World, Path], dict[str, Any]]] = {
+SCENARIOS: dict[str, Callable[[distributed.World, Path], dict[str, Any]]] = {
     function.__name__: function for function in (exchange, killed_builder)
 }
 
@@ -123,7 +112,7 @@ def run_in(environment: dict[str, str], folder: str, scenario: str) -> None:
     torch.set_num_threads(1)
     launch.LAUNCHER_SECONDS = 0.5  # nothing ends a rank that waits for its launcher here
     try:
-        world = init_distributed_mode("cpu", 60.0)
+        world = distributed.init_distributed_mode("cpu", 60.0)
         report = SCENARIOS[scenario](world, Path(folder))
     except (DistributedError, RuntimeError) as error:
         report = {"error": str(explain_lost_peer(error)), "reports": claim_error()}
