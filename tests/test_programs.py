@@ -66,6 +66,7 @@ def trained(folder: Path) -> Finished:
 def test_training_on_two_processes_leaves_one_whole_run_folder(folder: Path, trained: Finished) -> None:
     run = folder / "run"
     assert {"config.yaml", "train.log", "metrics.csv", "plots"} <= {path.name for path in run.iterdir()}
+    assert "# train.precision: auto is " in (run / "config.yaml").read_text()
     assert {path.name for path in (run / "checkpoints").iterdir()} == {"last.pt", "last.previous.pt", "best.pt"}
     assert not (folder / "outputs").exists() and not (folder / ".hydra").exists(), "Hydra made a folder of its own"
     table = rows(run)

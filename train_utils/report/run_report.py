@@ -20,12 +20,13 @@ import data
 import models
 from conf import TrainError, compose
 from conf.cli import command_line, launch, run_files
-from conf.options import option
+from conf.options import flat, option
 from conf.schema import TrainConfig
 from data import Annotations, TrainBatchSampler, TrainDataset
 from data.errors import as_started, from_here, printable
 from data.output import LOST
 from data.progress import Progress, counted, duration, log, warn
+from models.config import AUTO
 from train_utils import distributed, engine, run_folder
 from train_utils.coco_eval import ABSENT, METRICS, OPERATING_POINT, Evaluation, format_metric, format_table
 from train_utils.report import draw, plots, report_page
@@ -144,11 +145,13 @@ class RunReport(contextlib.AbstractContextManager["RunReport"]):
         self._epoch_started = time.monotonic()
 
     def _start_outputs(self, requested: TrainConfig, state: TrainState) -> None:
-        save_config(self.folder, requested)
+        options = compose.to_dictionary(self._config)
+        asked, decided = flat(compose.to_dictionary(requested)), flat(options)
+        meant = [f"# {key}: auto is {decided[key]} here\n" for key in asked if asked[key] == AUTO != decided[key]]
+        save_config(self.folder, requested, "".join(meant))
         for name, columns in TABLES.items():
             done = state.step if columns[0] == "step" else state.epoch
             self._tables[name] = open_table(self.folder / f"{name}.csv", columns, done)
-        options = compose.to_dictionary(self._config)
         self._services = start_services(self._config.logger.services, self.folder, state.step, options, self.line)
 
     def progress(self, state: TrainState) -> Progress:
@@ -269,12 +272,12 @@ class RunReport(contextlib.AbstractContextManager["RunReport"]):
                 service.send("picture", step, name, path)
 
 
-def save_config(folder: Path, config: TrainConfig) -> None:
+def save_config(folder: Path, config: TrainConfig, comment: str = "") -> None:
     """Write ``config.yaml`` of a run folder, whole or not at all; then it raises TrainError."""
     path = folder / "config.yaml"
     try:
         with run_files.whole_file(path) as file:
-            file.write(compose.to_yaml(config))
+            file.write(comment + compose.to_yaml(config))
     except OSError as error:
         raise TrainError(f"cannot write {path} ({error.strerror}). fix: free some space there") from error
 
