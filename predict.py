@@ -34,7 +34,10 @@ __all__ = ["Detector", "predict"]
 
 @program.callable_from_python("predict")
 def predict(config: schema.PredictConfig) -> Path:
-    """Detect as configured; return the folder. A signal ends it, with all written: 128 + signal."""
+    """Detect as configured and return the folder with the results.
+
+    A signal stops it: it writes the results, then exits with 128 + signal.
+    """
     world = distributed.init_distributed_mode(config.device.value, timeout_seconds=60)
     if world.world_size > 1:
         raise ConfigError("predict.py runs in one process. fix: start it without a launcher, once for each GPU")

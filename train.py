@@ -52,8 +52,7 @@ def train(requested: schema.TrainConfig) -> program.Outcome:  # noqa: PLR0915 - 
         evaluator = Evaluator(config, val_set, model, world, config.train.image_size)
 
         report = stack.enter_context(RunReport(make_folder(), config, world))
-        report.announce(train_set, val_set, batches, model)
-        report.line(saved_note, *notes)
+        report.announce(train_set, val_set, batches, model, saved_note, *notes)
 
         # All that training changes and a checkpoint holds; of the model the plain one, without DDP.
         model = build.to_device(model, config.train, world)

@@ -310,14 +310,12 @@ def check_same_classes(train: Annotations, val: Annotations) -> None:
 
 def check_fills_batch(num_images: int, batch_size: int, world_size: int) -> None:
     """Raise ``DataError`` if the training images are fewer than those of a step."""
+    has = f"the training set has {num_images} images, fewer than"
+    if num_images < world_size:
+        raise DataError(f"{has} the {world_size} ranks. fix: devices=1 train.batch_size=1")
     if num_images < batch_size:
         size = max(1, num_images // world_size // 5) * world_size  # five steps
-        fix = f"train.batch_size={size}"
-        if size > num_images:  # fewer than ranks
-            fix = "devices=1 train.batch_size=1, without a launcher"
-        raise DataError(
-            f"the training set has {num_images} images, fewer than train.batch_size={batch_size}. fix: {fix}"
-        )
+        raise DataError(f"{has} train.batch_size={batch_size}. fix: train.batch_size={size}")
 
 
 def warn_of_shared_images(train: Annotations, val: Annotations) -> str | None:

@@ -59,7 +59,10 @@ Candidates = tuple[Tensor, Predictions]  # which of them the decoding can reach 
 
 
 def centre_cells(part: HeadMap, targets: Tensor) -> Cells:
-    """Cells (t, 1) of the centres of targets (t, 6), the last at the far edge; anchors (1, a)."""
+    """The cells (t, 1) that hold the centres of targets (t, 6), and every anchor (1, a).
+
+    A centre on the image's far edge belongs to the last cell.
+    """
     _, anchors, rows, columns = part.raw.shape[:4]
     column, row = (targets[:, 2:4] / part.head.stride).floor().long().split(1, dim=1)
     anchor = torch.arange(anchors, device=targets.device)[None]
@@ -79,7 +82,10 @@ def predictions(part: HeadMap, cells: Cells, targets: Tensor) -> Predictions:
 
 @torch.no_grad()
 def best_overlaps(boxes_xyxy: Tensor, targets: Tensor) -> Tensor:
-    """The largest IoU (batch, n) of boxes (batch, n, 4) with targets (t, 6) of an image, or 0."""
+    """The largest IoU (batch, n) of each box (batch, n, 4) with a target (t, 6) of its image, or 0.
+
+    Targets are compared a few at a time, to bound memory.
+    """
     batch, count, _ = boxes_xyxy.shape
     best = boxes_xyxy.new_zeros(batch, count)
     most = max(1, PAIRS_AT_ONCE // count)
@@ -125,7 +131,10 @@ def merge_labels(targets: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
 
 
 def candidates(part: HeadMap, targets: Tensor) -> Candidates:
-    """Which p (anchor, row, column) around centres of targets (t, 6) reach them: bool (t, p)."""
+    """Which anchors of cells around centres of targets (t, 6) reach them, and what they predict.
+
+    The first is bool (t, p), where p goes by anchor, row and column.
+    """
     head, _, raw = part
     reach = (head.scale_x_y - 1) / 2  # beyond the cell, in cells
     steps = torch.arange(-math.ceil(reach), math.ceil(reach) + 1, device=targets.device)

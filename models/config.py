@@ -64,7 +64,10 @@ ALIASES = frozenset(entry.alias for entry in PUBLISHED)
 
 
 def find_published(weights: str, network: str, width: float) -> Published | None:
-    """The file that ``model.weights`` stands for; None if no alias. ModelError if there is none."""
+    """The file that ``model.weights`` stands for; None if it is not an alias.
+
+    Raises ModelError if none is published for ``model.cfg`` and ``model.width``.
+    """
     if weights not in ALIASES:
         return None
     for entry in PUBLISHED:

@@ -87,7 +87,10 @@ class Darknet(nn.Module):
         return self
 
     def freeze(self, first_n_layers: int) -> None:
-        """Freeze the first layers and their statistics; 0: none. ModelError if that leaves none."""
+        """Freeze the parameters and batch norm statistics of the first layers; 0 releases all.
+
+        Raises ModelError if that is out of range or leaves nothing to train.
+        """
         most = self.heads[-1].parts[-1].layer  # the convolution of the last head is always trained
         if not 0 <= first_n_layers <= most:
             raise ModelError(f"model.freeze must be between 0 and {most} layers, got {first_n_layers}")

@@ -259,7 +259,10 @@ def _are_wanted(classes: tuple[int, ...], count: int, device: torch.device) -> T
 
 
 def suppress(boxes_xyxy: Tensor, scores: Tensor, groups: Tensor, iou: float) -> Tensor:
-    """Ascending positions of surviving boxes (n, 4); groups: int64 (n,), best first in each."""
+    """Positions of the boxes (n, 4) that survive, ascending. Boxes come best first in each group.
+
+    groups: int64 (n,), one number for each pair of image and class.
+    """
     if boxes_xyxy.device.type == "cpu" and len(groups) > FEW_BOXES:
         return nms_in_each_group(boxes_xyxy, scores, groups, iou)
     return nms_at_once(boxes_xyxy, groups, iou)

@@ -98,7 +98,10 @@ class HeadAnchors(dict[torch.device, list[Anchors]]):
 
 
 def warn_of_reach(heads: Sequence[Head], image_size: int | Sequence[int]) -> str | None:
-    """A sentence if bins cannot reach the sides of a box as large as an image (pixels); or None."""
+    """A sentence if bins cannot reach the sides of a box as large as an image; None if they can.
+
+    image_size: a side, or height and width, in pixels.
+    """
     longest = image_size if isinstance(image_size, int) else max(image_size)
     head = max(heads, key=attrgetter("stride"))
     reach = 2 * (head.box_bins - 1) * head.stride
@@ -157,7 +160,10 @@ def read_head(section: Section, layer: int, stride: int, num_classes: int, parts
 
 
 def read_anchors(section: Section) -> tuple[Sizes, tuple[int, ...]]:
-    """All anchors of a [yolo], as files list more than `num`, and the indices that mask selects."""
+    """All anchors of a [yolo] section, and the indices of those that its mask selects.
+
+    All listed pairs count, even beyond `num`, because published files list more.
+    """
     values = section.values("anchors", float, MIN_ANCHOR, MAX_ANCHOR)
     if len(values) % 2:
         values.append(MISSING_HEIGHT)

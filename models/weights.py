@@ -273,7 +273,10 @@ def _open_weights(path: Path) -> tuple[Version, int, np.ndarray]:
 
 
 def _extent(model: Darknet, path: Path, count: int) -> tuple[int | None, int | None]:
-    """(classes, None) of a whole file with ``count`` values, (None, last layer) of a cut one."""
+    """The class count of a whole file with ``count`` values, and the last layer of a cut one.
+
+    The other of the two is None. Raises ModelError if no count of classes or layers fits.
+    """
     sizes: Counter[int] = Counter()  # by layer
     for layer, _, tensor in weight_tensors(model):
         sizes[layer] += tensor.numel()

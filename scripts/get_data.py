@@ -23,27 +23,20 @@ from data.io import download
 from data.progress import log
 
 _COCO, _VOC = "http://images.cocodataset.org", "http://host.robots.ox.ac.uk/pascal/VOC"
-# For each set the folder to unpack into, and the MD5 of each archive by its address.
-SETS = {
-    "coco2017": (  # 118,287 + 5,000 images, 19 GB, for data=coco
-        "datasets/coco",
-        {
-            f"{_COCO}/annotations/annotations_trainval2017.zip": "f4bbac642086de4f52a3fdda2de5fa2c",
-            f"{_COCO}/zips/val2017.zip": "442b8da7639aecaf257c1dceb8ba8c80",
-            f"{_COCO}/zips/train2017.zip": "cced6f7f71b7629ddf16f17bbcfab6b2",
-        },
-    ),
-    "voc2007": (  # 9,963 images, 0.9 GB; with voc2012 for data=voc
-        "datasets",
-        {
-            f"{_VOC}/voc2007/VOCtrainval_06-Nov-2007.tar": "c52e279531787c972589f7e41ab4ae64",
-            f"{_VOC}/voc2007/VOCtest_06-Nov-2007.tar": "b6e924de25625d8de591ea690078ad9f",
-        },
-    ),
-    "voc2012": (  # 17,125 images, 1.9 GB
-        "datasets",
-        {f"{_VOC}/voc2012/VOCtrainval_11-May-2012.tar": "6cd6e144f989b92b3379bac3b3de84fd"},
-    ),
+FOLDERS = {"coco2017": "datasets/coco", "voc2007": "datasets", "voc2012": "datasets"}  # to unpack into
+SETS = {  # the MD5 of each archive by its address
+    "coco2017": {  # 118,287 + 5,000 images, 19 GB, for data=coco
+        f"{_COCO}/annotations/annotations_trainval2017.zip": "f4bbac642086de4f52a3fdda2de5fa2c",
+        f"{_COCO}/zips/val2017.zip": "442b8da7639aecaf257c1dceb8ba8c80",
+        f"{_COCO}/zips/train2017.zip": "cced6f7f71b7629ddf16f17bbcfab6b2",
+    },
+    "voc2007": {  # 9,963 images, 0.9 GB; with voc2012 for data=voc
+        f"{_VOC}/voc2007/VOCtrainval_06-Nov-2007.tar": "c52e279531787c972589f7e41ab4ae64",
+        f"{_VOC}/voc2007/VOCtest_06-Nov-2007.tar": "b6e924de25625d8de591ea690078ad9f",
+    },
+    "voc2012": {  # 17,125 images, 1.9 GB
+        f"{_VOC}/voc2012/VOCtrainval_11-May-2012.tar": "6cd6e144f989b92b3379bac3b3de84fd",
+    },
 }
 
 
@@ -54,9 +47,8 @@ def get_data(config: schema.GetDataConfig) -> Path:
     """
     if config.name not in SETS:
         raise ConfigError(f"no data set is called {config.name!r}. fix: one of {', '.join(SETS)}")
-    folder, archives = SETS[config.name]
-    root = Path(config.root or folder)
-    for url, md5 in archives.items():
+    root = Path(config.root or FOLDERS[config.name])
+    for url, md5 in SETS[config.name].items():
         path = root / ".archives" / url.rpartition("/")[2]
         done = path.with_name(f"{path.name}.unpacked")
         if done.is_file():

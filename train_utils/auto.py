@@ -153,7 +153,10 @@ def fit_anchors(config: TrainConfig, world: World, train_set: Annotations) -> tu
 
 
 def anchors_of(heads: Sequence[models.Head]) -> tuple[Sizes, list[int]]:
-    """The anchors (k, 2) of [yolo] and the rows of masks by mean stride, area; or ConfigError."""
+    """The anchors (k, 2) of a .cfg, and the rows that masks select, by mean stride, then area.
+
+    Raises ConfigError if the [yolo] sections list different anchors.
+    """
     if len({head.all_anchors for head in heads}) > 1:
         message = "a fit of anchors needs a .cfg whose [yolo] sections all list the same"
         raise ConfigError(f"{message}. fix: another model, or model.anchors=null")

@@ -145,7 +145,7 @@ def test_multi_scale() -> None:
         (12, 3, 2, r"be a multiple of 2 ranks. fix: train.micro_batch_size=2$"),
         (12, 24, 4, r"fix: train.micro_batch_size=12$"),
         (64, 64, 1, r"has 20 images, fewer than train.batch_size=64. fix: train.batch_size=4$"),
-        (21, 21, 21, r"fewer than train.batch_size=21. fix: devices=1 train.batch_size=1, "),
+        (21, 21, 21, r"fewer than the 21 ranks. fix: devices=1 train.batch_size=1$"),
     ],
 )
 def test_batch_sizes_that_do_not_fit(batch_size, micro_batch_size, world_size, message) -> None:

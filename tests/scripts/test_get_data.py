@@ -21,7 +21,7 @@ def test_a_set_is_fetched_unpacked_and_not_fetched_again(tmp_path, monkeypatch, 
         zipped.writestr("pictures/1.txt", "one")
     with serving(content.getvalue()) as server:
         archives = {f"{server.url}/pictures.zip": hashlib.md5(server.content).hexdigest()}
-        monkeypatch.setitem(SETS, "voc2007", ("datasets", archives))
+        monkeypatch.setitem(SETS, "voc2007", archives)
         arguments = PROGRAMS["get_data"].prepared(["voc2007", f"root={root}"])
         config = compose("get_data", GetDataConfig, arguments)
         (root / "pictures").mkdir(parents=True)

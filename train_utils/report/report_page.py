@@ -119,7 +119,10 @@ $mistakes
 
 
 def write_report(folder: Path) -> Path:
-    """Write the report of a run, maybe unfinished; return its path. TrainError if it is damaged."""
+    """Write the report of a run, which may be unfinished, into its folder; return its path.
+
+    Raises TrainError if the run's options or detections are damaged, and OSError.
+    """
     options = texts_of(run_files.read_config(folder, ""))
     defaults = texts_of(compose.defaults("train", TrainConfig))
     defaults["name"] = options["data.name"]  # of the defaults, only the name stands for another option

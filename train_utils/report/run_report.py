@@ -84,9 +84,14 @@ class RunReport(contextlib.AbstractContextManager["RunReport"]):
                     self._log.write(f"{stamp} {line}".rstrip() + "\n")
 
     def announce(
-        self, train_set: Annotations, val_set: Annotations, batches: TrainBatchSampler, model: models.Darknet
+        self,
+        train_set: Annotations,
+        val_set: Annotations,
+        batches: TrainBatchSampler,
+        model: models.Darknet,
+        *notes: str | None,
     ) -> None:
-        """Log what is about to happen: data, network, versions, ranks, precision and length."""
+        """Log what is about to happen: data, network, versions, ranks, precision, length, notes."""
         config, world = self._config, self._world
         height, width = data.both_sides(config.train.image_size)
         anchors = np.concatenate(list(map(attrgetter("anchors"), model.heads)))
@@ -126,6 +131,7 @@ class RunReport(contextlib.AbstractContextManager["RunReport"]):
             f"data.workers={config.data.workers}, augment.colour={config.augment.colour}, "
             f"evaluate.every={config.evaluate.every}"
         )
+        self.line(*notes)
 
     def start(
         self, requested: TrainConfig, state: TrainState, dataset: TrainDataset, batches: TrainBatchSampler
