@@ -1,4 +1,4 @@
-"""Types of the options of all programs, with the comments that --help shows.
+"""Types of the options of all programs, with the meanings that --help shows.
 
 Fields have no defaults: YAML holds every value once, so a missing key fails by its full name.
 """
@@ -14,7 +14,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 from msgspec import Meta
 
 from conf import ConfigError, TrainError, install_command
-from data.config import AugmentConfig, Below1, Count, DataConfig, Exif, OnBadFile, Resize, Share, Whole
+from data.config import AugmentConfig, Below1, Count, DataConfig, Exif, OnBadFile, Resize, Share, Whole, about
 from data.remote import check_bucket, is_remote
 from models.config import (
     PUBLISHED,
@@ -66,29 +66,33 @@ def check_devices(devices: Any) -> None:
 class TrainSection:
     """The training loop (keys ``train.*``)."""
 
-    epochs: Count  # passes over the training set
-    batch_size: Count  # images in one optimiser step, over all ranks
-    micro_batch_size: Count | None  # images in one forward pass, over all ranks; gradient accumulation completes the
-    # batch. It must divide batch_size and be a multiple of the ranks. null: the whole batch
-    image_size: ImageSize  # side of the square training images in pixels, or [height, width]
-    multi_scale: list[float]  # [low, high]: each step draws its image size from low to high times image_size;
-    # the first step has the largest
-    rect: bool  # group images of similar aspect ratio and fill a rectangle instead of a square
-    repeat_threshold: Share  # repeat images of classes that fewer than this share of the images show; 0: none
-    seed: Seed  # of the initial weights, the order of the images and their augmentation
-    precision: Precision  # of the forward pass; auto: bfloat16 if all ranks have it, else float16 on GPUs
-    # with tensor cores, else float32; a resumed run keeps its choice. tf32: float32 with factors of
-    # 11 bits, on GPUs that have it
-    compile: Any  # off, default: by torch.compile, each image size once; auto: on GPUs with Triton and a C++ compiler,
-    # if all images have one size and the training is long enough to gain by it
-    sync_bn: bool  # batch-norm statistics over all ranks
-    fused_norm: Any  # auto, true or false: batch norm and activation in one pass by kernels in Triton, on GPUs, with
-    # train.compile off; auto: on one GPU, in half precision, for batches large enough to gain by it
-    deterministic: bool  # same bits in every run on the same number of ranks, by torch's deterministic algorithms
-    save_every_steps: Whole  # also write last.pt within an epoch, after this many steps; 0: not by steps
-    save_every_minutes: NotNegative  # also write last.pt within an epoch, after this many minutes; 0: not by time
-    patience: Whole  # stop after this many epochs without a better AP; 0: never
-    timeout_seconds: Positive  # how long a rank waits for the others in an exchange, and for a batch
+    epochs: Count = about("passes over the training set")
+    batch_size: Count = about("images in one optimiser step, over all ranks")
+    micro_batch_size: Count | None = about("""images in one forward pass, over all ranks; gradient
+        accumulation completes the batch. It must divide batch_size and be a multiple of the ranks. null: the
+        whole batch""")
+    image_size: ImageSize = about("side of the square training images in pixels, or [height, width]")
+    multi_scale: list[float] = about("""[low, high]: each step draws its image size from low to high times
+        image_size; the first step has the largest""")
+    rect: bool = about("group images of similar aspect ratio and fill a rectangle instead of a square")
+    repeat_threshold: Share = about("repeat images of classes that fewer than this share of the images show; 0: none")
+    seed: Seed = about("of the initial weights, the order of the images and their augmentation")
+    precision: Precision = about("""of the forward pass; auto: bfloat16 if all ranks have it, else float16 on
+        GPUs with tensor cores, else float32; a resumed run keeps its choice. tf32: float32 with factors of 11
+        bits, on GPUs that have it""")
+    compile: Any = about("""off, default: by torch.compile, each image size once; auto: on GPUs with Triton
+        and a C++ compiler, if all images have one size and the training is long enough to gain by it""")
+    sync_bn: bool = about("batch-norm statistics over all ranks")
+    fused_norm: Any = about("""auto, true or false: batch norm and activation in one pass by kernels in
+        Triton, on GPUs, with train.compile off; auto: on one GPU, in half precision, for batches large enough
+        to gain by it""")
+    deterministic: bool = about("""same bits in every run on the same number of ranks, by torch's
+        deterministic algorithms""")
+    save_every_steps: Whole = about("also write last.pt within an epoch, after this many steps; 0: not by steps")
+    save_every_minutes: NotNegative = about("""also write last.pt within an epoch, after this many minutes; 0:
+        not by time""")
+    patience: Whole = about("stop after this many epochs without a better AP; 0: never")
+    timeout_seconds: Positive = about("how long a rank waits for the others in an exchange, and for a batch")
 
     def __post_init__(self) -> None:
         mode = "off" if self.compile is False else self.compile  # YAML reads off as false
@@ -107,18 +111,20 @@ class TrainSection:
 class OptimConfig:
     """Settings of the optimiser, its schedule and the weight average (keys ``optim.*``)."""
 
-    name: Optimizer | str  # follows from optim=<choice>; text: that of a plugin
-    lr: Positive  # learning rate after warm-up, for a loss averaged over the global batch
-    final_lr_ratio: Share  # learning rate of the last step / lr
-    decay: Decay  # how the learning rate falls after warm-up
-    flat_fraction: Any  # share of the training after which it begins to fall; auto: 0.5 up to 2000 steps, else 0
-    momentum: Below1  # of SGD (Nesterov); beta1 of AdamW
-    weight_decay: NotNegative  # on convolution weights only; AdamW shrinks them by lr times this share in each step
-    warmup_epochs: NotNegative  # length of the warm-up in epochs, at least 500 steps and at most a tenth of
-    # the training; 0: none
-    clip_norm: Positive | None  # largest gradient norm; null: no clipping
-    ema_decay: Share  # largest decay of the weight average in a step; 0: no average. Before it limits the
-    # average, that covers about 8 % of the steps made
+    name: Optimizer | str = about("follows from optim=<choice>; text: that of a plugin")
+    lr: Positive = about("learning rate after warm-up, for a loss averaged over the global batch")
+    final_lr_ratio: Share = about("learning rate of the last step / lr")
+    decay: Decay = about("how the learning rate falls after warm-up")
+    flat_fraction: Any = about("""share of the training after which it begins to fall; auto: 0.5 up to 2000
+        steps, else 0""")
+    momentum: Below1 = about("of SGD (Nesterov); beta1 of AdamW")
+    weight_decay: NotNegative = about("""on convolution weights only; AdamW shrinks them by lr times this
+        share in each step""")
+    warmup_epochs: NotNegative = about("""length of the warm-up in epochs, at least 500 steps and at most a
+        tenth of the training; 0: none""")
+    clip_norm: Positive | None = about("largest gradient norm; null: no clipping")
+    ema_decay: Share = about("""largest decay of the weight average in a step; 0: no average. Before it limits
+        the average, that covers about 8 % of the steps made""")
 
     def flat_share(self, steps: int) -> float:
         """``flat_fraction`` as a number, for a training of ``steps``."""
@@ -138,10 +144,10 @@ class OptimConfig:
 class LoggerConfig:
     """What a run draws and logs, and to which services (keys ``logger.*``)."""
 
-    pictures: bool  # draw the first training batch, the curves and detections into the run folder
-    every_steps: Whole  # steps between two rows of steps.csv and two points of the services; 0: none
-    tensorboard: bool  # write event files into tensorboard/ of the run folder
-    wandb: bool  # log to Weights & Biases, in the project that has the run's name
+    pictures: bool = about("draw the first training batch, the curves and detections into the run folder")
+    every_steps: Whole = about("steps between two rows of steps.csv and two points of the services; 0: none")
+    tensorboard: bool = about("write event files into tensorboard/ of the run folder")
+    wandb: bool = about("log to Weights & Biases, in the project that has the run's name")
 
     def __post_init__(self) -> None:
         for name in self.services:
@@ -158,15 +164,15 @@ class LoggerConfig:
 class DetectionSection:
     """How images become detections, in evaluation and in prediction."""
 
-    image_size: OptionalSize  # longest side in pixels, or [height, width]; null: as trained, or as in the .cfg
-    resize: Resize  # letterbox: keep the aspect ratio and pad; stretch: fill image_size, as Darknet does
-    rect: bool  # letterbox each image into a rectangle of its shape; false, or resize=stretch: into image_size
-    precision: EvalPrecision  # of the forward pass; all but float32 round more and are faster on GPUs;
-    # auto: float32, in a training, too, so that one precision chooses best.pt
-    confidence: Share  # drop detections with this score or less
-    nms_iou: Share  # a box suppresses those of its class that overlap it by more than this IoU
-    merge_nms: bool  # replace each kept box by the mean of itself and those it suppresses, weighted by score
-    max_detections: Count  # per image
+    image_size: OptionalSize = about("longest side in pixels, or [height, width]; null: as trained, or as in the .cfg")
+    resize: Resize = about("letterbox: keep the aspect ratio and pad; stretch: fill image_size, as Darknet does")
+    rect: bool = about("letterbox each image into a rectangle of its shape; false, or resize=stretch: into image_size")
+    precision: EvalPrecision = about("""of the forward pass; all but float32 round more and are faster on
+        GPUs; auto: float32, in a training, too, so that one precision chooses best.pt""")
+    confidence: Share = about("drop detections with this score or less")
+    nms_iou: Share = about("a box suppresses those of its class that overlap it by more than this IoU")
+    merge_nms: bool = about("replace each kept box by the mean of itself and those it suppresses, weighted by score")
+    max_detections: Count = about("per image")
 
 
 Scorer = StrEnum("Scorer", "auto pycocotools hotcoco")
@@ -176,10 +182,11 @@ Scorer = StrEnum("Scorer", "auto pycocotools hotcoco")
 class EvaluateConfig(DetectionSection):
     """How a model is scored (keys ``evaluate.*``)."""
 
-    batch_size: Count  # images in one forward pass of one rank; another number moves scores by rounding, some 2e-6
-    clip: bool  # cut boxes at the image edges
-    scorer: Scorer  # computes the same metrics, to the bit; auto: hotcoco, which is faster, in a tested version
-    every: Whole  # epochs between evaluations in training; 0: only after the last epoch
+    batch_size: Count = about("""images in one forward pass of one rank; another number moves scores by
+        rounding, some 2e-6""")
+    clip: bool = about("cut boxes at the image edges")
+    scorer: Scorer = about("computes the same metrics, to the bit; auto: hotcoco, which is faster, in a tested version")
+    every: Whole = about("epochs between evaluations in training; 0: only after the last epoch")
     multi_label = True  # not an option: each class has its own AP, so a box counts for each class above confidence
 
     def is_due(self, epoch: int, epochs: int) -> bool:
@@ -191,26 +198,27 @@ class EvaluateConfig(DetectionSection):
 class PluggedConfig:
     """Options of all programs that plugins can extend."""
 
-    debug: bool  # also show the tracebacks of user errors
-    plugins: list[str]  # Python files that add losses, layers, augmentations and more: see docs/develop/extending.md
+    debug: bool = about("also show the tracebacks of user errors")
+    plugins: list[str] = about("""Python files that add losses, layers, augmentations and more: see
+        docs/develop/extending.md""")
 
 
-@dataclass
+@dataclass(kw_only=True)
 class TrainConfig(PluggedConfig):
     """Everything that train.py reads."""
 
-    name: str  # folder below runs/
-    run_dir: str | None  # null: runs/<name>/<date_time>, under SLURM runs/<name>/slurm-<job id>[-<number>]
-    run_mirror: str | None  # address such as s3://bucket/runs/coco: what a resume needs is copied there, too
-    resume: str | None  # run folder, its last.pt, a folder of runs (the newest), last (of all), or a
-    # run_mirror; auto: that in run_mirror unless it is here, else run_dir, else this job's (SLURM,
-    # torchrun), else the newest of this name
-    device: Device  # auto: CUDA if there is a GPU
-    devices: Any  # number of processes to start, one for each GPU, or auto (all GPUs); null: only this one
+    name: str = about("folder below runs/")
+    run_dir: str | None = about("null: runs/<name>/<date_time>, under SLURM runs/<name>/slurm-<job id>[-<number>]")
+    run_mirror: str | None = about("address such as s3://bucket/runs/coco: what a resume needs is copied there, too")
+    resume: str | None = about("""run folder, its last.pt, a folder of runs (the newest), last (of all), or a
+        run_mirror; auto: that in run_mirror unless it is here, else run_dir, else this job's (SLURM,
+        torchrun), else the newest of this name""")
+    device: Device = about("auto: CUDA if there is a GPU")
+    devices: Any = about("number of processes to start, one for each GPU, or auto (all GPUs); null: only this one")
     data: DataConfig
     model: ModelConfig
     augment: AugmentConfig
-    loss: LossConfig  # one of CHOICES["loss"]
+    loss: LossConfig = about("""one of CHOICES["loss"]""")
     optim: OptimConfig
     train: TrainSection
     evaluate: EvaluateConfig
@@ -234,21 +242,21 @@ CHOICES: dict[str, dict[str, type]] = {
 EvalSplit = StrEnum("EvalSplit", "val test train")
 
 
-@dataclass
+@dataclass(kw_only=True)
 class EvalConfig(PluggedConfig):
     """Everything that eval.py reads; the checkpoint fills in ``data`` and ``model``."""
 
-    ckpt: str | None  # a .pt file, a run folder (its best.pt), a folder of runs (the newest), last (of all)
-    split: EvalSplit  # val; train, to compare; test: what data.yaml has under test, else what is called
-    # test where data.val says val
-    model_file: str | None  # a file of export.py to score; then ckpt only says on which data
-    detections: str | None  # a COCO results file of any system, to score instead of a network
-    out: str | None  # folder for scores and detections as JSON, and for plots; null: print only, or
-    # runs/eval/<date_time> with plots
-    plots: bool  # draw precision and recall, confusions and the first images into the folder plots of out
-    device: Device  # auto: CUDA if there is a GPU
-    devices: Any  # as in train.py
-    timeout_seconds: Positive  # as train.timeout_seconds
+    ckpt: str | None = about("a .pt file, a run folder (its best.pt), a folder of runs (the newest), last (of all)")
+    split: EvalSplit = about("""val; train, to compare; test: what data.yaml has under test, else what is
+        called test where data.val says val""")
+    model_file: str | None = about("a file of export.py to score; then ckpt only says on which data")
+    detections: str | None = about("a COCO results file of any system, to score instead of a network")
+    out: str | None = about("""folder for scores and detections as JSON, and for plots; null: print only, or
+        runs/eval/<date_time> with plots""")
+    plots: bool = about("draw precision and recall, confusions and the first images into the folder plots of out")
+    device: Device = about("auto: CUDA if there is a GPU")
+    devices: Any = about("as in train.py")
+    timeout_seconds: Positive = about("as train.timeout_seconds")
     data: DataConfig
     model: ModelConfig | None
     evaluate: EvaluateConfig
@@ -257,43 +265,44 @@ class EvalConfig(PluggedConfig):
         check_devices(self.devices)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class TrainedConfig(PluggedConfig):
     """A trained network: ``ckpt``, or ``model`` with model.weights and ``names``."""
 
-    ckpt: str | None  # a .pt file, a run folder (its best.pt), a folder of runs (the newest), last (of all)
+    ckpt: str | None = about("a .pt file, a run folder (its best.pt), a folder of runs (the newest), last (of all)")
     model: ModelConfig | None
-    names: str | None  # class names for Darknet weights: a text file with one per line, or a COCO json;
-    # null: COCO's for 80 classes, else numbers
+    names: str | None = about("""class names for Darknet weights: a text file with one per line, or a COCO
+        json; null: COCO's for 80 classes, else numbers""")
 
     def __post_init__(self) -> None:
         if self.ckpt is not None and self.names is not None:
             raise ValueError("ckpt and names exclude one another: a checkpoint knows its classes. fix: leave one out")
 
 
-@dataclass
+@dataclass(kw_only=True)
 class DetectConfig(DetectionSection, TrainedConfig):
     """A detector and what it reports."""
 
-    multi_label: bool  # report a box once for each class above confidence
-    classes: Any  # report only these, by name or number, as in [person,3]; null: all
-    exif: Exif  # apply: turn images upright by their EXIF tag; ignore: read them as stored
-    device: Device  # auto: CUDA if there is a GPU
-    workers: Count  # threads that read images
+    multi_label: bool = about("report a box once for each class above confidence")
+    classes: Any = about("report only these, by name or number, as in [person,3]; null: all")
+    exif: Exif = about("apply: turn images upright by their EXIF tag; ignore: read them as stored")
+    device: Device = about("auto: CUDA if there is a GPU")
+    workers: Count = about("threads that read images")
 
 
-@dataclass
+@dataclass(kw_only=True)
 class PredictConfig(DetectConfig):
     """Everything that predict.py reads: ``ckpt``, or ``model`` with weights and ``names``."""
 
-    on_error: OnBadFile  # stop at a file that cannot be read, or skip it with a warning
-    batch_size: Count | None  # images in one forward pass; results differ by rounding only; null: 8 on a GPU, else 1
-    source: str  # an image, a video, a folder, a quoted pattern, an address (http://.../a.jpg, rtsp://...),
-    # or the number of a camera (0)
-    out: str | None  # folder for the results; null: runs/predict/<date_time>
-    draw: bool  # write copies of the images and videos with boxes
-    save_json: bool  # write detections.json (COCO results) and images.json
-    save_txt: bool  # write labels/*.txt of images (YOLO)
+    on_error: OnBadFile = about("stop at a file that cannot be read, or skip it with a warning")
+    batch_size: Count | None = about("""images in one forward pass; results differ by rounding only; null: 8
+        on a GPU, else 1""")
+    source: str = about("""an image, a video, a folder, a quoted pattern, an address (http://.../a.jpg,
+        rtsp://...), or the number of a camera (0)""")
+    out: str | None = about("folder for the results; null: runs/predict/<date_time>")
+    draw: bool = about("write copies of the images and videos with boxes")
+    save_json: bool = about("write detections.json (COCO results) and images.json")
+    save_txt: bool = about("write labels/*.txt of images (YOLO)")
 
 
 ExportFormat = StrEnum("ExportFormat", "onnx openvino torch")
@@ -301,27 +310,29 @@ ExportPrecision = StrEnum("ExportPrecision", "float32 float16 int8")
 ExportCheck = StrEnum("ExportCheck", "boxes ap")
 
 
-@dataclass
+@dataclass(kw_only=True)
 class ExportConfig(TrainedConfig):
     """Everything that export.py reads: ``ckpt``, or ``model`` with weights and ``names``."""
 
-    format: ExportFormat  # onnx, openvino (.xml and .bin), or torch: the network as a .pt2 of torch.export
-    precision: ExportPrecision  # of the network in the file; int8: its convolutions but the last, not for torch
-    symmetric: bool  # int8 around zero for values, too, as TensorRT wants them; costs some accuracy
-    calibration: Count  # training images from which int8 takes the ranges of values
-    check: ExportCheck  # boxes: compare the file's with the network's; ap: also score both on the validation images
-    max_drop: NotNegative | None  # with check=ap, refuse a file that loses more AP; null: 0.02 for int8, else 0.005
-    licence: str | None  # of the weights, for the file's metadata
-    out: str | None  # the file to write; null: beside the weights, as <name>.onnx, <name>.xml or <name>.pt2
-    image_size: OptionalSize  # side in pixels or [height, width]; null: as evaluated, or as in the .cfg
-    batch_size: Annotated[int, Meta(ge=1, le=65536)]  # images in one call of the exported network
-    dynamic_batch: bool  # accept any batch size
-    dynamic_size: bool  # accept any multiples of the network's stride as height and width
-    nms: bool  # output detections instead of all boxes and scores
-    confidence: Share  # with nms: drop detections with this score or less
-    nms_iou: Share  # a box suppresses those of its class that overlap it by more than this IoU
-    max_detections: Count  # per image, with nms
-    data: DataConfig | None  # for precision=int8 and check=ap; null: that of the checkpoint
+    format: ExportFormat = about("onnx, openvino (.xml and .bin), or torch: the network as a .pt2 of torch.export")
+    precision: ExportPrecision = about("of the network in the file; int8: its convolutions but the last, not for torch")
+    symmetric: bool = about("int8 around zero for values, too, as TensorRT wants them; costs some accuracy")
+    calibration: Count = about("training images from which int8 takes the ranges of values")
+    check: ExportCheck = about("""boxes: compare the file's with the network's; ap: also score both on the
+        validation images""")
+    max_drop: NotNegative | None = about("""with check=ap, refuse a file that loses more AP; null: 0.02 for
+        int8, else 0.005""")
+    licence: str | None = about("of the weights, for the file's metadata")
+    out: str | None = about("the file to write; null: beside the weights, as <name>.onnx, <name>.xml or <name>.pt2")
+    image_size: OptionalSize = about("side in pixels or [height, width]; null: as evaluated, or as in the .cfg")
+    batch_size: Annotated[int, Meta(ge=1, le=65536)] = about("images in one call of the exported network")
+    dynamic_batch: bool = about("accept any batch size")
+    dynamic_size: bool = about("accept any multiples of the network's stride as height and width")
+    nms: bool = about("output detections instead of all boxes and scores")
+    confidence: Share = about("with nms: drop detections with this score or less")
+    nms_iou: Share = about("a box suppresses those of its class that overlap it by more than this IoU")
+    max_detections: Count = about("per image, with nms")
+    data: DataConfig | None = about("for precision=int8 and check=ap; null: that of the checkpoint")
     evaluate: EvaluateConfig
 
     def __post_init__(self) -> None:
@@ -332,14 +343,14 @@ class ExportConfig(TrainedConfig):
             raise ValueError("format=openvino has no nms. fix: nms=false, or format=onnx")
 
 
-@dataclass
+@dataclass(kw_only=True)
 class CheckDataConfig(PluggedConfig):
     """Everything that scripts/check_data.py reads."""
 
-    image_size: ImageSize  # side of the network's input in training in pixels, or [height, width]
-    min_iou: Below1  # recall counts boxes whose IoU with an anchor is higher, as loss.anchor_iou
-    pictures: Whole  # images of each set on the contact sheet; 0: draw nothing
-    out: str | None  # folder for the report; null: runs/check_data/<name>_<date_time>
+    image_size: ImageSize = about("side of the network's input in training in pixels, or [height, width]")
+    min_iou: Below1 = about("recall counts boxes whose IoU with an anchor is higher, as loss.anchor_iou")
+    pictures: Whole = about("images of each set on the contact sheet; 0: draw nothing")
+    out: str | None = about("folder for the report; null: runs/check_data/<name>_<date_time>")
     data: DataConfig
     model: ModelConfig
 
@@ -351,38 +362,40 @@ class CheckDataConfig(PluggedConfig):
 class ConvertConfig(PluggedConfig):
     """Everything that scripts/convert_weights.py reads: ``weights`` or ``ckpt`` to convert."""
 
-    weights: str | None  # Darknet .weights, or a .pt state dict of another system, for the network of ``model``
-    ckpt: str | None  # a .pt file, a run folder (its best.pt), a folder of runs (the newest), last (of all)
-    out: str  # from weights: a .pt checkpoint; from ckpt, or with up_to_layer: Darknet .weights
-    names: str | None  # class names for weights: a text file with one per line, or a COCO json; null: as in predict.py
-    image_size: OptionalSize  # side in pixels, or [height, width], that the checkpoint is for; null: as in the .cfg
-    up_to_layer: Count | None  # write only layers 0 to up_to_layer - 1, as Darknet's partial command counts
-    cfg: str | None  # also write the .cfg that fits the .weights file
-    model: ModelConfig  # the network of ``weights``; a checkpoint holds its own
+    weights: str | None = about("Darknet .weights, or a .pt state dict of another system, for the network of ``model``")
+    ckpt: str | None = about("a .pt file, a run folder (its best.pt), a folder of runs (the newest), last (of all)")
+    out: str = about("from weights: a .pt checkpoint; from ckpt, or with up_to_layer: Darknet .weights")
+    names: str | None = about("""class names for weights: a text file with one per line, or a COCO json; null:
+        as in predict.py""")
+    image_size: OptionalSize = about("""side in pixels, or [height, width], that the checkpoint is for; null:
+        as in the .cfg""")
+    up_to_layer: Count | None = about("write only layers 0 to up_to_layer - 1, as Darknet's partial command counts")
+    cfg: str | None = about("also write the .cfg that fits the .weights file")
+    model: ModelConfig = about("the network of ``weights``; a checkpoint holds its own")
 
 
 @dataclass
 class CompareConfig:
     """Everything that scripts/compare.py reads."""
 
-    runs: list[str]  # run folders, or short names as for ckpt, to compare with the first; one alone: its report
-    resamples: Annotated[int, Meta(ge=10)]  # draws of the validation images from which the intervals follow
-    seed: Seed  # of the resamples
-    debug: bool  # also show the tracebacks of user errors
+    runs: list[str] = about("run folders, or short names as for ckpt, to compare with the first; one alone: its report")
+    resamples: Annotated[int, Meta(ge=10)] = about("draws of the validation images from which the intervals follow")
+    seed: Seed = about("of the resamples")
+    debug: bool = about("also show the tracebacks of user errors")
 
     def __post_init__(self) -> None:
         if not self.runs:
             raise ValueError("runs is empty. fix: the folders of runs to compare, or of one for its report")
 
 
-@dataclass
+@dataclass(kw_only=True)
 class AnchorsConfig(PluggedConfig):
     """Everything that scripts/anchors.py reads."""
 
-    image_size: ImageSize  # side of the network's input in training in pixels, or [height, width]
-    rounds: Whole  # number of rounds of random refinement after k-means
-    min_iou: Below1  # recall counts boxes whose IoU with an anchor is higher, as loss.anchor_iou
-    out: str | None  # [<folder>/]model/<name>.yaml to write; null: print only
+    image_size: ImageSize = about("side of the network's input in training in pixels, or [height, width]")
+    rounds: Whole = about("number of rounds of random refinement after k-means")
+    min_iou: Below1 = about("recall counts boxes whose IoU with an anchor is higher, as loss.anchor_iou")
+    out: str | None = about("[<folder>/]model/<name>.yaml to write; null: print only")
     data: DataConfig
     model: ModelConfig
 
@@ -395,17 +408,17 @@ class AnchorsConfig(PluggedConfig):
 class GetDataConfig:
     """Everything that scripts/get_data.py reads."""
 
-    name: str  # of a public data set: coco2017, voc2007 or voc2012
-    root: str | None  # folder to unpack into; null: the set's usual one
-    debug: bool  # also show the tracebacks of user errors
+    name: str = about("of a public data set: coco2017, voc2007 or voc2012")
+    root: str | None = about("folder to unpack into; null: the set's usual one")
+    debug: bool = about("also show the tracebacks of user errors")
 
 
 @dataclass
 class GetWeightsConfig:
     """Everything that scripts/get_weights.py reads."""
 
-    name: str  # of published weights, or list
-    debug: bool  # also show the tracebacks of user errors
+    name: str = about("of published weights, or list")
+    debug: bool = about("also show the tracebacks of user errors")
 
     def __post_init__(self) -> None:
         if self.name not in ("list", *(names := [entry.name for entry in PUBLISHED])):
@@ -416,12 +429,12 @@ class GetWeightsConfig:
 class TuneConfig:
     """Everything that scripts/tune.py reads; what follows ``--`` goes to train.py."""
 
-    name: str  # of the study: its folder is runs/<name>
-    trials: Count  # number of trials in the study, those of earlier starts included
-    prune_after: Whole  # epochs after which a trial stops if its AP is below the median of the earlier trials
-    seed: Seed  # of the search; that of the trainings is train.seed
-    options: list[str]  # of train.py, in every trial: what follows --
-    debug: bool  # also show the tracebacks of user errors
+    name: str = about("of the study: its folder is runs/<name>")
+    trials: Count = about("number of trials in the study, those of earlier starts included")
+    prune_after: Whole = about("epochs after which a trial stops if its AP is below the median of the earlier trials")
+    seed: Seed = about("of the search; that of the trainings is train.seed")
+    options: list[str] = about("of train.py, in every trial: what follows --")
+    debug: bool = about("also show the tracebacks of user errors")
 
 
 def section_of(kind: Any) -> type | None:

@@ -3,7 +3,7 @@
 import re
 import unicodedata
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -41,6 +41,11 @@ Count = Annotated[int, Meta(ge=1)]
 Whole = Annotated[int, Meta(ge=0)]
 
 
+def about(meaning: str) -> Any:
+    """A field of an option without a default; ``--help`` shows the meaning."""
+    return field(metadata={"about": " ".join(meaning.split())})
+
+
 @dataclass
 class SplitConfig:
     """One split of a data set. Relative paths start at ``data.root``.
@@ -48,13 +53,13 @@ class SplitConfig:
     In voc and yolo, annotations may be a list of paths; images is then one folder, or one for each.
     """
 
-    annotations: Any  # coco: the instances json; voc: a file of image names, such as
-    # ImageSets/Main/train.txt, or a folder of xml files; yolo: a file of image paths, a folder of
-    # images, or null for the split that data.root lists
-    images: Any  # coco: the folder that file_name is relative to, an address (s3://bucket/folder) or
-    # tar files ("shards/*.tar", s3://bucket/train-*.tar); voc: the folder that holds
-    # JPEGImages and Annotations, or the folder of the images; yolo: the folder that listed paths
-    # are relative to, or an address for a file of image paths
+    annotations: Any = about("""coco: the instances json; voc: a file of image names, such as
+        ImageSets/Main/train.txt, or a folder of xml files; yolo: a file of image paths, a folder of images,
+        or null for the split that data.root lists""")
+    images: Any = about("""coco: the folder that file_name is relative to, an address (s3://bucket/folder) or
+        tar files ("shards/*.tar", s3://bucket/train-*.tar); voc: the folder that holds JPEGImages and
+        Annotations, or the folder of the images; yolo: the folder that listed paths are relative to, or an
+        address for a file of image paths""")
 
     def pairs(self, key: str) -> list[tuple[str, str]]:
         """Annotations and the folders of their images. Raises ``ValueError`` with ``key``."""
@@ -76,38 +81,39 @@ class SplitConfig:
 class ShapesConfig:
     """The drawn data set (keys ``data.shapes.*``)."""
 
-    train_images: Count  # number of training images
-    val_images: Count  # number of validation images
-    image_size: Annotated[int, Meta(ge=64, le=4096)]  # average square root of an image's area, in pixels
+    train_images: Count = about("number of training images")
+    val_images: Count = about("number of validation images")
+    image_size: Annotated[int, Meta(ge=64, le=4096)] = about("average square root of an image's area, in pixels")
 
 
-@dataclass
+@dataclass(kw_only=True)
 class DataConfig:
     """A data set and how it is read (keys ``data.*``)."""
 
-    name: str  # name of the data set, used in messages and as the default folder below runs/
-    format: DataFormat | str  # annotation format; shapes: a COCO set drawn on first use; text: of a plugin
-    root: str  # folder of the data set; yolo: or its data.yaml or obj.data
+    name: str = about("name of the data set, used in messages and as the default folder below runs/")
+    format: DataFormat | str = about("annotation format; shapes: a COCO set drawn on first use; text: of a plugin")
+    root: str = about("folder of the data set; yolo: or its data.yaml or obj.data")
     train: SplitConfig
     val: SplitConfig
-    split: Annotated[float | None, Meta(gt=0, lt=1)]  # share of the training images held out for validation
-    # in place of data.val, by a hash of their file names; null: use data.val
-    names: Any  # class names in order, or a file that lists them; null: all classes of the json
-    # (by id) or of the data.yaml
-    classes: Any  # train and score only these, by name or by number in the set, as in [person,3]; null: all
+    split: Annotated[float | None, Meta(gt=0, lt=1)] = about("""share of the training images held out for
+        validation in place of data.val, by a hash of their file names; null: use data.val""")
+    names: Any = about("""class names in order, or a file that lists them; null: all classes of the json (by
+        id) or of the data.yaml""")
+    classes: Any = about("train and score only these, by name or by number in the set, as in [person,3]; null: all")
     shapes: ShapesConfig | None
-    single_class: bool  # treat every object as the one class "object"
-    exif: Exif  # apply: turn images upright by their EXIF tag, unless their annotated sizes are
-    # those of the stored pixels; ignore: read all images as stored
-    on_error: OnError  # clip: clip training boxes at the image edge, stop at other faults; stop: stop at any bad
-    # image or box; skip: clip boxes and leave out what is bad, but stop at more than 1 % of
-    # unreadable images (20 in a small set, or in a row), and at a folder that is gone
-    workers: Any  # image-loading processes per rank; 0: load in the training process; auto: by the cores of the rank
-    cache: ImageCache  # cache decoded images, one copy per node: in memory (ram) or in a file in
-    # data.index_dir that later runs reuse (disk)
-    cache_gb: Annotated[float, Meta(gt=0)]  # of images at an address data.cache=disk keeps the files as they
-    # are, up to this many gigabytes of each split
-    index_dir: str  # folder of the indices built from annotations, and of data.cache=disk
+    single_class: bool = about('treat every object as the one class "object"')
+    exif: Exif = about("""apply: turn images upright by their EXIF tag, unless their annotated sizes are those
+        of the stored pixels; ignore: read all images as stored""")
+    on_error: OnError = about("""clip: clip training boxes at the image edge, stop at other faults; stop: stop
+        at any bad image or box; skip: clip boxes and leave out what is bad, but stop at more than 1 % of
+        unreadable images (20 in a small set, or in a row), and at a folder that is gone""")
+    workers: Any = about("""image-loading processes per rank; 0: load in the training process; auto: by the
+        cores of the rank""")
+    cache: ImageCache = about("""cache decoded images, one copy per node: in memory (ram) or in a file in
+        data.index_dir that later runs reuse (disk)""")
+    cache_gb: Annotated[float, Meta(gt=0)] = about("""of images at an address data.cache=disk keeps the files
+        as they are, up to this many gigabytes of each split""")
+    index_dir: str = about("folder of the indices built from annotations, and of data.cache=disk")
 
     def __post_init__(self) -> None:
         steers = {"Cc", "Zl", "Zp"}.intersection(map(unicodedata.category, self.name))  # a terminal
@@ -215,22 +221,23 @@ class DataConfig:
 class AugmentConfig:
     """Random changes to training images (keys ``augment.*``); all zero: a plain letterbox."""
 
-    mosaic: Share  # probability that a sample is a mosaic of four images
-    mixup: Share  # probability that a sample is blended with a second one
-    close_mosaic_epochs: Whole  # final epochs without mosaic and mixup, at most a quarter; with yolox L1 counts there
-    tile_pool: Whole  # mosaics draw their other images from a block of this many neighbours in the
-    # epoch's order, which saves decoding; 0: from all images
-    degrees: Annotated[float, Meta(ge=0, le=180)]  # rotation in degrees, drawn from -degrees..degrees
-    translate: Below1  # shift in input sides, drawn from -translate..translate along each axis
-    scale: Below1  # zoom factor, drawn from 1 - scale..1 + scale
-    shear: Annotated[float, Meta(ge=0, lt=90)]  # shear in degrees, drawn from -shear..shear along each axis
-    flip_horizontal: Share  # probability of a left-right flip
-    flip_vertical: Share  # probability of an upside-down flip
-    hsv_hue: Share  # gain on the hue, drawn from 1 - hsv_hue..1 + hsv_hue
-    hsv_saturation: Share  # gain on the saturation, drawn from 1 - hsv_saturation..1 + hsv_saturation
-    hsv_value: Share  # gain on the value (brightness), drawn from 1 - hsv_value..1 + hsv_value
-    colour: Colour  # where the HSV gains are applied: per sample on the cpu, or per batch on the
-    # device; auto: on the device if it is a GPU; a resumed run keeps its choice
+    mosaic: Share = about("probability that a sample is a mosaic of four images")
+    mixup: Share = about("probability that a sample is blended with a second one")
+    close_mosaic_epochs: Whole = about("""final epochs without mosaic and mixup, at most a quarter; with yolox
+        L1 counts there""")
+    tile_pool: Whole = about("""mosaics draw their other images from a block of this many neighbours in the
+        epoch's order, which saves decoding; 0: from all images""")
+    degrees: Annotated[float, Meta(ge=0, le=180)] = about("rotation in degrees, drawn from -degrees..degrees")
+    translate: Below1 = about("shift in input sides, drawn from -translate..translate along each axis")
+    scale: Below1 = about("zoom factor, drawn from 1 - scale..1 + scale")
+    shear: Annotated[float, Meta(ge=0, lt=90)] = about("shear in degrees, drawn from -shear..shear along each axis")
+    flip_horizontal: Share = about("probability of a left-right flip")
+    flip_vertical: Share = about("probability of an upside-down flip")
+    hsv_hue: Share = about("gain on the hue, drawn from 1 - hsv_hue..1 + hsv_hue")
+    hsv_saturation: Share = about("gain on the saturation, drawn from 1 - hsv_saturation..1 + hsv_saturation")
+    hsv_value: Share = about("gain on the value (brightness), drawn from 1 - hsv_value..1 + hsv_value")
+    colour: Colour = about("""where the HSV gains are applied: per sample on the cpu, or per batch on the
+        device; auto: on the device if it is a GPU; a resumed run keeps its choice""")
 
     def plain_epochs(self, epochs: int) -> int:
         """Return how many final epochs, out of ``epochs``, go without mosaics and mixup."""

@@ -1,6 +1,6 @@
 """Options of the network (``model.*``), published weights, options of losses. Imports no torch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any, NamedTuple
 
@@ -86,23 +86,29 @@ class PositivesBy(StrEnum):
     alignment = "alignment"  # score * overlap^6 (task-aligned, Feng et al. 2021)
 
 
+def about(meaning: str) -> Any:
+    """A field of an option without a default, as in data/config.py; --help shows the meaning."""
+    return field(metadata={"about": " ".join(meaning.split())})
+
+
 @dataclass
 class ModelConfig:
     """Which network (keys ``model.*``)."""
 
-    cfg: str  # a name in models/zoo, or the path of a Darknet .cfg
-    width: Annotated[float, Meta(gt=0, le=8)]  # factor for the filters of all convolutions but those of the heads
-    anchors: Any  # pairs [width, height] in pixels, for all [yolo] sections; null: those of the
-    # checkpoint or the .cfg; auto: fitted to the training set at train.image_size when a training
-    # starts, if those of the .cfg miss 30 % of its boxes
-    box_bins: int | None  # bins of the distribution that a decoupled head predicts for each side of a
-    # box (DFL); 0: boxes as Darknet has them; null: 16 in networks of the zoo that have such heads,
-    # else as in the .cfg
-    weights: str | None  # initial weights: coco, backbone or timm:<name> (see scripts.get_weights list), Darknet
-    # .weights (whole or cut), what ckpt= of eval.py takes, or a .pt state dict. Heads for other
-    # classes keep boxes, objectness and the classes of the same names, if the weights name theirs
-    freeze: Any  # how many of the first layers keep their initial weights and statistics; backbone:
-    # those before the neck and the heads, in networks of the zoo
+    cfg: str = about("a name in models/zoo, or the path of a Darknet .cfg")
+    width: Annotated[float, Meta(gt=0, le=8)] = about("""factor for the filters of all convolutions but those
+        of the heads""")
+    anchors: Any = about("""pairs [width, height] in pixels, for all [yolo] sections; null: those of the
+        checkpoint or the .cfg; auto: fitted to the training set at train.image_size when a training starts,
+        if those of the .cfg miss 30 % of its boxes""")
+    box_bins: int | None = about("""bins of the distribution that a decoupled head predicts for each side of a
+        box (DFL); 0: boxes as Darknet has them; null: 16 in networks of the zoo that have such heads, else as
+        in the .cfg""")
+    weights: str | None = about("""initial weights: coco, backbone or timm:<name> (see scripts.get_weights
+        list), Darknet .weights (whole or cut), what ckpt= of eval.py takes, or a .pt state dict. Heads for
+        other classes keep boxes, objectness and the classes of the same names, if the weights name theirs""")
+    freeze: Any = about("""how many of the first layers keep their initial weights and statistics; backbone:
+        those before the neck and the heads, in networks of the zoo""")
 
     def __post_init__(self) -> None:
         are_sizes = isinstance(self.anchors, list) and all(map(_is_size, self.anchors))
@@ -140,7 +146,7 @@ def _is_size(pair: Any) -> bool:
 class LossConfig:
     """The option of every loss; loss=darknet has its others in the .cfg."""
 
-    name: str  # follows from loss=<choice>
+    name: str = about("follows from loss=<choice>")
 
 
 @dataclass
@@ -151,44 +157,44 @@ class AutoLossConfig(LossConfig):
     yolov3. null: the value of conf/loss/yolox.yaml or yolov3.yaml.
     """
 
-    box: NotNegative | None  # weight of the box term
-    objectness: NotNegative | None  # weight of the objectness term
-    classification: NotNegative | None  # weight of the class term; with yolov3 that at 80 classes, scaled by
-    # classes / 80
-    iou: IouKind | None  # overlap measure of the box term
-    anchor_iou: Overlap | None  # yolov3: a box matches an anchor if the IoU of their shapes is higher
-    dfl: NotNegative | None  # yolox: weight, relative to box, of the distribution focal loss (model.box_bins)
-    l1: NotNegative | None  # yolox: weight, relative to box, of the L1 distance of boxes in the epochs
-    # without mosaics
-    positives: Count | None  # yolox: how many cells may learn each box, of those that reach its centre
-    positives_by: PositivesBy | None  # yolox: what ranks them: cost of class and box (SimOTA, where as
-    # many learn as the largest overlaps add up to), or alignment, score * overlap^6 (task-aligned)
+    box: NotNegative | None = about("weight of the box term")
+    objectness: NotNegative | None = about("weight of the objectness term")
+    classification: NotNegative | None = about("""weight of the class term; with yolov3 that at 80 classes,
+        scaled by classes / 80""")
+    iou: IouKind | None = about("overlap measure of the box term")
+    anchor_iou: Overlap | None = about("yolov3: a box matches an anchor if the IoU of their shapes is higher")
+    dfl: NotNegative | None = about("yolox: weight, relative to box, of the distribution focal loss (model.box_bins)")
+    l1: NotNegative | None = about("""yolox: weight, relative to box, of the L1 distance of boxes in the
+        epochs without mosaics""")
+    positives: Count | None = about("yolox: how many cells may learn each box, of those that reach its centre")
+    positives_by: PositivesBy | None = about("""yolox: what ranks them: cost of class and box (SimOTA, where
+        as many learn as the largest overlaps add up to), or alignment, score * overlap^6 (task-aligned)""")
 
 
 @dataclass
 class WeightedLoss(LossConfig):
     """The options of both losses of boxes, objectness and classes (keys ``loss.*``)."""
 
-    box: NotNegative  # weight of the box term
-    objectness: NotNegative  # weight of the objectness term
-    classification: NotNegative  # weight of the class term; with loss=yolov3 that at 80 classes, scaled
-    # by classes / 80
-    iou: IouKind  # overlap measure of the box term
+    box: NotNegative = about("weight of the box term")
+    objectness: NotNegative = about("weight of the objectness term")
+    classification: NotNegative = about("""weight of the class term; with loss=yolov3 that at 80 classes,
+        scaled by classes / 80""")
+    iou: IouKind = about("overlap measure of the box term")
 
 
 @dataclass
 class YoloLossConfig(WeightedLoss):
     """Options of the YOLOv3-SPP loss."""
 
-    anchor_iou: Overlap  # a box matches an anchor if the IoU of their shapes is higher
+    anchor_iou: Overlap = about("a box matches an anchor if the IoU of their shapes is higher")
 
 
 @dataclass
 class YoloxLossConfig(WeightedLoss):
     """Options of the YOLOX loss."""
 
-    dfl: NotNegative  # weight, relative to box, of the distribution focal loss (model.box_bins)
-    l1: NotNegative  # weight, relative to box, of the L1 distance of boxes in the epochs without mosaics
-    positives: Count  # how many cells may learn each box, of those that reach its centre
-    positives_by: PositivesBy  # what ranks them: cost of class and box (SimOTA, where as many learn as
-    # the largest overlaps add up to), or alignment, score * overlap^6 (task-aligned)
+    dfl: NotNegative = about("weight, relative to box, of the distribution focal loss (model.box_bins)")
+    l1: NotNegative = about("weight, relative to box, of the L1 distance of boxes in the epochs without mosaics")
+    positives: Count = about("how many cells may learn each box, of those that reach its centre")
+    positives_by: PositivesBy = about("""what ranks them: cost of class and box (SimOTA, where as many learn
+        as the largest overlaps add up to), or alignment, score * overlap^6 (task-aligned)""")

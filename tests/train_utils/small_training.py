@@ -72,7 +72,7 @@ def network_with_norm() -> nn.Module:
 
 def new_state(model: nn.Module, schedule: Schedule, loss_scale: float | None = None) -> TrainState:
     """A training before its first step; ``loss_scale`` is float16's, as on a GPU."""
-    options = asdict(schedule.config) | {"decay": schedule.config.decay.value, "name": schedule.config.name.value}
+    options = asdict(schedule.config) | {"decay": schedule.config.decay.value, "name": str(schedule.config.name)}
     return TrainState(
         model=model,
         average=WeightAverage(model, schedule.ema_decay),
