@@ -64,7 +64,7 @@ def export(config: ExportConfig) -> Path:
     """
     missing = [name for name in PACKAGES[config.format.value] if importlib.util.find_spec(name) is None]
     if missing:
-        raise ConfigError(f"format={config.format} needs {', '.join(missing)}. fix: {install_command(*missing)}")
+        raise ConfigError(f"format={config.format} needs {', '.join(missing)}", install_command(*missing))
     out = output_path(config, SUFFIXES[config.format.value])
     for file in files_of(out):
         refuse_existing(file, "out")
@@ -169,9 +169,8 @@ def score(config: ExportConfig, detector: TrainedNetwork, path: Path) -> dict[st
     limit = MAX_DROP[config.precision.value] if config.max_drop is None else config.max_drop
     if before - after > limit:
         raise ModelError(
-            f"the file has {after:.4f} AP, the network {before:.4f}, and max_drop={limit:g} "
-            "allows no such loss. fix: precision=float16, more calibration images, or "
-            f"max_drop={math.ceil((before - after) * 100) / 100:g}"
+            f"the file has {after:.4f} AP, the network {before:.4f}, and max_drop={limit:g} allows no such loss",
+            f"precision=float16, more calibration images, or max_drop={math.ceil((before - after) * 100) / 100:g}",
         )
     return {
         "data": config.data.name,
@@ -205,12 +204,12 @@ def output_path(config: ExportConfig, suffix: str) -> Path:
     elif weights:
         out = exported_beside(weights, config.format.value)
     else:
-        raise ConfigError(build.NO_WEIGHTS)
+        raise ConfigError(*build.NO_WEIGHTS)
     if out.suffix != suffix:
         fix = f"out={out.with_suffix(suffix)}"
-        raise ConfigError(f"out={out} does not end in {suffix}, as format={config.format} does. fix: {fix}")
+        raise ConfigError(f"out={out} does not end in {suffix}, as format={config.format} does", fix)
     if out.is_dir():
-        raise ConfigError(f"{out} is a folder. fix: out=<file>")
+        raise ConfigError(f"{out} is a folder", "out=<file>")
     return out
 
 

@@ -57,17 +57,17 @@ def import_plugins(files: Sequence[str]) -> None:
 def _additions_of(path: Path) -> list[dict[str, Any]]:
     """Import a file; return what it adds to each of DICTIONARIES."""
     if not path.is_file():
-        raise ConfigError(f"plugins: there is no {path}. fix: plugins=[<its file>], as seen from the current folder")
+        raise ConfigError(f"plugins: there is no {path}", "plugins=[<its file>], as seen from the current folder")
     before = [set(dictionary) for dictionary in DICTIONARIES]
     sys.path.append(str(path.parent))  # spawned loader workers import it by its name
     spec = importlib.util.find_spec(path.stem)
     if spec is None or os.path.realpath(spec.origin or "") != str(path):
-        raise ConfigError(f"plugins: {path} has the name of another module, {path.stem}. fix: rename the file")
+        raise ConfigError(f"plugins: {path} has the name of another module, {path.stem}", "rename the file")
     try:
         importlib.import_module(path.stem)
     except Exception as error:  # of somebody else's code: of any kind
         raise ConfigError(
-            f"plugins: {path} failed ({in_short(error)}). fix: mend the file; debug=true shows the traceback"
+            f"plugins: {path} failed ({in_short(error)})", "mend the file; debug=true shows the traceback"
         ) from error
     pairs = zip(DICTIONARIES, before, strict=True)
     return [{name: dictionary[name] for name in dictionary.keys() - known} for dictionary, known in pairs]

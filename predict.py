@@ -40,7 +40,7 @@ def predict(config: schema.PredictConfig) -> Path:
     """
     world = distributed.init_distributed_mode(config.device.value, timeout_seconds=60)
     if world.world_size > 1:
-        raise ConfigError("predict.py runs in one process. fix: start it without a launcher, once for each GPU")
+        raise ConfigError("predict.py runs in one process", "start it without a launcher, once for each GPU")
     media = find_media(config.source)
     predictor = Predictor(config, world.device)
     frames = predictor.frames(media, config.on_error, config.batch_size)

@@ -9,23 +9,25 @@ import shutil
 import sys
 from pathlib import Path
 
+from data.errors import UserError
+
 CONF_DIR = Path(__file__).parent  # a YAML file for each program, a folder for each group (data=, ...)
 REPOSITORY = CONF_DIR.parent
 
 
-class ConfigError(ValueError):
+class ConfigError(UserError, ValueError):
     """The command line or a YAML file asks for something that does not exist or does not fit."""
 
 
-class TrainError(RuntimeError):
+class TrainError(UserError, RuntimeError):
     """The training cannot start or continue with these options."""
 
 
-class DistributedError(RuntimeError):
+class DistributedError(UserError, RuntimeError):
     """Ranks did not find each other, lost one, or must end because one failed."""
 
 
-class CheckpointError(ValueError):
+class CheckpointError(UserError, ValueError):
     """A checkpoint cannot be written, or a file is not an intact checkpoint of ours."""
 
 
@@ -46,10 +48,11 @@ def first_line(error: BaseException) -> str:
 
 
 if sys.platform == "win32":
-    _sentence = "this project runs on Linux and macOS, not on Windows. fix: WSL 2 (wsl --install), or a Linux container"
+    _sentence = "this project runs on Linux and macOS, not on Windows"
+    _fix = "WSL 2 (wsl --install), or a Linux container"
     _main = Path(getattr(sys.modules["__main__"], "__file__", None) or "-").absolute()
     _is_ours = _main.parent in (REPOSITORY, REPOSITORY / "scripts") or _main.parent.name == "hydra_yolov3_spp"
     if not _is_ours and "hydra_yolov3_spp.__main__" not in sys.modules:
-        raise ImportError(_sentence)
-    print(f"error: {_sentence}".replace(" fix: ", "\nfix: "), file=sys.stderr)  # of ours: no traceback
+        raise ImportError(f"{_sentence}. fix: {_fix}")
+    print(f"error: {_sentence}.\nfix: {_fix}", file=sys.stderr)  # of ours: no traceback
     sys.exit(2)

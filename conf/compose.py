@@ -83,15 +83,14 @@ def to_plain(cfg: DictConfig, schema: type[Config], complete: Complete | None = 
             options = complete(options, keys_of(overrides))
         return from_dictionary(options, schema)
     except (ValueError, *NOT_COMPOSED) as error:  # ValueError: of a section's __post_init__
-        sentence = suggestions.refusal(overrides, schema) or explain(error, schema)
-        raise ConfigError(sentence) from error
+        raise suggestions.refusal(overrides, schema) or explain(error, schema) from error
 
 
 def _check_number(key: str, value: Any) -> None:
     for entry in value if isinstance(value, list) else ():
         _check_number(key, entry)
     if type(value) in LARGEST_NUMBER and not abs(value) <= LARGEST_NUMBER[type(value)]:
-        raise ConfigError(f"{key}: {value} is not finite, or too large. fix: a number, or quotes around a text")
+        raise ConfigError(f"{key}: {value} is not finite, or too large", "a number, or quotes around a text")
 
 
 def check_limits(section: Any, prefix: str = "") -> None:
@@ -131,7 +130,7 @@ def from_dictionary(options: Options, schema: type[Config]) -> Config:
             name = options[section].get("name")
             if name not in tuple(choices):  # not in the dictionary: a list has no hash
                 choose = f"one of {', '.join(choices)}, or plugins=[<its file>]"
-                raise ConfigError(f"{section}.name={name} is not known. fix: {choose}")
+                raise ConfigError(f"{section}.name={name} is not known", choose)
             tree[section] = OmegaConf.structured(choices[name])
     whole = OmegaConf.to_object(OmegaConf.merge(tree, options))
     assert isinstance(whole, schema)
@@ -183,59 +182,64 @@ def _composed(name: str, schema: type, overrides: Words) -> DictConfig:
 
 def explained(error: Exception, schema: type, overrides: Words) -> Exception:
     """What Hydra raised while it composed ``overrides`` as a ConfigError, or the error itself."""
-    if sentence := suggestions.refusal(overrides, schema):
-        return ConfigError(sentence)
+    if refused := suggestions.refusal(overrides, schema):
+        return refused
     # OmegaConf's errors for a key below null: of 2.3, and of 2.4 by way of Hydra.
     if isinstance(error, AssertionError | AttributeError) or "' is None" in str(error.__cause__):
         typed = " ".join(word for word in overrides if "." in word.partition("=")[0])
         fix = "a choice that has it, as data=shapes"
         if "resume" in keys_of(overrides):  # of the run, which is not read yet
             fix = "leave out what would change the training, such as its data"
-        return ConfigError(f"{typed}: a section is null here. fix: {fix}")
+        return ConfigError(f"{typed}: a section is null here", fix)
     if isinstance(error, NOT_COMPOSED):
-        return ConfigError(explain(error, schema))
+        return explain(error, schema)
     if isinstance(error, ConfigError | errors.DataError):
         return error
     if isinstance(error, TypeError | ValueError | RecursionError):  # for a list, or one without end
         chosen = " ".join(word for word in overrides if (CONF_DIR / word.partition("=")[0]).is_dir())
         fix = f"{chosen} with the name of a choice, or a file of YAML in UTF-8" if chosen else "one of them"
-        return ConfigError(f"{str(error).rstrip('.')}. fix: {fix}")
+        return ConfigError(str(error).rstrip("."), fix)
     return error
 
 
-def explain(error: Exception, schema: Any) -> str:
-    """The error of Hydra or OmegaConf in one sentence."""
+def explain(error: Exception, schema: Any) -> ConfigError:
+    """A ConfigError for an error of Hydra, of OmegaConf, or of a section's ``__post_init__``."""
+    if isinstance(error, errors.UserError):
+        return ConfigError(error.sentence, error.fix)
     text = str(error)
     if isinstance(error, OverrideParseException):
         key = (error.override or "").partition("=")[0] or "key"
-        return f"cannot read the option {error.override}. fix: quote signs, brackets and letters, as '{key}=\"é (1)\"'"
+        fix = f"quote signs, brackets and letters, as '{key}=\"é (1)\"'"
+        return ConfigError(f"cannot read the option {error.override}", fix)
     if unknown := re.search(r"Could not override '([^']+)'|^Key '([^']+)' not in", text):
         key = str(getattr(error, "full_key", None) or unknown[1] or unknown[2])
         if key in (kinds := kinds_of(schema)):  # that of another choice
-            return f"{key} is not an option of the {key.partition('.')[0]}= that is chosen. fix: leave it out"
+            group = key.partition(".")[0]
+            return ConfigError(f"{key} is not an option of the {group}= that is chosen", "leave it out")
         return suggestions.answer([(f"{key}=", key, "")], kinds)
     if choice := re.search(r"Could not (?:find|load) '((?:hydra/)?[^/]+)/(.+)'\.?$", text, re.MULTILINE):
         group, name = choice.groups()
         if group in ("data", "experiment") and is_path(name):
             known = layouts.SET_KINDS if group == "data" else "a YAML file"
-            return f"{group}={name}: there is no {name}. fix: a name, or the path of {known}"
+            return ConfigError(f"{group}={name}: there is no {name}", f"a name, or the path of {known}")
         listed = re.findall(r"^\t(?!base$)(\S+)$", text, re.MULTILINE)  # not if the choice is one of several
         choices = listed or choices_of(group)
         near = get_close_matches(name.lower(), choices, n=1) if len(name) > 3 else []
         near = [f"{name}/"] if group == "data" and os.path.isdir(name) else near
         hint = f"did you mean {group}={near[0]}? " if near else ""
-        return f"no choice {group}={name}; {hint}there are: {', '.join(choices)}, and those of --config-dir"
+        there_are = f"there are: {', '.join(choices)}, and those of --config-dir"
+        return ConfigError(f"no choice {group}={name}; {hint}{there_are}")
     details = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
     full_key, first_line = getattr(details, "full_key", None), str(details).partition("\n")[0]
     if not full_key:
-        return " ".join(text.split())
+        return ConfigError(" ".join(text.split()))
     if "missing mandatory value" in first_line.lower():
-        fix = f"fix: give {full_key}=... on the command line or in a YAML file"
+        fix = f"give {full_key}=... on the command line or in a YAML file"
         fix += ", which may begin with defaults: [base]" if "." in full_key else ""
-        return f"{full_key} has no value. {fix}"
+        return ConfigError(f"{full_key} has no value", fix)
     kind = kind_in_words(kinds_of(schema).get(full_key, Any))
     wanted = f"[{getattr(details, 'value', '')}]" if "ListConfig" in first_line else f"<{kind}>"
-    return f"{full_key}: {first_line.rstrip('.')}. fix: {full_key}={wanted}"
+    return ConfigError(f"{full_key}: {first_line.rstrip('.')}", f"{full_key}={wanted}")
 
 
 def _with_sections(schema: type) -> DictConfig:
@@ -317,11 +321,11 @@ def _data_options(path: Path) -> Options:
         keys = {"defaults", *(field.name for field in fields(DataConfig))}
         chosen = content.get("defaults", [])
         if other := next((key for key in content if key not in keys), None):
-            raise errors.DataError(f"{path} has the key {other}, which is not an option of data. fix: leave it out")
+            raise errors.DataError(f"{path} has the key {other}, which is not an option of data", "leave it out")
         if "index_dir" in content:  # files are written there
-            raise errors.DataError(f"{path}: only a command line names index_dir. fix: data.index_dir=<its folder>")
+            raise errors.DataError(f"{path}: only a command line names index_dir", "data.index_dir=<its folder>")
         if not isinstance(chosen, list) or not all(re.fullmatch(r"[\w-]+", str(one)) for one in chosen):
-            raise errors.DataError(f"{path}: its defaults must be names of data sets. fix: defaults: [coco], or none")
+            raise errors.DataError(f"{path}: its defaults must be names of data sets", "defaults: [coco], or none")
     else:
         recognised = recognise(path)
         content = {**values_of_choice("data", recognised["format"]), **recognised}
@@ -335,5 +339,5 @@ def check_values(values: Any, source: str, depth: int = 100) -> None:
         for value in [*values, *values.values()] if isinstance(values, dict) else values:
             check_values(value, source, depth - 1)
     elif type(values) not in (str, int, float, bool, type(None)) or (type(values) is str and "${" in values):
-        rule = "only a command line may refer to values. fix: the value itself"
-        raise ConfigError(f"{source} holds {errors.shown(values)}, and {rule}")
+        rule = "only a command line may refer to values"
+        raise ConfigError(f"{source} holds {errors.shown(values)}, and {rule}", "the value itself")

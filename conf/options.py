@@ -70,7 +70,7 @@ def refuse_unread(command: str, options: Mapping[str, Any], named: Words) -> Non
         given = {f"{key}={'null' if value is None else str(value).lower()}" for key, value in options.items()}
         if unread and given.isdisjoint(settings.split()):
             only = f"reads it with {settings.replace(' ', ' or ')} only" if settings else "never reads it"
-            raise ConfigError(f"{unread[0]} has no effect here: {command} {only}. fix: leave {unread[0]} out")
+            raise ConfigError(f"{unread[0]} has no effect here: {command} {only}", f"leave {unread[0]} out")
 
 
 def changed_values(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:

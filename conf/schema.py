@@ -102,7 +102,7 @@ class TrainSection:
         if len(self.multi_scale) != 2 or not 0 < self.multi_scale[0] <= self.multi_scale[1]:
             raise ValueError(f"train.multi_scale must be [low, high] with 0 < low <= high, got {self.multi_scale}")
         if self.rect and isinstance(self.image_size, list):
-            raise ValueError("train.rect=true chooses height and width itself. fix: train.image_size=<longest side>")
+            raise ConfigError("train.rect=true chooses height and width itself", "train.image_size=<longest side>")
         if type(self.fused_norm) is not bool and self.fused_norm != AUTO:
             raise ValueError(f"train.fused_norm must be {AUTO}, true or false, got {self.fused_norm}")
 
@@ -152,7 +152,7 @@ class LoggerConfig:
     def __post_init__(self) -> None:
         for name in self.services:
             if not is_installed(name):
-                raise TrainError(f"logger={name} is not installed. fix: {install_command(name)}, or leave {name} out")
+                raise TrainError(f"logger={name} is not installed", f"{install_command(name)}, or leave {name} out")
 
     @property
     def services(self) -> list[str]:
@@ -229,7 +229,7 @@ class TrainConfig(PluggedConfig):
         if self.run_mirror is not None:
             check_bucket(self.run_mirror, "run_mirror")
         if self.resume is not None and self.run_dir is not None and not is_remote(self.resume):
-            raise ValueError("resume continues in its own folder. fix: leave run_dir out")
+            raise ConfigError("resume continues in its own folder", "leave run_dir out")
         self.data.check_two_sets()
 
 
@@ -276,7 +276,7 @@ class TrainedConfig(PluggedConfig):
 
     def __post_init__(self) -> None:
         if self.ckpt is not None and self.names is not None:
-            raise ValueError("ckpt and names exclude one another: a checkpoint knows its classes. fix: leave one out")
+            raise ConfigError("ckpt and names exclude one another: a checkpoint knows its classes", "leave one out")
 
 
 @dataclass(kw_only=True)
@@ -338,9 +338,9 @@ class ExportConfig(TrainedConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.format is ExportFormat.torch and self.precision is ExportPrecision.int8:
-            raise ValueError("format=torch has no int8. fix: format=onnx or format=openvino")
+            raise ConfigError("format=torch has no int8", "format=onnx or format=openvino")
         if self.format is ExportFormat.openvino and self.nms:
-            raise ValueError("format=openvino has no nms. fix: nms=false, or format=onnx")
+            raise ConfigError("format=openvino has no nms", "nms=false, or format=onnx")
 
 
 @dataclass(kw_only=True)
@@ -385,7 +385,7 @@ class CompareConfig:
 
     def __post_init__(self) -> None:
         if not self.runs:
-            raise ValueError("runs is empty. fix: the folders of runs to compare, or of one for its report")
+            raise ConfigError("runs is empty", "the folders of runs to compare, or of one for its report")
 
 
 @dataclass(kw_only=True)
@@ -422,7 +422,7 @@ class GetWeightsConfig:
 
     def __post_init__(self) -> None:
         if self.name not in ("list", *(names := [entry.name for entry in PUBLISHED])):
-            raise ValueError(f"no published weights are called {self.name!r}. fix: list, or one of {', '.join(names)}")
+            raise ConfigError(f"no published weights are called {self.name!r}", f"list, or one of {', '.join(names)}")
 
 
 @dataclass
@@ -456,7 +456,7 @@ def kinds_of(schema: Any, prefix: str = "") -> dict[str, Any]:
 def require(module: str, what: str) -> None:
     """Raise ConfigError, with the command that installs it, unless ``module`` is there."""
     if not is_installed(module):
-        raise ConfigError(f"{what} needs {module}, which is not installed. fix: {install_command(module)}")
+        raise ConfigError(f"{what} needs {module}, which is not installed", install_command(module))
 
 
 def is_installed(module: str) -> bool:

@@ -13,7 +13,7 @@ import yaml
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from conf import CONF_DIR
+from conf import CONF_DIR, ConfigError
 from conf.options import choices_of, is_path, kind_in_words, option
 from conf.schema import EvalConfig, ExportConfig, PredictConfig, TrainConfig, kinds_of, section_of
 from data.errors import as_started
@@ -29,16 +29,16 @@ Kinds = Mapping[str, Any]  # the types of all keys of a program
 Mistake = tuple[str, str, str]  # as typed, with name and value; "" for the name of a path, or no value
 
 
-def refusal(arguments: Sequence[str], schema: Any, takes_words: bool = False) -> str | None:
-    """One sentence for all words that are not options; ``takes_words`` lets bare words pass."""
+def refusal(arguments: Sequence[str], schema: Any, takes_words: bool = False) -> ConfigError | None:
+    """The error of all words that are not options; ``takes_words`` lets bare words pass."""
     kinds = kinds_of(schema)
     completes = "-sc" in arguments or "--shell-completion" in arguments
     wrong = [] if completes else list(_mistakes(arguments, kinds, takes_words))
     return answer(wrong, kinds) if wrong else None
 
 
-def answer(wrong: Sequence[Mistake], kinds: Kinds) -> str:
-    """The sentence for all mistakes, with the options to type instead."""
+def answer(wrong: Sequence[Mistake], kinds: Kinds) -> ConfigError:
+    """The error of all mistakes, with the options to type instead."""
     options, notes = dict[str, None](), list[str]()
     for typed, name, value in wrong:
         meant, note = _meant(name, value, kinds)
@@ -51,7 +51,7 @@ def answer(wrong: Sequence[Mistake], kinds: Kinds) -> str:
     words = [typed for typed, _, _ in wrong]
     are = "is not an option" if len(words) == 1 else "are not options"
     form = " here" if all("=" in word for word in words) else ": options are key=value here"
-    return f"{', '.join(words)} {are}{form}. fix: {fix}{told}"
+    return ConfigError(f"{', '.join(words)} {are}{form}", f"{fix}{told}")
 
 
 def _mistakes(arguments: Sequence[str], kinds: Kinds, takes_words: bool) -> Iterator[Mistake]:

@@ -89,11 +89,11 @@ def read_coco(path: Path, images: Place, names: list[str] | None, content: Mappi
             integers.append(columns[0])
             numbers.append(columns[1])
     except msgspec.ValidationError as error:
-        fix = "fix: check data.<split>.annotations, or correct the file"
-        raise DataError(f"{path} is not a COCO instances file: {error}. {fix}") from error
+        fix = "check data.<split>.annotations, or correct the file"
+        raise DataError(f"{path} is not a COCO instances file: {error}", fix) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        fix = "fix: save it as UTF-8, correct it, or get it again"
-        raise DataError(f"{path} is not valid JSON ({error}). {fix}") from error
+        fix = "save it as UTF-8, correct it, or get it again"
+        raise DataError(f"{path} is not valid JSON ({error})", fix) from error
     listed = [image.file_name for image in instances.images if image.neg_category_ids is not None]
     notes.add("images with LVIS's lists of classes, which scores do not use: they are COCO's", listed)
     if instances.annotations is None:
@@ -190,12 +190,12 @@ def _file_names(images: list[_Image], root: Place, notes: Findings) -> list[str]
 
 def _category_names(categories: list[_Category], path: Path) -> dict[int, str]:
     if not categories:
-        raise DataError(f"{path} defines no categories. fix: check data.<split>.annotations")
+        raise DataError(f"{path} defines no categories", "check data.<split>.annotations")
     names, ids = dict[Any, str](), dict[Any, str]()
     for category in categories:
         for key, known in (("id", names), ("name", ids)):
             value = getattr(category, key)
             if value in known:
-                raise DataError(f"{path} has two categories with the {key} {value!r}. fix: give each its own {key}")
+                raise DataError(f"{path} has two categories with the {key} {value!r}", f"give each its own {key}")
             known[value] = category.name
     return dict(sorted(names.items()))

@@ -73,7 +73,7 @@ class SplitConfig:
             remote.check_address(place, f"{key}.images")
         if len(images) not in (1, len(annotations)):
             count = f"{len(images)} folders for {len(annotations)} annotations"
-            raise ValueError(f"{key}.images holds {count}. fix: one, or as many")
+            raise DataError(f"{key}.images holds {count}", "one, or as many")
         return list(zip(annotations, images * (len(annotations) // len(images)), strict=True))
 
 
@@ -118,8 +118,8 @@ class DataConfig:
     def __post_init__(self) -> None:
         steers = {"Cc", "Zl", "Zp"}.intersection(map(unicodedata.category, self.name))  # a terminal
         if "/" in self.name or self.name in ("", ".", "..") or steers:  # it names a folder
-            says = f"without / and control characters, got {self.name!r}. fix: another data.name"
-            raise ValueError(f"data.name must be a name {says}")
+            says = f"a name without / and control characters, got {self.name!r}"
+            raise DataError(f"data.name must be {says}", "another data.name")
         if self.format in DataFormat.__members__:
             self.format = DataFormat(self.format)
         elif self.format not in FORMATS:
@@ -137,8 +137,8 @@ class DataConfig:
                 continue
             count = len(paths.pairs(f"data.{split}"))
             if count > 1 and self.format not in (DataFormat.voc, DataFormat.yolo):
-                says = f"{count} files: format={self.format} reads one. fix: merge them"
-                raise ValueError(f"data.{split}.annotations lists {says}")
+                says = f"{count} files: format={self.format} reads one"
+                raise DataError(f"data.{split}.annotations lists {says}", "merge them")
         if isinstance(self.names, str):
             folder = Path(self.root) if Path(self.root).is_dir() else Path(self.root).parent
             beside = folder / self.names
@@ -159,12 +159,12 @@ class DataConfig:
         if paths.annotations is None:  # format=yolo, by __post_init__
             if paths.images != ".":
                 raise DataError(
-                    f"data.{split}.images has no effect on YOLO. fix: data.{split}.annotations={paths.images}"
+                    f"data.{split}.images has no effect on YOLO", f"data.{split}.annotations={paths.images}"
                 )
             set_file, folder = (root, root.parent) if root.is_file() else (find_set_file(root), root)
             if set_file is None:
-                fix = "fix: data.root=<such a file>, or data.train.annotations=<a folder of images, or a list of them>"
-                raise DataError(f"data.root: there is no data.yaml or obj.data in {root}. {fix}")
+                fix = "data.root=<such a file>, or data.train.annotations=<a folder of images, or a list of them>"
+                raise DataError(f"data.root: there is no data.yaml or obj.data in {root}", fix)
             return split, [(set_file, folder)]
         root = root.parent if root.is_file() else root
         pairs = list[Pair]()
@@ -173,9 +173,9 @@ class DataConfig:
             for place, name in ((path, "annotations"), (place_of_images, "images")):
                 key = f"data.{split}.{name}"
                 if isinstance(place, Path) and not place.exists():
-                    raise DataError(f"{key}: there is no {place}. fix: {self._fix_missing(split, key, root)}")
+                    raise DataError(f"{key}: there is no {place}", self._fix_missing(split, key, root))
             if self.format in (DataFormat.coco, DataFormat.shapes) and not path.is_file():
-                raise DataError(f"data.{split}.annotations: {path} is not a file. fix: name the annotation file itself")
+                raise DataError(f"data.{split}.annotations: {path} is not a file", "name the annotation file itself")
             pairs.append((path, place_of_images))
         return split, pairs
 
@@ -192,8 +192,8 @@ class DataConfig:
                     pairs.append((root / swapped, folder))
             if pairs:
                 return pairs
-        fix = "fix: name them by data.val.annotations and data.val.images, and leave split=test out"
-        raise DataError(f"data={self.name} has no test images beside {self.val.annotations} of {root}. {fix}")
+        fix = "name them by data.val.annotations and data.val.images, and leave split=test out"
+        raise DataError(f"data={self.name} has no test images beside {self.val.annotations} of {root}", fix)
 
     def _fix_missing(self, split: str, key: str, root: Path) -> str:
         for folder, name in FETCHED.items():
@@ -213,7 +213,7 @@ class DataConfig:
         """Raise ``ValueError`` if training and validation read the same annotations."""
         if self.split is None and self.train == self.val and self.train.annotations is not None:
             same = "data.train and data.val are the same"
-            fix = "fix: data.split=0.1 holds out a tenth, or name them by data.val.annotations and data.val.images"
+            fix = "data.split=0.1 holds out a tenth, or name them by data.val.annotations and data.val.images"
             raise ValueError(f"data={self.name} has no validation images of its own: {same}. {fix}")
 
 

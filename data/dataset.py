@@ -162,7 +162,7 @@ class TrainDataset(torch.utils.data.Dataset[Batch]):
                 image, moved, kept = change(sample, np.random.default_rng(seeds))
                 if image.shape != before.shape or image.dtype != np.uint8:
                     made = f"{image.dtype} {image.shape} from one of uint8 {before.shape}"
-                    raise DataError(f"augmentation {name} made an image of {made}. fix: keep size and type")
+                    raise DataError(f"augmentation {name} made an image of {made}", "keep size and type")
                 reached = np.asarray(moved, np.float32).reshape(-1, 4)
                 clipped, usable = visible_boxes(reached, before.shape[:2])
                 own_boxes, own_classes = clipped[usable], np.asarray(kept, np.int32)[usable]

@@ -1,4 +1,4 @@
-"""The error of this package: one sentence that names the fault and its fix."""
+"""Errors for users: one sentence that names the fault, and its fix."""
 
 import re
 import reprlib
@@ -18,21 +18,31 @@ _shortened = reprlib.Repr()
 _shortened.maxstring = _shortened.maxother = 60
 
 
-class DataError(ValueError):
+class UserError(Exception):
+    """A ``sentence`` that names a fault, and its ``fix``: what to type or to do, or ""."""
+
+    def __init__(self, sentence: str, fix: str = "") -> None:
+        super().__init__(f"{sentence}. fix: {fix}" if fix else sentence)
+        self.sentence = sentence
+        self.fix = fix
+
+
+class DataError(UserError, ValueError):
     """A data set, or an option that must fit it, cannot be used."""
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, sentence: str, fix: str = "") -> None:
         # Of a loader's process, torch makes an error of several lines.
-        super().__init__("\n".join(map(printable, without_login(message).split("\n"))))
+        lines = map(printable, without_login(sentence).split("\n"))
+        super().__init__("\n".join(lines), printable(without_login(fix)))
 
 
-def of_killed_loader(error: BaseException) -> str | None:
-    """The sentence for torch's error of a dead worker, raised wherever a program is; else None."""
+def of_killed_loader(error: BaseException) -> DataError | None:
+    """The error for torch's of a dead worker, raised wherever a program is; else None."""
     if not isinstance(error, RuntimeError) or "DataLoader worker" not in str(error):
         return None
     cause = f"({str(error).splitlines()[0]}), as by the kernel when memory runs out"
-    fix = "fix: fewer data.workers, a smaller batch or more memory, then resume="
-    return f"a process that loads images was killed {cause}. {fix}"
+    fix = "fewer data.workers, a smaller batch or more memory, then resume="
+    return DataError(f"a process that loads images was killed {cause}", fix)
 
 
 def printable(text: str) -> str:

@@ -91,15 +91,15 @@ def open_image(path: str, fix: str, read: Callable[[str], bytes] = read_file) ->
         data = read(path)
         header = read_header(data)
     except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror}). {fix}") from error
+        raise DataError(f"{path} cannot be read ({error.strerror})", fix) from error
     except headers.TooLargeError as error:
-        raise DataError(f"{path} has more than the {MAX_PIXELS:,} pixels that are read. {fix}") from error
+        raise DataError(f"{path} has more than the {MAX_PIXELS:,} pixels that are read", fix) from error
     if header is None:
-        raise DataError(f"{path} is not an image of a known type ({KNOWN_TYPES}). {fix}")
+        raise DataError(f"{path} is not an image of a known type ({KNOWN_TYPES})", fix)
     # Decoders notice it in other types. The end marker cannot occur in the pixels (T.81, B.1.1.2),
     # but it may in a thumbnail before them, and cameras may append data behind it.
     if header.kind == "JPEG" and data.rfind(b"\xff\xd9", (read_segments(data) or (0,))[0]) < 0:
-        raise DataError(f"{path} is cut short: the end of its JPEG data is missing. {fix}")
+        raise DataError(f"{path} is cut short: the end of its JPEG data is missing", fix)
     return data, header
 
 
@@ -107,7 +107,7 @@ def decode_stored(path: str | Path, data: bytes, header: Header, fix: str) -> Im
     """Decode an image with OpenCV, not yet turned. Raises ``DataError``."""
     if header.kind == "PPM" and (found := _LARGEST.match(data)) and found[1] not in (b"255", b"65535"):
         why = f"its values go to {found[1][:20].decode()}, not to 255 or 65535"
-        raise DataError(f"{path} cannot be decoded: {why}. {fix}")
+        raise DataError(f"{path} cannot be decoded: {why}", fix)
     if header.kind in OF_PILLOW and (pixels := _without_alpha(data)) is not None:
         return pixels
     # OpenCV prints warnings about broken images that do not name the file.
@@ -115,7 +115,7 @@ def decode_stored(path: str | Path, data: bytes, header: Header, fix: str) -> Im
     # From memory OpenCV refuses a truncated image; from a file it fills up a JPEG with grey.
     image = cv2.imdecode(np.frombuffer(data, np.uint8), AS_STORED)
     if image is None or image.shape[2:] != (3,) or image.dtype != np.uint8:
-        raise DataError(f"{path} cannot be decoded: its {header.kind} data are damaged, or not of 8 or 16 bits. {fix}")
+        raise DataError(f"{path} cannot be decoded: its {header.kind} data are damaged, or not of 8 or 16 bits", fix)
     return np.asarray(image, np.uint8)
 
 
@@ -141,7 +141,7 @@ class ImageSource:
         self._left_out = torch.zeros(len(annotations), dtype=torch.uint8).share_memory_()
         self._in_a_row, self.quiet = 0, False  # quiet: another rank says which images are left out
         more = ", or set data.on_error=skip to leave such images out" if on_error != OnError.skip else ""
-        self._fix = f"fix: replace the file{more}"
+        self._fix = f"replace the file{more}"
         if cache is not None:
             self._starts = _starts(annotations)
             self._file = cache.open("rb")
@@ -206,18 +206,19 @@ class ImageSource:
         flags[positions] = 2
         return positions
 
-    def check_left_out(self, count: int, last: object) -> str:
+    def check_left_out(self, count: int, last: DataError) -> str:
         """Describe ``count`` unreadable images and the ``last`` one.
 
         Raises ``DataError`` for 20 in a row, 1 % of a large set, 20 of a smaller one, or a quarter
         of a very small one.
         """
         total = len(self.annotations)
-        clause = f"{count:,} of {total:,} images cannot be read, the last one: {last}"
+        clause = f"{count:,} of {total:,} images cannot be read, the last one: {last.sentence}"
+        error = DataError(clause, last.fix)
         most = max(total // 100, min(MAX_UNREADABLE, (total + 2) // 4))
         if self._in_a_row >= MAX_UNREADABLE or count > most:
-            raise DataError(clause)
-        return clause
+            raise error
+        return str(error)
 
     def _leave_out(self, index: int, error: DataError) -> None:
         """Count an unreadable image. Raises ``DataError`` if it may not be left out."""
@@ -225,7 +226,7 @@ class ImageSource:
             raise error
         folder = os.path.dirname(self.annotations.path(index))
         if self.cache is None and isinstance(self.annotations.image_root, Path) and _is_empty(folder):
-            raise DataError(f"{folder}, a folder of images, is gone, empty or unreadable. fix: restore it") from error
+            raise DataError(f"{folder}, a folder of images, is gone, empty or unreadable", "restore it") from error
         if self.on_error != OnError.skip:
             raise error
         flags = self._left_out.numpy()
@@ -239,7 +240,7 @@ class ImageSource:
         """An image from the cache; None if it is damaged there."""
         if os.fstat(self._file.fileno()).st_size >= self._starts[-1]:  # what is mapped beyond its end kills
             if self._checks[index] == MISSING:
-                raise DataError(f"{self.annotations.path(index)} could not be read for data.cache. {self._fix}")
+                raise DataError(f"{self.annotations.path(index)} could not be read for data.cache", self._fix)
             pixels = self._bytes[self._starts[index] : self._starts[index + 1]]
             self._whole[index] = self._whole[index] or zlib.crc32(pixels.data) == self._checks[index]
             if self._whole[index]:
@@ -264,8 +265,8 @@ class ImageSource:
         image = turn_decoded(decode_stored(path, data, header, self._fix), orientation)
         if image.shape[:2] != size:
             found, annotated = (f"{width:,} x {height:,}" for height, width in (image.shape[:2], size))
-            fix = "fix: data.exif=apply" if header.size(header.orientation) == size else self._fix  # ignored
-            raise DataError(f"{path} has {found} pixels, its annotations are for {annotated}. {fix}")
+            fix = "data.exif=apply" if header.size(header.orientation) == size else self._fix  # ignored
+            raise DataError(f"{path} has {found} pixels, its annotations are for {annotated}", fix)
         return image
 
 
@@ -293,7 +294,7 @@ def build_image_cache(images: ImageSource, path: Path, kind: ImageCache) -> None
         logger.warning("the image cache %s is damaged and will be rebuilt", path)
     if starts[-1] > free:
         room = f"{starts[-1] / 2**30:.1f} GiB in {path.parent}, where {free / 2**30:.1f} GiB are free"
-        raise DataError(f"data.cache={kind} needs {room}. fix: data.cache=none")
+        raise DataError(f"data.cache={kind} needs {room}", "data.cache=none")
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     table = np.full(len(images.annotations) + 1, MISSING, np.int64)
 

@@ -161,7 +161,7 @@ def open_annotations(config: DataConfig, split: str) -> Annotations:
         logger.warning("the index %s %s and will be rebuilt", folder, reason)
         with suppress(FileNotFoundError), TemporaryDirectory(dir=folder.parent) as trash:  # another moved it
             folder.rename(Path(trash) / folder.name)
-    raise DataError(f"the index {folder} is damaged each time it is built. fix: set data.index_dir to another disk")
+    raise DataError(f"the index {folder} is damaged each time it is built", "set data.index_dir to another disk")
 
 
 def build_index(folder: Path, columns: Columns, about: dict[str, Any]) -> None:
@@ -179,8 +179,8 @@ def build_index(folder: Path, columns: Columns, about: dict[str, Any]) -> None:
                 if time.time() - left.stat().st_mtime > 86_400:
                     shutil.rmtree(left) if left.is_dir() else left.unlink()
     except OSError as error:
-        why = f"({error.strerror}). fix: set data.index_dir to a writable folder with free space"
-        raise DataError(f"cannot write the index of the data set to {folder.parent} {why}") from error
+        what = f"cannot write the index of the data set to {folder.parent} ({error.strerror})"
+        raise DataError(what, "set data.index_dir to a writable folder with free space") from error
 
 
 def load_index(folder: Path, image_root: remote.Place) -> Annotations | None:
@@ -191,8 +191,8 @@ def load_index(folder: Path, image_root: remote.Place) -> Annotations | None:
     except OSError as error:
         if error.errno in DAMAGE:
             return None
-        fix = f"fix: {UNREADABLE_FIX}, or set data.index_dir"
-        raise DataError(f"the index {folder} cannot be read ({error.strerror}). {fix}") from error
+        fix = f"{UNREADABLE_FIX}, or set data.index_dir"
+        raise DataError(f"the index {folder} cannot be read ({error.strerror})", fix) from error
 
 
 def _mapped(folder: Path, image_root: remote.Place) -> Annotations:
@@ -246,8 +246,8 @@ def _read(config: DataConfig, split: str, located: LocatedSplit) -> tuple[Column
         columns["category_ids"] = columns["category_ids"][:1]
         names = [SINGLE_CLASS_NAME]
     if len(names) > MOST_CLASSES:  # the scorer's tables grow with them, to 100 kB a class
-        fix = "fix: data.classes=[...] to choose some, or data.single_class=true"
-        raise DataError(f"{source.path} has {len(names):,} classes, at most {MOST_CLASSES:,} can be scored. {fix}")
+        fix = "data.classes=[...] to choose some, or data.single_class=true"
+        raise DataError(f"{source.path} has {len(names):,} classes, at most {MOST_CLASSES:,} can be scored", fix)
     left_out, notes = source.findings, source.notes
     if split != "train":
         notes.add(CROWDED, _crowded_images(source, columns), describe=source.file_names.__getitem__)
@@ -303,8 +303,8 @@ def check_same_classes(train: Annotations, val: Annotations) -> None:
         if name != other:
             raise DataError(
                 f"class {number} is {name!r} in the training set and {other!r} in the other set, "
-                f"of {len(train.names)} and {len(val.names)} classes. "
-                "fix: set data.names to the classes of both, in order"
+                f"of {len(train.names)} and {len(val.names)} classes",
+                "set data.names to the classes of both, in order",
             )
 
 
@@ -312,10 +312,10 @@ def check_fills_batch(num_images: int, batch_size: int, world_size: int) -> None
     """Raise ``DataError`` if the training images are fewer than those of a step."""
     has = f"the training set has {num_images} images, fewer than"
     if num_images < world_size:
-        raise DataError(f"{has} the {world_size} ranks. fix: devices=1 train.batch_size=1")
+        raise DataError(f"{has} the {world_size} ranks", "devices=1 train.batch_size=1")
     if num_images < batch_size:
         size = max(1, num_images // world_size // 5) * world_size  # five steps
-        raise DataError(f"{has} train.batch_size={batch_size}. fix: train.batch_size={size}")
+        raise DataError(f"{has} train.batch_size={batch_size}", f"train.batch_size={size}")
 
 
 def warn_of_shared_images(train: Annotations, val: Annotations) -> str | None:

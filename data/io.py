@@ -192,8 +192,8 @@ class Findings:
         if self.counts:
             total = sum(self.counts.values())
             more = "" if total == 1 else f" ({total} bad entries in all: {self.summary()})"
-            fix = "fix: correct the source, or set data.on_error=skip to leave such entries out"
-            raise DataError(f"{self.first()[0]}{more}. {fix}")
+            fix = "correct the source, or set data.on_error=skip to leave such entries out"
+            raise DataError(f"{self.first()[0]}{more}", fix)
 
 
 @dataclass
@@ -287,7 +287,7 @@ def fetch(address: str, shown: str) -> bytes:
 
     def check(done: int, _: int) -> None:
         if done > MAX_FETCHED:
-            raise DataError(f"{shown} has more than {MAX_FETCHED:,} bytes. fix: the address of a picture")
+            raise DataError(f"{shown} has more than {MAX_FETCHED:,} bytes", "the address of a picture")
 
     content = io.BytesIO()
     try:
@@ -295,7 +295,7 @@ def fetch(address: str, shown: str) -> bytes:
         pooch.HTTPDownloader(timeout=TIMEOUT_SECONDS, progressbar=progress)(address, content, None)
     except OSError as error:
         # Without the error itself, which may show the password.
-        raise DataError(f"{shown} cannot be fetched ({_reason(error)}). fix: check address and network") from None
+        raise DataError(f"{shown} cannot be fetched ({_reason(error)})", "check address and network") from None
     return content.getvalue()
 
 
@@ -331,8 +331,8 @@ def download(url: str, path: Path, known_hash: str | None = None, size: int | No
             raise ValueError(f"expected {size:,} bytes")
     except OSError as error:
         if error.errno is not None:  # of the folder, not of the network
-            raise DataError(f"{url} cannot be written to {path} ({error.strerror}). fix: free space there") from error
+            raise DataError(f"{url} cannot be written to {path} ({error.strerror})", "free space there") from error
         fix = shlex.join(["curl", "--create-dirs", "-fLo", str(path), url])
-        raise DataError(f"{url} cannot be fetched ({_reason(error)}); by hand, with a network, fix: {fix}") from error
+        raise DataError(f"{url} cannot be fetched ({_reason(error)}); by hand, with a network", fix) from error
     except ValueError as error:
-        raise DataError(f"{url} is damaged, or another file. fix: run the command again") from error
+        raise DataError(f"{url} is damaged, or another file", "run the command again") from error

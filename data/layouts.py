@@ -128,9 +128,9 @@ def load_yaml(path: remote.Place) -> dict[str, Any]:
                 raise yaml.YAMLError("it has an alias or is nested deep: a few lines can be billions of values")
         content = yaml.load(text, _Plain)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: e.g. a date with a 13th month
-        raise DataError(f"{path} is not valid YAML ({' '.join(str(error).split())}). fix: correct it") from error
+        raise DataError(f"{path} is not valid YAML ({' '.join(str(error).split())})", "correct it") from error
     if not isinstance(content, dict):
-        raise DataError(f"{path} holds no keys. fix: name a data.yaml with train, val and names")
+        raise DataError(f"{path} holds no keys", "name a data.yaml with train, val and names")
     return content
 
 
@@ -141,12 +141,12 @@ def read_set_file(path: Path) -> dict[str, Any]:
         content = load_yaml(path)
         names = content.get("names")
         if "kpt_shape" in content:
-            raise DataError(f"{path} is for key points (kpt_shape), not for boxes. fix: name a set for detection")
+            raise DataError(f"{path} is for key points (kpt_shape), not for boxes", "name a set for detection")
         if isinstance(names, dict):  # {0: x, 1: y}
             by_number = {str(key): name for key, name in names.items()}
             numbers = list(map(str, range(len(names))))
             if by_number.keys() != set(numbers):
-                raise DataError(f"{path}: the keys of names are {shown(list(names))}. fix: number them from 0 on")
+                raise DataError(f"{path}: the keys of names are {shown(list(names))}", "number them from 0 on")
             names = [by_number[number] for number in numbers]
     else:
         pairs = [line.partition("=") for line in read_lines(path) if not line.lstrip().startswith(("#", ";"))]
@@ -158,7 +158,7 @@ def read_set_file(path: Path) -> dict[str, Any]:
         content["names"] = class_names(names, f"{path}: names")
         count = content.get("nc" if is_yaml else "classes", len(names))
         if str(count) != str(len(names)):  # a missing name would shift the others
-            raise DataError(f"{path} holds {len(names)} names for {shown(count)} classes. fix: correct one")
+            raise DataError(f"{path} holds {len(names)} names for {shown(count)} classes", "correct one")
     return content
 
 
@@ -191,7 +191,7 @@ def find_place(name: str, path: Path, starts: list[Path]) -> Path:
         if os.path.exists(place):
             return Path(place)
     looked = ", ".join(places)
-    raise DataError(f"{path} names {name}, but there is no such place (looked for {looked}). fix: correct it")
+    raise DataError(f"{path} names {name}, but there is no such place (looked for {looked})", "correct it")
 
 
 def tail(name: str, dropped: int) -> str:
@@ -225,12 +225,12 @@ def class_names(names: Any, where: str) -> list[str]:
     """Class names as texts. Raises ``DataError``, which names ``where``, if they are not a list."""
     # YAML reads yes, no, on and off as booleans.
     if not isinstance(names, list) or not names or not all(type(name) in (str, int, float) for name in names):
-        fix = "fix: write one, with yes and no in quotes"
-        raise DataError(f"{where} must be a list of texts, got {shown(names)}. {fix}")
+        fix = "write one, with yes and no in quotes"
+        raise DataError(f"{where} must be a list of texts, got {shown(names)}", fix)
     texts = list(map(str, names))
     for name, times in Counter(texts).items():
         if times > 1:
-            raise DataError(f"{where} lists {name!r} twice. fix: give each class its own name")
+            raise DataError(f"{where} lists {name!r} twice", "give each class its own name")
     return texts
 
 
@@ -242,7 +242,7 @@ def choose_classes(by_id: dict[int, str], names: list[str] | None, path: Path) -
     for name in names:
         if name not in id_of:
             listed = ", ".join(id_of)
-            raise DataError(f"data.names holds {name!r}, and the classes of {path} are {listed}. fix: correct it")
+            raise DataError(f"data.names holds {name!r}, and the classes of {path} are {listed}", "correct it")
     return {id_of[name]: name for name in names}
 
 
@@ -257,7 +257,7 @@ def class_numbers(chosen: Any, names: Sequence[str], key: str) -> list[int]:
     if wrong or not entries:
         problem = f"{key} holds {shown(wrong[0])}" if wrong else f"{key} is empty"
         listed = ", ".join(f"{number} {name}" for number, name in enumerate(names))
-        raise DataError(f"{problem}, and the classes are {listed}. fix: some of these, by name or number")
+        raise DataError(f"{problem}, and the classes are {listed}", "some of these, by name or number")
     return sorted({valid.index(entry) % len(names) for entry in entries})
 
 
@@ -276,13 +276,13 @@ def read_names(path: Path) -> tuple[list[str], list[int] | None]:
         else:
             names = read_set_file(path).get("names") if is_set_file(path) else _names_in(path)
     except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror}). fix: name {NAME_FILES}") from error
+        raise DataError(f"{path} cannot be read ({error.strerror})", f"name {NAME_FILES}") from error
     except DataError:
         raise
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         why = f" ({error!r})"
     if not names:
-        raise DataError(f"{path} holds no class names{why}. fix: name {NAME_FILES}")
+        raise DataError(f"{path} holds no class names{why}", f"name {NAME_FILES}")
     return names, ids
 
 
@@ -291,10 +291,10 @@ def _names_in(path: Path) -> list[str]:
     lines = "\n".join(map(str.strip, read_lines(path, "strict"))).rstrip().splitlines()
     if "" in lines:
         number = lines.index("") + 1
-        raise DataError(f"{path}:{number} is empty, but each line counts as a class. fix: write a name, or remove it")
+        raise DataError(f"{path}:{number} is empty, but each line counts as a class", "write a name, or remove it")
     for line in lines:
         if line.startswith(("# ", "// ")):
-            raise DataError(f"{path} holds {shown(line)}, but each line counts as a class. fix: remove it")
+            raise DataError(f"{path} holds {shown(line)}, but each line counts as a class", "remove it")
     return lines
 
 
@@ -304,7 +304,7 @@ def text_of(content: bytes, path: object, errors: str = "strict", encoding: str 
         text = content.decode(encoding or ("utf-16" if content[:2] in UTF_16 else "utf-8-sig"), errors)
         if "\0" not in text:
             return text
-    raise DataError(f"{path} is not a text file in UTF-8. fix: save it as UTF-8, or name another")
+    raise DataError(f"{path} is not a text file in UTF-8", "save it as UTF-8, or name another")
 
 
 def read_lines(path: Path, errors: str = "surrogateescape") -> list[str]:

@@ -118,8 +118,8 @@ def empty_images(requests: Sequence[Request]) -> torch.Tensor:
     try:
         storage: torch.UntypedStorage = torch.UntypedStorage._new_shared(math.prod(shape))
     except RuntimeError as error:
-        fix = "fix: make /dev/shm larger (in a container: --shm-size=8g), or lower data.workers; 0 does without"
-        raise DataError(f"no shared memory for a batch of {math.prod(shape) / 1e6:.0f} MB ({error}). {fix}") from error
+        fix = "make /dev/shm larger (in a container: --shm-size=8g), or lower data.workers; 0 does without"
+        raise DataError(f"no shared memory for a batch of {math.prod(shape) / 1e6:.0f} MB ({error})", fix) from error
     return torch.empty(0, dtype=torch.uint8).set_(storage).view(shape)
 
 
@@ -166,8 +166,8 @@ class BatchLoader(torch.utils.data.DataLoader[Batch]):
                 batches = super().__iter__() if batches is None else batches
                 batch = next(batches, None)
             except RuntimeError as error:
-                if sentence := of_killed_loader(error):
-                    raise DataError(sentence) from error
+                if killed := of_killed_loader(error):
+                    raise killed from error
                 if not (self.timeout and "timed out" in str(error)):
                     raise
                 waited += self.timeout
@@ -181,9 +181,9 @@ class BatchLoader(torch.utils.data.DataLoader[Batch]):
                     worker.join()
                 signal.signal(signal.SIGCHLD, handler)
                 raise DataError(
-                    f"{counted(self.num_workers, 'worker process')} gave no batch for {waited:g} s. "
-                    "fix: look for a stopped process, a disk that does not respond, "
-                    "raise data.workers, or allow a longer time-out"
+                    f"{counted(self.num_workers, 'worker process')} gave no batch for {waited:g} s",
+                    "look for a stopped process, a disk that does not respond, "
+                    "raise data.workers, or allow a longer time-out",
                 ) from error
             if batch is None:
                 return

@@ -30,7 +30,7 @@ VIDEO_SUFFIXES = tuple(".3gp .asf .avi .flv .m2ts .m4v .mkv .mov .mp4 .mpeg .mpg
 DEFAULT_RATE, MAX_RATE = 25.0, 120.0  # frames per second where nothing tells it, and at most
 TIMED_FRAMES = 50  # by whose times a file has its rate: its header may say 1,000, for times in milliseconds
 MAX_WAITING = 4  # batches of decoded pictures in unfinished batches
-_FIX = "fix: replace the file, or set on_error=skip to leave such files out"
+_FIX = "replace the file, or set on_error=skip to leave such files out"
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def find_media(source: str) -> list[Medium]:
     if not paths:
         is_there = os.path.exists(source) or glob.has_magic(source)
         what = "holds no picture or video" if is_there else "is not a file or folder"
-        raise DataError(f"source={source} {what}. fix: a file, a folder or a pattern in quotes")
+        raise DataError(f"source={source} {what}", "a file, a folder or a pattern in quotes")
     whole = sorted({Path(os.path.abspath(path)) for path in paths})
     base = os.path.abspath(source) if is_folder else os.path.commonpath([path.parent for path in whole])
     beside = layouts.unknown_files({str(path.parent) for path in whole}, VIDEO_SUFFIXES)
@@ -169,7 +169,7 @@ def pixels_of(image: PIL.Image.Image, exif: Exif) -> Image:
             image = PIL.Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
         pixels = np.asarray(image.convert("RGB"), np.uint8)
     except (OSError, SyntaxError, ValueError) as error:  # Pillow raises any of them for a damaged file
-        raise DataError(f"{image!r} cannot be read ({error}). fix: an image of mode RGB") from error
+        raise DataError(f"{image!r} cannot be read ({error})", "an image of mode RGB") from error
     return headers.turn_decoded(pixels, orientation)
 
 
@@ -192,7 +192,7 @@ def read_video(medium: Medium, cut: list[str]) -> Iterator[Frame]:
         yield Frame(medium, number, pixels, capture.get(cv2.CAP_PROP_POS_MSEC) / 1000, rate)
     capture.release()
     if number == 0:
-        fix = "fix: check that it is on, and its number or address; a picture's ends in .jpg, .png or the like"
+        fix = "check that it is on, and its number or address; a picture's ends in .jpg, .png or the like"
         raise DataError(f"{medium.shown} holds no frame that OpenCV can read. {fix if medium.address else _FIX}")
     if not medium.address and containers.ends_early(medium.path):
         of_all = f" of {promised:.0f}" if promised > number else ""
@@ -213,7 +213,7 @@ def _check_filled(medium: Medium) -> None:
     other.read()  # what the two leave behind in memory must differ, too
     if first is not None and (image is None or not np.array_equal(first, again)):
         fix = shlex.join(["ffmpeg", "-i", medium.shown, "-vf", "yadif", "out.mp4"])
-        raise DataError(f"{medium.shown} is black in all frames, or interlaced, which OpenCV cannot read. fix: {fix}")
+        raise DataError(f"{medium.shown} is black in all frames, or interlaced, which OpenCV cannot read", fix)
 
 
 def _frame_rate(medium: Medium) -> float:
@@ -317,7 +317,7 @@ class FrameBatches:
     def check_whole(self) -> None:
         """Raise DataError if a video ended early and ``on_error`` is stop; call it at the end."""
         if self.cut and self.on_error == OnBadFile.stop:
-            raise DataError(f"{self.cut[0]}. fix: get the whole file, or on_error=skip")
+            raise DataError(self.cut[0], "get the whole file, or on_error=skip")
 
     def _prepare(self, one: Frame | Medium) -> Prepared:
         return self.fit.prepare(one if isinstance(one, Frame) else read_picture(one, self.exif))

@@ -81,7 +81,7 @@ def recognise(place: Path) -> Options:
         around = place.parents[:2] if "images" in place.parts[-2:] else ()  # images/train, train/images
         above = next(filter(layouts.find_set_file, around), None)
         fix = f"data={above}" if above is not None else f"name {layouts.SET_KINDS}"
-        raise DataError(f"{place} is not a data set that can be read as it is. fix: {fix}")
+        raise DataError(f"{place} is not a data set that can be read as it is", fix)
     root = Path(found["root"])
     folder = root.parent if root.name in layouts.USUAL_NAMES else root
     return {"name": folder.name if folder.is_dir() else folder.stem, **found}
@@ -96,7 +96,7 @@ def _refuse_other_format(place: Path) -> None:
         for file in [file for file in files if file.lower().endswith(suffix)][:20]:  # lists may come first
             with suppress(OSError):
                 if re.search(text, layouts.read_file(file, 2**16)) and not is_coco(Path(file)):
-                    raise DataError(f"{place} is not a data set that can be read: {file} is {what}. fix: {fix}")
+                    raise DataError(f"{place} is not a data set that can be read: {file} is {what}", fix)
 
 
 def _set_file(place: Path) -> Options | None:
@@ -136,7 +136,7 @@ def _coco_folder(tree: Tree) -> Options | None:
     for several in (train, val):
         if len(several) > 1:
             listed = ", ".join(os.path.relpath(path, tree.top) for path in several)
-            raise DataError(f"{tree.top} holds several COCO jsons for one split: {listed}. fix: data=<one of them>")
+            raise DataError(f"{tree.top} holds several COCO jsons for one split: {listed}", "data=<one of them>")
     folders = set[Path]()
     for folder in map(Path, tree.folders("image")):
         folders |= {folder, *folder.parents}
@@ -163,8 +163,8 @@ def _voc(tree: Tree) -> Options | None:
     else:
         of_xmls, of_images = _splits_of(xmls), _splits_of(images)
         if of_images and not of_xmls:
-            others = "the xml files do not. fix: move them into such folders"
-            raise DataError(f"{tree.top}: the images lie in folders of splits, and {others}")
+            what = "the images lie in folders of splits, and the xml files do not"
+            raise DataError(f"{tree.top}: {what}", "move them into such folders")
         for split, folders in (of_xmls or _both(xmls)).items():
             places = (of_images or of_xmls or _both(images))[split]
             splits[split] = _split(folders, places if len(places) == len(folders) else [_common(images)])
@@ -223,7 +223,7 @@ def _splits_of(folders: Sequence[str]) -> dict[str, list[str]] | None:
     for other in tops["val"] + tops["test"]:
         above = [top for top in train if _is_below(other, top)]
         if above and other not in train:
-            raise DataError(f"the images in {above[0]} lie above those in {other}. fix: move them to a folder train")
+            raise DataError(f"the images in {above[0]} lie above those in {other}", "move them to a folder train")
     return {"train": train, "val": tops["val"] or train}
 
 
@@ -300,7 +300,7 @@ def _class_file(tree: Tree) -> str | None:
                 found.append(os.path.normpath(f"{folder}/{name}"))
     for file in found[1:]:  # labelImg writes one into each folder of labels
         if layouts.read_names(tree.top / file) != layouts.read_names(tree.top / found[0]):
-            raise DataError(f"{tree.top}: {found[0]} and {file} differ. fix: make them agree, or delete one")
+            raise DataError(f"{tree.top}: {found[0]} and {file} differ", "make them agree, or delete one")
     return found[0] if found else None
 
 
@@ -322,7 +322,7 @@ def _lists(tree: Tree, kind: str) -> dict[str, dict[str, str]]:
         listed.append(file)
         first = found[os.path.dirname(file)].setdefault(split, file)
         if first != file and stem_of(first).lower() not in NAMES_OF_LISTS:
-            raise DataError(f"{tree.top}: {first} and {file} are for one split. fix: a list {split}.txt")
+            raise DataError(f"{tree.top}: {first} and {file} are for one split", f"a list {split}.txt")
     chosen: dict[str, dict[str, str]] = {}
     for folder, lists in found.items():
         root = folder.partition("ImageSets")[0].rstrip("/") or "."
@@ -332,7 +332,7 @@ def _lists(tree: Tree, kind: str) -> dict[str, dict[str, str]]:
             chosen.setdefault(root, {"val": lists["train"], **lists})
     if found and not chosen and _splits_of(folders) is None:
         problem = f"{tree.top}: {listed[0]} names images, and there is no list for training"
-        raise DataError(f"{problem}. fix: a list train.txt")
+        raise DataError(problem, "a list train.txt")
     return chosen
 
 

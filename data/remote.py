@@ -45,7 +45,7 @@ MAX_FETCHED = 256 * 2**20  # bytes of a picture
 MAX_NAME = 1024  # characters of a key
 PART = 16 * 2**20  # bytes of a larger file that are fetched at once
 WRITES = 4  # parts of a file that are sent side by side: a slow line has time for each
-FIX = "fix: check the address, the network and the credentials; a stopped training goes on with resume="
+FIX = "check the address, the network and the credentials; a stopped training goes on with resume="
 _ADDRESS = re.compile(r"(\w+://[^/]+)/?(.*)", re.DOTALL)
 _MEMBER = re.compile(r"(.+?\.tar)@(\d{1,18})\+(\d{1,18})/", re.DOTALL)
 _BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
@@ -73,24 +73,24 @@ def folder_of(images: Place) -> Place:
 
 
 def check_address(text: str, key: str) -> None:
-    """Raise ``ValueError``, which names ``key``, for an address that cannot be used."""
+    """Raise DataError, which names ``key``, for an address that cannot be used."""
     if "://" not in text:
         return
-    why = ""
+    why = fix = ""
     if text.partition("://")[0] not in SCHEMES or not _ADDRESS.fullmatch(text):
-        why = f"of another kind. fix: one of {', '.join(SCHEMES)}, as in s3://bucket/folder"
+        why, fix = "of another kind", f"one of {', '.join(SCHEMES)}, as in s3://bucket/folder"
     elif "@" in text.split("/")[2] or "?" in text:
-        why = "with a secret, which logs would show. fix: the variables of docs/develop/security.md"
+        why, fix = "with a secret, which logs would show", "the variables of docs/develop/security.md"
     elif importlib.util.find_spec("obstore") is None:
-        why = "that needs obstore. fix: uv pip install obstore"
+        why, fix = "that needs obstore", "uv pip install obstore"
     if why:
-        raise ValueError(f"{key} is an address {why}")
+        raise DataError(f"{key} is an address {why}", fix)
 
 
 def check_bucket(text: str, key: str) -> None:
     """The same for a folder in a bucket, where files are written."""
     if text.partition("://")[0] not in LISTED:
-        raise ValueError(f"{key}={text} is not in a bucket. fix: an address such as s3://bucket/folder")
+        raise DataError(f"{key}={text} is not in a bucket", "an address such as s3://bucket/folder")
     check_address(text, key)
 
 
@@ -140,7 +140,7 @@ def _asked(address: str, ask: Callable[[Any, str], T]) -> T:
         if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
             why = "access denied"
         tried = f"{why}; a try may take {TIMEOUT_SECONDS:g} s, all of them {PATIENCE_SECONDS:g} s"
-        raise FetchError(f"{address} cannot be reached ({tried}). {FIX}") from None
+        raise FetchError(f"{address} cannot be reached ({tried})", FIX) from None
 
 
 def read(path: str, limit: int = sys.maxsize) -> bytes:
@@ -261,7 +261,7 @@ def shards(pattern: str) -> dict[str, Stamp]:
     there = {path: stamp for path, stamp in found.items() if stamp is not None}
     if len(there) < len(found) or not there:
         missing = next((path for path in found if path not in there), pattern)
-        raise DataError(f"there is no {missing}. fix: name tar files that are there")
+        raise DataError(f"there is no {missing}", "name tar files that are there")
     return there
 
 
@@ -280,7 +280,7 @@ def in_shards(names: Iterable[str], pattern: str) -> list[str]:
         tars = tracked(pool.map(_members, files.items()), len(files), "reading tars", unit="file")
         for name, where in (member for tar in tars for member in tar):
             if name in members and name in wanted:
-                raise DataError(f"{pattern} holds {name} twice. fix: give each picture its own name")
+                raise DataError(f"{pattern} holds {name} twice", "give each picture its own name")
             members[name] = where
             end = name.rpartition("/")[2]
             by_end[end] = "" if end in by_end or ends[end] > 1 else where
@@ -300,7 +300,7 @@ def _members(tar_file: tuple[str, Stamp]) -> list[tuple[str, str]]:
                 found.append((name, place if is_plain else ""))  # the bytes of a sparse file are elsewhere
                 tar.members = []  # type: ignore[attr-defined]  # which it would keep
     except (OSError, tarfile.TarError) as error:
-        raise DataError(f"{path} is not a whole, uncompressed tar ({error}). fix: write it again") from error
+        raise DataError(f"{path} is not a whole, uncompressed tar ({error})", "write it again") from error
     return found
 
 

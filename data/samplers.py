@@ -44,8 +44,8 @@ class MultiScale:
         rows, columns = _rounded_up(height, stride), _rounded_up(width, stride)
         if (rows, columns) != (height, width):
             fitting = rows if rows == columns else f"[{rows},{columns}]"
-            unit = f"the network's stride {stride}. fix: train.image_size={fitting}"
-            raise DataError(f"train.image_size={image_size} is not a multiple of {unit}")
+            unit = f"the network's stride {stride}"
+            raise DataError(f"train.image_size={image_size} is not a multiple of {unit}", f"train.image_size={fitting}")
         self.stride, self.seed = stride, seed
         longer = max(height, width)
         self.shares = height / longer, width / longer
@@ -305,14 +305,14 @@ def _shares(sizes: Sizes) -> tuple[Shares, Shares]:
 def check_batch_sizes(num_images: int, batch_size: int, micro_batch_size: int, world_size: int) -> None:
     """Raise DataError unless ``world_size`` ranks can share batches of so many images."""
     if batch_size % world_size:
-        fix = f"fix: train.batch_size={_rounded_up(batch_size, world_size)}"
-        raise DataError(f"train.batch_size={batch_size} is not a multiple of {world_size} ranks. {fix}")
+        fix = f"train.batch_size={_rounded_up(batch_size, world_size)}"
+        raise DataError(f"train.batch_size={batch_size} is not a multiple of {world_size} ranks", fix)
     if batch_size % micro_batch_size or micro_batch_size % world_size:
         fitting = (size for size in range(world_size, batch_size + 1, world_size) if batch_size % size == 0)
         nearest = min(fitting, key=lambda size: abs(size - micro_batch_size))
         wanted = f"divide train.batch_size={batch_size} and be a multiple of {world_size} ranks"
-        fix = f"fix: train.micro_batch_size={nearest}"
-        raise DataError(f"train.micro_batch_size={micro_batch_size} must {wanted}. {fix}")
+        fix = f"train.micro_batch_size={nearest}"
+        raise DataError(f"train.micro_batch_size={micro_batch_size} must {wanted}", fix)
     check_fills_batch(num_images, batch_size, world_size)
 
 

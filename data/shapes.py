@@ -82,8 +82,8 @@ def ensure_shapes(root: Path, config: ShapesConfig) -> Path:
                 (temporary / "annotations" / f"instances_{split}.json").write_text(json.dumps(content))
             (temporary / "parameters.json").write_text(json.dumps(parameters, indent=2))
     except OSError as error:
-        fix = "fix: set data.root to a writable folder with free space"
-        raise DataError(f"cannot write the drawn data set to {root} ({error.strerror}). {fix}") from error
+        fix = "set data.root to a writable folder with free space"
+        raise DataError(f"cannot write the drawn data set to {root} ({error.strerror})", fix) from error
     return folder
 
 

@@ -79,9 +79,9 @@ def select_split(source: Source, split: str, share: float) -> Source:
     for_val = is_for_validation(source.file_names, share)
     total, count = len(for_val), int(for_val.sum())
     if total and count in (0, total):
-        fix = "fix: another share, or files of different names (folders do not count)"
+        fix = "another share, or files of different names (folders do not count)"
         taken = f"{count} of the {total} images of {source.path} for validation"
-        raise DataError(f"data.split={share:g} takes {taken}. {fix}")
+        raise DataError(f"data.split={share:g} takes {taken}", fix)
     images = for_val if split == "val" else ~for_val
     # Boxes of unknown images stay in both parts: the checks report them.
     of_the_other = np.isin(source.box_image_ids, source.image_ids[~images])
@@ -121,7 +121,7 @@ def check_source(source: Source, split: str, on_error: OnError) -> Columns:
     """
     if not source.file_names:
         source.findings.stop()  # these say why
-        raise DataError(f"{source.path} holds no images. fix: check data.{split}.annotations")
+        raise DataError(f"{source.path} holds no images", f"check data.{split}.annotations")
     image_used = _check_images(source, split)
     if on_error != OnError.skip:
         source.findings.stop()  # before boxes of a bad image are reported as those of an unknown one
@@ -134,7 +134,7 @@ def check_source(source: Source, split: str, on_error: OnError) -> Columns:
             problem += f" ({source.findings.summary()} left out, first: {source.findings.first()[0]})"
         if box_used.any():
             problem += ", all of them crowds, which teach nothing"
-        raise DataError(f"{problem}. fix: check data.{split}.annotations, data.{split}.images and data.classes")
+        raise DataError(problem, f"check data.{split}.annotations, data.{split}.images and data.classes")
     return _columns(source, image_used, positions, box_used)
 
 
@@ -159,8 +159,8 @@ def _check_images(source: Source, split: str) -> Flags:
         exists = io.stamp_files(paths).is_file
     source.missing_files = list(compress(paths, ~exists))
     if not exists.any():  # a wrong folder, which skipping would hide
-        fix = f"fix: set data.root or data.{split}.images to the folder that the file names start from"
-        raise DataError(f"none of the {count} images of {source.path} is in {root}: {source.file_names[:3]}. {fix}")
+        fix = f"set data.root or data.{split}.images to the folder that the file names start from"
+        raise DataError(f"none of the {count} images of {source.path} is in {root}: {source.file_names[:3]}", fix)
     again = Counter(source.file_names) - Counter(set(source.file_names))
     source.notes.add("images that are named again", list(again.elements()))
     first = np.isin(np.arange(count), np.unique(source.image_ids, return_index=True)[1])

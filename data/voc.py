@@ -48,13 +48,13 @@ def locate_voc(split: str, pairs: Sequence[Pair], image_root: Path, names: Seque
     for place, voc_root in pairs:
         if isinstance(voc_root, str):
             problem = f"data.{split}.images: format=voc reads folders on a disk"
-            raise DataError(f"{problem}. fix: make a COCO json of the set")
+            raise DataError(problem, "make a COCO json of the set")
         items = _items_below(place, voc_root, left_out) if place.is_dir() else _items_of_list(place, voc_root)
         stamps = io.stamp_files([item.xml for item in items])
         if not stamps.is_file.any():
             where = f"names no image that has an xml file in {os.path.dirname(items[0].xml)}" if items else "holds none"
-            fix = f"fix: set data.{split}.images to the folder that holds Annotations and JPEGImages"
-            raise DataError(f"{place} {where}. {fix}")
+            fix = f"set data.{split}.images to the folder that holds Annotations and JPEGImages"
+            raise DataError(f"{place} {where}", fix)
         listed += items
         digests.append(stamps.digest)
     folders = {folder for item in listed for folder in item.image_folders}
@@ -85,7 +85,7 @@ def _likely(item: _Listed, by_stem: dict[str, list[str]], image_list: Path) -> s
     xmls = by_stem.get(os.path.basename(item.stem), [item.xml])
     likely = [xml for xml in xmls if image_list.stem in xml.split("/")] or xmls
     if len(likely) > 1:
-        fix = f"fix: data.<split>.annotations={os.path.dirname(likely[0])}"
+        fix = f"data.<split>.annotations={os.path.dirname(likely[0])}"
         raise DataError(f"{image_list} names {item.stem}: is that {likely[0]} or {likely[1]}? {fix}")
     return likely[0]
 

@@ -61,7 +61,7 @@ def locate_yolo(
         is_set = place.is_file() and layouts.is_set_file(place)
         if isinstance(base, str) and (base.endswith(".tar") or base != image_root or is_set or place.is_dir()):
             why = "with label files, an address goes with lists of the pictures there, and tar files with none"
-            raise DataError(f"data.{split}.images: {why}. fix: data.{split}.annotations=<a list>, or a COCO json")
+            raise DataError(f"data.{split}.images: {why}", f"data.{split}.annotations=<a list>, or a COCO json")
         places, starts = [place], [base if isinstance(base, Path) else root]
         if is_set:
             content = layouts.read_set_file(place)
@@ -73,11 +73,11 @@ def locate_yolo(
             images += find_images(each, starts, left_out)
     path = pairs[0][0] if len(pairs) == 1 else root
     if any(other != named[0] for other in named):
-        raise DataError(f"data.{split}.annotations: the data.yaml files differ in their names. fix: make them agree")
+        raise DataError(f"data.{split}.annotations: the data.yaml files differ in their names", "make them agree")
     classes = named[0] if named else config.names
     if classes is None:
         names = "to a file of them in data.root, one per line (data.names=classes.txt)"
-        raise DataError(f"{path} holds no class names. fix: set data.names to those of classes 0, 1, ..., or {names}")
+        raise DataError(f"{path} holds no class names", f"set data.names to those of classes 0, 1, ..., or {names}")
     categories = layouts.choose_classes(dict(enumerate(classes)), config.names, path)
     labels, seconds, others = find_labels(images)
     others[io.OF_SYSTEM] = left_out
@@ -88,11 +88,11 @@ def locate_yolo(
         image_is_file = np.ones(len(images), bool)
     none = f"none of the {len(labels)} images of {path}"
     if not image_is_file.any():
-        fix = f"fix: set data.root or data.{split}.images to the folder that relative paths start from"
-        raise DataError(f"{none} is there (first: {images[0][:300]}). {fix}")
+        fix = f"set data.root or data.{split}.images to the folder that relative paths start from"
+        raise DataError(f"{none} is there (first: {images[0][:300]})", fix)
     if not label_is_file.any():
-        fix = "fix: put the .txt files there, or set data.format to that of the set"
-        raise DataError(f"{none} has a label file (first: {labels[0]}). {fix}")
+        fix = "put the .txt files there, or set data.format to that of the set"
+        raise DataError(f"{none} has a label file (first: {labels[0]})", fix)
     listed = _Listed(images, labels, image_is_file, label_is_file, others, len(classes), seconds)
     lists = io.stamp_files([str(place) for place in read if place.is_file()])
     stamps = [image_stamps.digest, label_stamps.digest, lists.digest, str(categories), str(others)]
@@ -192,7 +192,7 @@ def read_label_file(path: str, num_classes: int) -> tuple[list[list[float]], Pro
     except OSError as error:
         return [], [("label files that cannot be read", f"{path} cannot be read ({error})")]
     except DataError as error:
-        return [], [("label files that cannot be read", str(error).partition(". fix: ")[0])]
+        return [], [("label files that cannot be read", error.sentence)]
     rows, problems = [], []
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
@@ -245,7 +245,7 @@ def _entries(content: dict[str, Any], split: str, path: Path) -> list[str]:
     entries = entries if isinstance(entries, list) else [entries]
     if set(map(type, entries)) != {str}:
         more = "" if split != "val" else ", or data.split=0.1 to take a tenth of the training images"
-        raise DataError(f"{path} names no images under {split!r}. fix: give it a folder or a list there{more}")
+        raise DataError(f"{path} names no images under {split!r}", f"give it a folder or a list there{more}")
     return entries
 
 
@@ -262,7 +262,7 @@ def find_images(place: Path, starts: Sequence[Path], left_out: list[str]) -> lis
         images = layouts.find_files([line for line in lines if line], (*starts, place.parent))
     if not images:
         suffixes = " ".join(sorted(layouts.IMAGE_SUFFIXES))
-        raise DataError(f"{place} holds no images. fix: name a folder that does ({suffixes}), or a list of paths")
+        raise DataError(f"{place} holds no images", f"name a folder that does ({suffixes}), or a list of paths")
     return images
 
 

@@ -25,7 +25,12 @@ INT_MAX = 2**31 - 1  # Darknet's integers have 32 bits
 
 
 class ModelError(ValueError):
-    """An unusable .cfg, weights file or model option. The message names the place and the fix."""
+    """An unusable .cfg, weights file or model option, named by ``sentence``; ``fix`` mends it."""
+
+    def __init__(self, sentence: str, fix: str = "") -> None:
+        super().__init__(f"{sentence}. fix: {fix}" if fix else sentence)
+        self.sentence = sentence
+        self.fix = fix
 
 
 class ZooNetwork(NamedTuple):
@@ -86,16 +91,16 @@ class Section:
     options: dict[str, str] = field(default_factory=dict)
     option_lines: dict[str, int] = field(default_factory=dict)
 
-    def error(self, message: str, key: str | None = None) -> ModelError:
+    def error(self, message: str, key: str | None = None, fix: str = "") -> ModelError:
         """A ModelError with the file and the line of `key`, or of the section without the key."""
         line = self.line if key is None else self.option_lines.get(key, self.line)
-        return ModelError(f"{self.source}:{line}: [{self.kind}] {message}")
+        return ModelError(f"{self.source}:{line}: [{self.kind}] {message}", fix)
 
     def text(self, key: str, default: object = None) -> str:
         """The value of `key`, which is required unless there is a default."""
         value = self.options.get(key, default)
         if value is None:
-            raise self.error(f"has no {key}. fix: add a line {key}=...")
+            raise self.error(f"has no {key}", fix=f"add a line {key}=...")
         return str(value)
 
     def choice(self, key: str, default: str, choices: Collection[str]) -> str:
@@ -126,7 +131,7 @@ class Section:
             try:
                 parsed.append(self._parsed(key, item, kind, minimum, maximum))
             except ModelError as error:
-                raise ModelError(f"{error}. fix: put commas between all values, on one line") from None
+                raise ModelError(error.sentence, "put commas between all values, on one line") from None
         return parsed
 
     def _parsed(self, key: str, text: str, kind: type[Number], minimum: float, maximum: float) -> Number:
@@ -174,10 +179,10 @@ def load_cfg(path: str | Path) -> Cfg:
         # Comments of published files use many encodings. Everything else is ASCII.
         content = regular(Path(path)).read_bytes()
     except OSError as error:
-        message = f"cannot read the cfg file {path} ({error.strerror}). fix: set model.cfg to a Darknet .cfg"
-        raise ModelError(message) from error
+        message = f"cannot read the cfg file {path} ({error.strerror})"
+        raise ModelError(message, "set model.cfg to a Darknet .cfg") from error
     if b"\0" in content[:64]:
-        raise ModelError(f"{path} is UTF-16, as PowerShell writes it, or not a text. fix: save it as UTF-8")
+        raise ModelError(f"{path} is UTF-16, as PowerShell writes it, or not a text", "save it as UTF-8")
     return parse_cfg(content.decode("utf-8-sig", errors="replace").replace("\r\n", "\n"), str(path))
 
 
@@ -196,7 +201,7 @@ def parse_cfg(text: str, source: str) -> Cfg:
         content = line.partition("#")[0].partition(";")[0].strip()
         place, shown = f"{source}:{number}:", repr(content[:40])
         if not sections and content not in ("", "[net]", "[network]"):
-            raise ModelError(f"{place} {shown} comes before [net]. fix: check the path")
+            raise ModelError(f"{place} {shown} comes before [net]", "check the path")
         if content.startswith("["):
             kind = content.strip("[] \t").lower() if sections else "net"
             if sections and not (content.endswith("]") and kind in SECTION_KEYS):
@@ -207,8 +212,8 @@ def parse_cfg(text: str, source: str) -> Cfg:
             # Darknet removes all blanks from a line, so "45    61" is one number.
             key, equals, value = "".join(content.split()).partition("=")
             if not equals or not key:
-                fix = "fix: put a list on one line"
-                raise ModelError(f"{place} {shown} is neither a [section] nor a key=value line. {fix}")
+                fix = "put a list on one line"
+                raise ModelError(f"{place} {shown} is neither a [section] nor a key=value line", fix)
             known = SECTION_KEYS.get(section.kind)  # None for [net], whose options count for nothing
             if known is not None and key not in known:
                 raise ModelError(f"{place} [{section.kind}] has no option {key[:40]!r}; {nearest_name(key, known)}")
@@ -216,14 +221,14 @@ def parse_cfg(text: str, source: str) -> Cfg:
             section.options.setdefault(key, value)
             section.option_lines.setdefault(key, number)
     if not sections:
-        raise ModelError(f"{source}:1: the file is empty, not a Darknet .cfg. fix: check the path")
+        raise ModelError(f"{source}:1: the file is empty, not a Darknet .cfg", "check the path")
     return Cfg(text, source, net=sections[0], layers=sections[1:])
 
 
 def zoo_cfg(name: str) -> Cfg:
     """A network of the zoo, such as yolov3-spp. Raises ModelError for another name."""
     if name not in ZOO:
-        raise ModelError(f"there is no model '{name}'. fix: use one of {', '.join(ZOO)}, or the path of a .cfg")
+        raise ModelError(f"there is no model '{name}'", f"use one of {', '.join(ZOO)}, or the path of a .cfg")
     size = name.removeprefix("yolox-")
     if size in SIZES:
         return parse_cfg(yolox_cfg(size), f"{name}.cfg")

@@ -61,11 +61,11 @@ class Darknet(nn.Module):
         channels, height, width = images.shape[-3:]
         if channels != self.in_channels:
             wanted = f"{self.cfg.source} is for images of {self.in_channels} channels, these have {channels}"
-            raise ModelError(f"{wanted}. fix: channels={channels} in its [net] section")
+            raise ModelError(wanted, f"channels={channels} in its [net] section")
         nearest = self.nearest_size(height, width)
         if (height, width) != nearest:
             size = f"image size {height}x{width} is not a multiple of the network's stride {self.max_stride}"
-            raise ModelError(f"{size}. fix: the nearest is {nearest[0]}x{nearest[1]}")
+            raise ModelError(size, f"the nearest is {nearest[0]}x{nearest[1]}")
         weight = self.head_convolutions(self.heads[0])[0].conv.weight
         maps = {IMAGES: images.to(weight.dtype)}
         for index, layer in enumerate(self.layers):

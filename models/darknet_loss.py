@@ -46,7 +46,7 @@ class DarknetLoss(HeadLoss):
     def __init__(self, heads: Sequence[Head]) -> None:
         super().__init__(heads)
         if any(head.box_bins or head.linear_xy for head in heads):
-            raise ModelError("loss=darknet learns neither bins nor linear_xy. fix: model.box_bins=0, or loss=yolox")
+            raise ModelError("loss=darknet learns neither bins nor linear_xy", "model.box_bins=0, or loss=yolox")
 
     def terms(self, inputs: LossInputs) -> tuple[list[Terms], Weights]:
         """Sums over the images, times the normalizers of the sections."""

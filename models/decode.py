@@ -22,7 +22,7 @@ FIRST_CANDIDATES = 10  # for each detection wanted: how many candidates are trie
 FEW_BOXES = 48  # up to here a CPU compares all pairs faster than it starts one run for each class
 MAX_PAIRS = 2**24  # of boxes that an accelerator compares at once, in about 2 GB
 ROUNDS = 8  # of suppression between two looks at what changed
-NOT_FINITE = "the network computes values that are not finite. fix: weights of this very network, or precision=float32"
+NOT_FINITE = "the network computes values that are not finite", "weights of this very network, or precision=float32"
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
@@ -200,7 +200,7 @@ class Postprocess:
         counted = torch.stack(masks).count_nonzero(2)
         *numbers, are_finite = torch.cat((counted, finite.expand(1, len(boxes)))).tolist()
         if self.refuse_nonfinite and not all(are_finite):
-            raise ModelError(NOT_FINITE)
+            raise ModelError(*NOT_FINITE)
         detections: dict[int, Tensor] = {}
         for mask, counts in zip(masks, numbers, strict=True):
             missing = [image for image in range(len(boxes)) if image not in detections]

@@ -325,7 +325,7 @@ def check_file(
         side = max(images.shape[2:])
         expected_boxes, expected_scores = decode(model(images), model.heads)
         if not expected_scores.isfinite().all():
-            raise ModelError(NOT_FINITE)
+            raise ModelError(*NOT_FINITE)
         sizes = expected_boxes[..., 2:] - expected_boxes[..., :2]
         of_boxes = (boxes - expected_boxes) / sizes.amax(-1, keepdim=True).clamp(min=side)
         of_scores = scores - expected_scores
@@ -334,9 +334,9 @@ def check_file(
             continue
         for ours, expected in zip(detections, graph.suppression(boxes, scores, side), strict=True):
             if ours.shape != expected.shape or not torch.allclose(ours, expected, rtol=1e-6, atol=1e-6):
-                raise ModelError("the file's non-maximum suppression differs from the network's. fix: nms=false")
+                raise ModelError("the file's non-maximum suppression differs from the network's", "nms=false")
     box, score = torch.tensor(differences).amax(0).tolist()
     if not (box <= tolerance and score <= tolerance):  # not "any above": NaN must not pass
         differs = f"boxes by {box:.2g} of the image size, scores by {score:.2g}, more than {tolerance:g}"
-        raise ModelError(f"the file differs from the network: {differs}. fix: another format")
+        raise ModelError(f"the file differs from the network: {differs}", "another format")
     return box, score

@@ -77,8 +77,8 @@ def load_foreign_state_dict(
             note = others and f"; those under {chosen}, not those under {others}"
             return replace(report, note=note + report.note)
     raise ModelError(
-        f"{path} holds no state dict, neither at the top level nor under {', '.join(CONTAINERS)}."
-        " fix: torch.save(model.state_dict(), 'weights.pt') in the system that wrote it"
+        f"{path} holds no state dict, neither at the top level nor under {', '.join(CONTAINERS)}",
+        "torch.save(model.state_dict(), 'weights.pt') in the system that wrote it",
     )
 
 
@@ -139,10 +139,10 @@ def _load_timm(model: Darknet, state: Tensors, path: Path) -> WeightsReport:
             for name, tensor in zip(weights.stored_names(layer), tensors, strict=True):
                 loads[f"layers.{last}.{name}"] = tensor
     except (KeyError, IndexError, ValueError, RuntimeError) as error:  # forged shapes, too
-        message = f"{path} is not a darknet53 or cspdarknet53 of timm ({error!r}). fix: download it again"
-        raise ModelError(message) from error
+        message = f"{path} is not a darknet53 or cspdarknet53 of timm ({error!r})"
+        raise ModelError(message, "download it again") from error
     own = {name: tensor for name, tensor in model.state_dict().items() if name in loads}
-    weights.check_shapes(path, own, loads, "fix: model.width=1 and a network that has this backbone")
+    weights.check_shapes(path, own, loads, "model.width=1 and a network that has this backbone")
     return weights.fill_network(model, path, loads, TORCH_BN_EPS, (), cut=last)
 
 
@@ -196,10 +196,9 @@ def from_yolox(state: Tensors, path: Path) -> dict[str, Tensor]:
         tensors[f"{stem}.bn.running_mean"] = state[f"{stem}.bn.running_mean"] / MOST_COLOUR
         tensors[f"{stem}.bn.running_var"] = variance / MOST_COLOUR**2
     except (KeyError, ValueError, IndexError, RuntimeError) as error:  # forged names and shapes
-        message = f"{path} is not a state dict of YOLOX ({error!r}). fix: download it again"
-        raise ModelError(message) from error
+        raise ModelError(f"{path} is not a state dict of YOLOX ({error!r})", "download it again") from error
     if is_old:
-        raise ModelError(f"{path} is of YOLOX before 0.1.1, for images of another scale. fix: use a newer file")
+        raise ModelError(f"{path} is of YOLOX before 0.1.1, for images of another scale", "use a newer file")
     return tensors
 
 

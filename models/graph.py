@@ -77,12 +77,12 @@ class Graph:
         self.windows: dict[int, tuple[int, int]] = {}  # source and size, by centred maxpool of stride 1
         self.notes: list[str] = []  # see Darknet
         self.raw_parts = read_raw_parts(cfg.layers)
-        strides = "fix: check the strides"
+        strides = "check the strides"
         for index, section in enumerate(cfg.layers):
             node = BUILDERS[section.kind](self, section)
             for source in node.sources:
                 if source != IMAGES and isinstance(self.nodes[source].module, layers.YoloMap):
-                    raise section.error(f"takes its input from the [yolo] layer {source}. fix: put a [route] before it")
+                    raise section.error(f"takes its input from the [yolo] layer {source}", fix="put [route] between")
                 self.last_readers[source] = index
             if not isinstance(node.module, layers.YoloMap):
                 self.last_readers[index] = index
@@ -90,14 +90,14 @@ class Graph:
             stride = node.shape.stride
             if stride is not None:
                 if channels > MAX_VALUES_PER_PIXEL * stride**2:
-                    raise section.error(f"makes a map of {channels:,} channels at {node.shape}. {strides}")
+                    raise section.error(f"makes a map of {channels:,} channels at {node.shape}", fix=strides)
                 self.max_stride = math.lcm(self.max_stride, stride.numerator)
             if self.max_stride > MAX_STRIDE:
-                raise section.error(f"needs images in multiples of {self.max_stride:,} pixels. {strides}")
+                raise section.error(f"needs images in multiples of {self.max_stride:,} pixels", fix=strides)
             self.shapes[index] = node.shape
             self.nodes.append(node)
         if not self.heads:
-            raise cfg.net.error("is not followed by any [yolo], so this is not a detector. fix: use another .cfg")
+            raise cfg.net.error("is not followed by any [yolo], so this is not a detector", fix="use another .cfg")
         leads_on = {head.layer for head in self.heads}
         shared: list[nn.Module] = []
         for index, node in reversed(list(enumerate(self.nodes))):
@@ -105,8 +105,8 @@ class Graph:
                 leads_on.update(node.sources)
                 shared.append(getattr(node.module, "source", node.module))
             elif node.module not in shared and list(node.module.parameters()):
-                fix = "fix: remove it, or add a [route]"
-                raise cfg.layers[index].error(f"leads to no [yolo], so it cannot learn. {fix}")
+                fix = "remove it, or add a [route]"
+                raise cfg.layers[index].error("leads to no [yolo], so it cannot learn", fix=fix)
 
     def previous(self) -> tuple[int, Shape]:
         """The layer before the one being built (IMAGES for the first) and the shape of its map."""
@@ -128,7 +128,7 @@ class Graph:
             other = self.shapes[source]
             if other.stride != first.stride:
                 two = f"layer {sources[0]} at {first}, layer {source} at {other}"
-                raise section.error(f"joins maps of different sizes: {two}. fix: use sources of equal stride")
+                raise section.error(f"joins maps of different sizes: {two}", fix="use sources of equal stride")
 
 
 def check_grid(section: Section, shape: Shape, size: int, stride: int, padding: int) -> None:
@@ -140,7 +140,7 @@ def check_grid(section: Section, shape: Shape, size: int, stride: int, padding: 
         window = f"with size {size}, stride {stride} and {padding} padded rows"
         problem = f"{window} does not divide a map at {shape} by {stride}"
         fix = "use an odd size and pad=1 in a convolution, no padding in a maxpool"
-        raise section.error(f"{problem}. fix: {fix}, or stride=1 after an [avgpool]")
+        raise section.error(f"{problem}", fix=f"{fix}, or stride=1 after an [avgpool]")
 
 
 def convolutional(graph: Graph, section: Section) -> Node:
@@ -170,7 +170,7 @@ def convolutional(graph: Graph, section: Section) -> Node:
     is_binary = section.flag("xnor")
     is_shared = "share_index" in section.options
     if is_binary and (groups > 1 or is_shared):
-        raise section.error("has xnor together with groups or share_index. fix: drop one of them", "xnor")
+        raise section.error("has xnor together with groups or share_index", "xnor", fix="drop one of them")
     node_shape = shape.scaled(filters, stride)
     in_group = shape.channels // groups
     if is_shared:
@@ -179,7 +179,7 @@ def convolutional(graph: Graph, section: Section) -> Node:
         return Node(shared, (source,), node_shape)
     graph.num_values += filters * in_group * size * size
     if graph.num_values > MAX_VALUES:
-        raise section.error(f"brings the network to {graph.num_values:,} values. fix: check its filters and size")
+        raise section.error(f"brings the network to {graph.num_values:,} values", fix="check its filters and size")
     conv = nn.Conv2d(shape.channels, filters, size, stride, padding, dilation, groups, bias=not has_norm)
     norm = nn.BatchNorm2d(filters, graph.bn_eps, BN_MOMENTUM) if has_norm else None
     return Node(layers.Convolution(conv, norm, activation, is_binary), (source,), node_shape)
@@ -295,7 +295,7 @@ def upsample(graph: Graph, section: Section) -> Node:
     source, shape = graph.previous()
     stride = section.integer("stride", 2, minimum=1)
     if shape.stride is None:
-        raise section.error("enlarges a map of one pixel. fix: remove it, or the [avgpool] before it")
+        raise section.error("enlarges a map of one pixel", fix="remove it, or the [avgpool] before it")
     enlarged = shape.scaled(shape.channels, Fraction(1, stride))
     return Node(nn.Upsample(scale_factor=stride), (source,), enlarged)
 
@@ -327,13 +327,13 @@ def yolo(graph: Graph, section: Section) -> Node:
     for other in graph.heads[:1]:
         if other.num_classes != num_classes:
             message = f"has classes={num_classes}, but the [yolo] layer {other.layer} has {other.num_classes}"
-            raise section.error(f"{message}. fix: give both the same", "classes")
+            raise section.error(f"{message}", "classes", fix="give both the same")
     head = read_head(section, len(graph.nodes), shape.stride.numerator, num_classes, tuple(parts))
     if head.box_bins == 1 or (head.box_bins and len(parts) == 1):
         what = "box_bins must be 0, or 2 and more where the [yolo] reads a [route] of boxes and classes"
-        raise section.error(f"{what}. fix: model.box_bins=0, or decoupled heads", "box_bins")
+        raise section.error(f"{what}", "box_bins", fix="model.box_bins=0, or decoupled heads")
     if len(parts) > 1 and len(head.anchors) != 1:
-        raise section.error("reads a [route] of boxes and classes, so it has one anchor only. fix: mask=0", "mask")
+        raise section.error("reads a [route] of boxes and classes, so it has one anchor only", "mask", fix="mask=0")
     channels = 0
     for part in parts:
         has = graph.shapes[part.layer].channels
@@ -341,8 +341,8 @@ def yolo(graph: Graph, section: Section) -> Node:
         channels += needed
         if has != needed:
             needs = f"with {len(head.anchors)} anchors and {num_classes} classes needs filters={needed}"
-            fix = "fix: correct one of them, or set the class count of the model"
-            raise section.error(f"{needs} in layer {part.layer}, which has {has}. {fix}")
+            fix = "correct one of them, or set the class count of the model"
+            raise section.error(f"{needs} in layer {part.layer}, which has {has}", fix=fix)
     if shape.channels != channels:
         such = "a [convolutional] layer that does not share the weights of another"
         raise section.error(f"must follow {such}, or a [route] of two such without groups")

@@ -173,7 +173,7 @@ def read_anchors(section: Section) -> tuple[Sizes, tuple[int, ...]]:
         if max(mask) >= len(anchors):
             selects = f"mask selects {max(mask)}, but anchors lists 0..{len(anchors) - 1}"
             fix = "put commas between all numbers of mask and of anchors, each in one line"
-            raise section.error(f"{selects}. fix: {fix}; ';' begins a comment", "mask")
+            raise section.error(f"{selects}", "mask", fix=f"{fix}; ';' begins a comment")
         return anchors, tuple(mask)
     return anchors, tuple(range(section.integer("num", 1, 1, len(anchors))))
 
@@ -189,13 +189,14 @@ def with_anchors(cfg: Cfg, anchors: Sequence[Sequence[float]] | str) -> Cfg:
     Raises ModelError for another number of them, and for "auto", which train.py resolves.
     """
     if isinstance(anchors, str):
-        raise ModelError("model.anchors=auto is for train.py, which fits them to its data. fix: leave it out here")
+        raise ModelError("model.anchors=auto is for train.py, which fits them to its data", "leave it out here")
     text = ",  ".join(f"{width:g},{height:g}" for width, height in anchors)
     changes = list[tuple[Section, str, object]]()
     for section in (section for section in cfg.layers if section.kind == "yolo"):
         count = len(read_anchors(section)[0])
         if count != len(anchors):
-            needed = f"{cfg.source}:{section.line} needs {count}. fix: give {count} pairs of width and height"
-            raise ModelError(f"model.anchors holds {len(anchors)} anchors, {needed}")
+            needed = f"{cfg.source}:{section.line} needs {count}"
+            fix = f"give {count} pairs of width and height"
+            raise ModelError(f"model.anchors holds {len(anchors)} anchors, {needed}", fix)
         changes += [(section, "anchors", text), (section, "num", count)]
     return cfg.with_options(changes)

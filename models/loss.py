@@ -128,7 +128,7 @@ class YoloLoss(HeadLoss):
         self.config = config
         for head in heads:
             if len(head.parts) > 1:
-                raise ModelError("decoupled heads have too few anchors for a loss that matches shapes. fix: loss=yolox")
+                raise ModelError("decoupled heads have too few anchors for a loss that matches shapes", "loss=yolox")
 
     def count_positives(self, targets: Tensor) -> Tensor:
         """The positives (heads,): pairs of a target (t, 6) and an anchor of like shape."""
@@ -176,7 +176,7 @@ class YoloxLoss(HeadLoss):
         reach = min(head.scale_x_y for head in heads)
         if reach < MIN_DECOUPLED_SCALE:
             raise ModelError(
-                f"loss=yolox needs heads of scale_x_y={MIN_DECOUPLED_SCALE} or more, not {reach:g}. fix: loss=yolov3"
+                f"loss=yolox needs heads of scale_x_y={MIN_DECOUPLED_SCALE} or more, not {reach:g}", "loss=yolov3"
             )
 
     def terms(self, inputs: LossInputs) -> tuple[list[Terms], Weights]:

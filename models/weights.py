@@ -35,7 +35,7 @@ MAX_DEPTH = 100  # of lists in lists
 MOST = 1e6  # of a value, and its square of a variance: other bytes, read as float32, go up to 1e38
 Tensors = Mapping[str, Tensor]  # by name
 Rows = Sequence[int | None]  # of the classes in a file; None: it lacks the class
-SAME_NETWORK = "fix: set model.cfg, model.width and model.box_bins as when the file was made"
+SAME_NETWORK = "set model.cfg, model.width and model.box_bins as when the file was made"
 
 
 @dataclass(frozen=True)
@@ -190,9 +190,9 @@ def check_frozen(model: Darknet, report: WeightsReport | None) -> None:
     """Raise ModelError if a frozen convolution keeps random values: ``report`` lacks its layer."""
     for layer, _, _ in weight_tensors(model):
         if layer < model.num_frozen and (report is None or layer not in report.loaded):
-            fix = f"fix: model.freeze={layer}, or model.weights=<a file that has it for these classes>"
+            fix = f"model.freeze={layer}, or model.weights=<a file that has it for these classes>"
             where = f"layer {layer} of {model.cfg.source}"
-            raise ModelError(f"model.freeze freezes {where}, whose weights are random. {fix}")
+            raise ModelError(f"model.freeze freezes {where}, whose weights are random", fix)
 
 
 def _seen_type(version: Version) -> np.dtype[np.unsignedinteger]:
@@ -239,7 +239,7 @@ def load_darknet_weights(model: Darknet, path: str | Path, classes: ClassNames =
         end = start + tensor.numel()
         stored = torch.from_numpy(values[start:end].copy())  # the memory map is read-only
         if tensor.ndim == 4 and not stored.any():
-            raise ModelError(f"{path}: {name} is all zeros, as where a download stopped. fix: download it again")
+            raise ModelError(f"{path}: {name} is all zeros, as where a download stopped", "download it again")
         loads[name] = stored.view(tensor.shape)
         start = end
     check_values(path, loads.items())
@@ -256,17 +256,16 @@ def _open_weights(path: Path) -> tuple[Version, int, np.ndarray]:
             header = file.read(MAX_HEADER_BYTES)
             size = path.stat().st_size
     except OSError as error:
-        fix = "fix: set model.weights to a file"
-        raise ModelError(f"cannot read the weights {path} ({error.strerror}). {fix}") from error
+        fix = "set model.weights to a file"
+        raise ModelError(f"cannot read the weights {path} ({error.strerror})", fix) from error
     major, minor, revision = np.frombuffer(header.ljust(MAX_HEADER_BYTES, b"\xff"), "<i4", count=3).tolist()
     kind = _seen_type((major, minor, revision))
     start = VERSION_BYTES + kind.itemsize
     is_version = 0 <= major < 1000 and 0 <= minor < 1000 and revision >= 0
     if len(header) < MAX_HEADER_BYTES or size % 4 or not is_version:
         raise ModelError(
-            f"{path} is not a Darknet .weights file, or damaged: it begins with {header[:VERSION_BYTES]!r}. "
-            "fix: download it again if this is a web page or a git-lfs pointer; "
-            "let a file of torch.save end in .pt"
+            f"{path} is not a Darknet .weights file, or damaged: it begins with {header[:VERSION_BYTES]!r}",
+            "download it again if this is a web page or a git-lfs pointer; let a file of torch.save end in .pt",
         )
     seen = int(np.frombuffer(header, kind, count=1, offset=VERSION_BYTES)[0])
     return (major, minor, revision), seen, np.memmap(path, "<f4", "r", start, ((size - start) // 4,))
@@ -293,7 +292,8 @@ def _extent(model: Darknet, path: Path, count: int) -> tuple[int | None, int | N
     if rest == 0 and model.num_classes + extra_classes > 0:
         return model.num_classes + extra_classes, None
     network = f"this network with {model.num_classes} classes and width {model.width:g}"
-    raise ModelError(f"{path} holds {count:,} values, {network} needs {needed:,}. {SAME_NETWORK}, or download it again")
+    fix = f"{SAME_NETWORK}, or download it again"
+    raise ModelError(f"{path} holds {count:,} values, {network} needs {needed:,}", fix)
 
 
 def save_darknet_weights(model: Darknet, path: str | Path, up_to_layer: int | None = None) -> int:
@@ -312,15 +312,15 @@ def save_darknet_weights(model: Darknet, path: str | Path, up_to_layer: int | No
     for index, layer in enumerate(model.layers[:end]):
         if not stored_names(layer) and [*layer.parameters()]:
             what = f"the weights of layer {index}, a [{model.cfg.layers[index].kind}]"
-            fix = f"fix: up_to_layer={index}, or keep the checkpoint"
-            raise ModelError(f"Darknet's files have no place for {what}. {fix}")
+            fix = f"up_to_layer={index}, or keep the checkpoint"
+            raise ModelError(f"Darknet's files have no place for {what}", fix)
     unknown = []
     if model.bn_eps != BN_EPS:
         unknown.append(f"bn_eps={model.bn_eps:g}")
     if model.heads[0].linear_xy:
         unknown.append("linear_xy")
     if unknown:
-        raise ModelError(f"Darknet cannot read {' and '.join(unknown)} of {model.cfg.source}. fix: keep the checkpoint")
+        raise ModelError(f"Darknet cannot read {' and '.join(unknown)} of {model.cfg.source}", "keep the checkpoint")
     check_values(path, tensors)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.tmp")
@@ -358,7 +358,7 @@ def load_weights_of_checkpoint(
         rows, note = None, ""
     elif other:
         has = getattr(source.heads[0], other[0])
-        raise ModelError(f"the heads in {path} were trained with other {other[0]} ({has}). fix: use the same here")
+        raise ModelError(f"the heads in {path} were trained with other {other[0]} ({has})", "use the same here")
     skipped = left_out(model, rows)
     loads, needed = (
         {name: tensor for name, tensor in tensors.items() if not name.startswith(skipped)}
@@ -408,7 +408,7 @@ def network_of_checkpoint(network: dict[str, Any], path: object, weights: Tensor
         shell = Darknet(parse_cfg(text, f"{path}, {network['source']}"), *shape)
     if weights is None:
         return shell
-    check_shapes(path, shell.state_dict(), weights, "fix: use another checkpoint")
+    check_shapes(path, shell.state_dict(), weights, "use another checkpoint")
     check_values(path, weights.items())
     model = Darknet(parse_cfg(text, network["source"]), *shape)
     model.load_state_dict(weights)
@@ -423,7 +423,7 @@ def check_shapes(path: object, own: Tensors, weights: Tensors, fix: str) -> None
             shapes.append(f"shape {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else "no tensor")
         ours, theirs = shapes
         if ours != theirs:
-            raise ModelError(f"{path}: {name} needs {ours}, the file has {theirs}. {fix}")
+            raise ModelError(f"{path}: {name} needs {ours}, the file has {theirs}", fix)
 
 
 def read_tensor_file(path: Path) -> Any:
@@ -432,7 +432,7 @@ def read_tensor_file(path: Path) -> Any:
     Raises ModelError if it is missing, damaged or has pickled objects, OSError if not permitted.
     """
     if not path.is_file():
-        raise ModelError(f"{path} is not a file. fix: set model.weights to a .weights or .pt file")
+        raise ModelError(f"{path} is not a file", "set model.weights to a .weights or .pt file")
     path.open("rb").close()  # a file without read permission is not damaged
     try:
         with warnings.catch_warnings():
@@ -443,18 +443,18 @@ def read_tensor_file(path: Path) -> Any:
             content = torch.load(str(path), map_location="cpu", weights_only=True, mmap=mapped)
         return plain_content(content, path.stat().st_size)
     except Exception as error:  # damaged bytes can break any step of reading, with any error
-        damaged = f"{path} is damaged, or torch.save did not write it. fix: download it again"
-        raise ModelError(of_pickle(path, error) or damaged) from error
+        damaged = f"{path} is damaged, or torch.save did not write it", "download it again"
+        raise ModelError(*of_pickle(path, error) or damaged) from error
 
 
-def of_pickle(path: Path, error: Exception) -> str | None:
-    """The sentence for a file that torch refused for its pickled objects; None for other errors."""
+def of_pickle(path: Path, error: Exception) -> tuple[str, str] | None:
+    """Sentence and fix for a file that torch refused for its pickled objects; else None."""
     pickled = re.search(r"GLOBAL (\S+)", str(error))
-    return pickled and (
-        f"{path} holds pickled objects ({pickled[1]}), which are not read because that would run code "
-        "in the file. fix: in the system that wrote it, save the tensors alone: "
-        "torch.save(model.state_dict(), 'weights.pt')"
-    )
+    if pickled is None:
+        return None
+    sentence = f"{path} holds pickled objects ({pickled[1]}), not read because that would run code in the file"
+    alone = "save the tensors alone: torch.save(model.state_dict(), 'weights.pt')"
+    return sentence, f"in the system that wrote it, {alone}"
 
 
 def plain_content(content: Any, file_bytes: int) -> Any:
@@ -498,11 +498,11 @@ def check_values(path: object, tensors: Iterable[tuple[str, Tensor]]) -> None:
     for name, tensor in tensors:
         is_plain = tensor.layout == torch.strided and not tensor.is_quantized and not tensor.is_complex()
         if not is_plain or not tensor.float().isfinite().all():
-            raise ModelError(f"{path}: {name} has values that are not finite or not plain. fix: use other weights")
+            raise ModelError(f"{path}: {name} has values that are not finite or not plain", "use other weights")
         is_variance = name.endswith("running_var")
         low, high = (0, MOST**2) if is_variance else (-MOST, MOST)
         values = tensor.float()
         fits = ((values >= low) & (values <= high)).all()
         if tensor.is_floating_point() and not fits:  # batch norm counts its steps
             what = f"values beyond {high:g}" + " or below zero" * is_variance
-            raise ModelError(f"{path}: {name} has {what}, so the file is of another network. {SAME_NETWORK}")
+            raise ModelError(f"{path}: {name} has {what}, so the file is of another network", SAME_NETWORK)

@@ -46,7 +46,7 @@ def find_anchors(config: schema.AnchorsConfig) -> Sizes:
     try:
         start = kmeans_anchors(searched, len(current), generator)
     except ValueError as error:
-        raise ConfigError(f"data={config.data.name}: {error}. fix: a model with fewer anchors, or more data") from error
+        raise ConfigError(f"data={config.data.name}: {error}", "a model with fewer anchors, or more data") from error
     refined = refine_anchors(searched, start, config.rounds, generator).round(1)
     log.info(f"{len(sizes):,} boxes of data={config.data.name} at {config.image_size} pixels")
     found = {f"{config.model.cfg} as it is": current, "k-means": start, "refined": refined}

@@ -109,7 +109,7 @@ def check_dataset(config: DataConfig, image_size: ImageSize, anchors: Sizes, min
         except DataError as error:
             if split != "test":
                 raise
-            checked.notes[split].add("not checked", [_without_fix(error)])
+            checked.notes[split].add("not checked", [error.sentence])
             break
         checked.splits[split], checked.problems[split] = annotations, problems
         notes = checked.notes[split]
@@ -132,15 +132,11 @@ def check_dataset(config: DataConfig, image_size: ImageSize, anchors: Sizes, min
         try:
             check_same_classes(checked.splits["train"], annotations)
         except DataError as error:
-            checked.problems[f"train and {split}"].add("classes that differ", [_without_fix(error)])
+            checked.problems[f"train and {split}"].add("classes that differ", [error.sentence])
     if not is_installed("simplejpeg"):
         checked.notes[BOTH].add("checks left out", ["JPEG files are not checked inside: uv pip install simplejpeg"])
     _check_images(checked)
     return checked
-
-
-def _without_fix(error: DataError) -> str:
-    return str(error).partition(" fix: ")[0].rstrip(".")
 
 
 def _check_images(checked: CheckedSet) -> None:
@@ -168,7 +164,7 @@ def _pixel_hash(source: ImageSource, index: int) -> tuple[bytes | str, str | Non
     try:
         image = np.asarray(source.read(index))
     except DataError as error:
-        return _without_fix(error), None
+        return error.sentence, None
     damage = images.jpeg_damage(layouts.read_file(source.annotations.path(index)))
     return hashlib.blake2b(image.tobytes(), key=b"%d x %d" % image.shape[:2]).digest(), damage
 

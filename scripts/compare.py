@@ -114,7 +114,7 @@ def read_groups(folders: Sequence[Path]) -> list[Group]:
             groups.append(group)
         if seed in group.seeds:
             pair = f"{group.runs[group.seeds.index(seed)]} and {folder} are one training, of train.seed={seed}"
-            raise TrainError(f"{pair}. fix: name one of them")
+            raise TrainError(pair, "name one of them")
         group.runs.append(folder)
         group.seeds.append(seed)
         group.best.append(best)
@@ -172,7 +172,7 @@ def split_gain(first: Group, second: Group, resamples: int, seed: int) -> list[G
     if not images or not classes:
         what = f"{second.runs[0]} was scored on another validation set than {first.runs[0]}"
         fix = f"score it on the same: {as_started('python eval.py')} ckpt=... data=... out=<its folder>"
-        raise TrainError(f"{what}, and no image and class are known to be in both. fix: {fix}")
+        raise TrainError(f"{what}, and no image and class are known to be in both", fix)
     log.info(f"{first.letter} and {second.letter} were scored on different sets:")
     log.info(f"  {counted(len(images), 'image')} in both")
     log.info(f"  {counted(len(ids) - len(images), 'image')} only in {first.letter}")

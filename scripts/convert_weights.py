@@ -35,12 +35,12 @@ def convert(config: schema.ConvertConfig) -> None:
         raise ConfigError("give one of weights=<.weights or state dict> and ckpt=<run folder or .pt file>")
     out, source = Path(config.out), replace(config.model, weights=config.weights)
     if out.is_dir():
-        raise ConfigError(f"out={out} is a folder. fix: name a file in it")
+        raise ConfigError(f"out={out} is a folder", "name a file in it")
     to_checkpoint = out.suffix in (".pt", ".pth")
     if to_checkpoint != (config.weights is not None and config.up_to_layer is None):
         forms = "weights= becomes a checkpoint; ckpt=, or anything cut by up_to_layer=, becomes a Darknet file"
-        fix = f"fix: out={out.with_suffix('.weights' if to_checkpoint else '.pt')}"
-        raise ConfigError(f"out={out} does not fit: {forms}. {fix}")
+        fix = f"out={out.with_suffix('.weights' if to_checkpoint else '.pt')}"
+        raise ConfigError(f"out={out} does not fit: {forms}", fix)
     run_files.refuse_existing(out, "out")
     if config.cfg is not None:
         run_files.refuse_existing(Path(config.cfg), "cfg")

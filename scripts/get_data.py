@@ -46,7 +46,7 @@ def get_data(config: schema.GetDataConfig) -> Path:
     Raises ConfigError for an unknown name, DataError if an archive cannot be fetched.
     """
     if config.name not in SETS:
-        raise ConfigError(f"no data set is called {config.name!r}. fix: one of {', '.join(SETS)}")
+        raise ConfigError(f"no data set is called {config.name!r}", f"one of {', '.join(SETS)}")
     root = Path(config.root or FOLDERS[config.name])
     for url, md5 in SETS[config.name].items():
         path = root / ".archives" / url.rpartition("/")[2]
@@ -62,7 +62,7 @@ def get_data(config: schema.GetDataConfig) -> Path:
             shutil.unpack_archive(path, beside, filter=None if path.suffix == ".zip" else "data")
             _move_into(root, beside)
         except (shutil.ReadError, tarfile.TarError, zipfile.BadZipFile, OSError) as error:
-            raise DataError(f"{path} cannot be unpacked ({error}). fix: free space in {root}, or unpack it") from error
+            raise DataError(f"{path} cannot be unpacked ({error})", f"free space in {root}, or unpack it") from error
         done.touch()
         shutil.rmtree(beside)
         path.unlink()
@@ -78,4 +78,4 @@ def _move_into(root: Path, unpacked: Path) -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
             file.rename(target)
         elif not filecmp.cmp(file, target, shallow=False):
-            raise DataError(f"{target} is there already, with other content. fix: root=<a new folder>")
+            raise DataError(f"{target} is there already, with other content", "root=<a new folder>")

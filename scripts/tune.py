@@ -56,7 +56,7 @@ def tune(config: schema.TuneConfig) -> None:
         else:
             fixed.append(str(each.input_line))
     if not space:
-        raise ConfigError("nothing to search. fix: an option with several values or an interval behind --, see --help")
+        raise ConfigError("nothing to search", "an option with several values or an interval behind --, see --help")
     first = {key: values[0] if isinstance(values, list) else values.start for key, values in space.items()}
     # A short name of a run would mean another one for the second trial.
     program = replace(PROGRAMS["train"], fill_in=lambda given, _: run_files.with_full_names(given, once=False))
@@ -72,7 +72,7 @@ def tune(config: schema.TuneConfig) -> None:
     study.pruner = optuna.pruners.MedianPruner(n_warmup_steps=config.prune_after)
     asked, earlier = sorted(config.options), study.user_attrs.get("options", ["unknown options"])
     if study.trials and earlier != asked:
-        raise ConfigError(f"the study {folder} searches with {shlex.join(earlier)}. fix: name=<a new one>")
+        raise ConfigError(f"the study {folder} searches with {shlex.join(earlier)}", "name=<a new one>")
     study.set_user_attr("options", asked)
 
     def objective(trial: Any) -> float:

@@ -13,11 +13,12 @@ import pytest
 import torch
 
 from conf import compose
-from conf.cli.command_line import USER_ERRORS
 from conf.cli.from_checkpoint import complete_conversion, complete_from_checkpoint
 from conf.cli.resume import resumed_options
 from conf.schema import ConvertConfig, EvalConfig, TrainConfig
+from data.errors import UserError
 from models import network_of_checkpoint
+from models.cfg import ModelError
 from tests.models.cfg_writer import cfg, conv, head
 from tests.small_run import small_run
 from train import train
@@ -151,7 +152,7 @@ def test_a_forged_entry_is_one_sentence_or_without_harm(reader: str, run: Path) 
             torch.save({**about, "state": content, "digest": checkpoint.digest_of(content)}, path)
             try:
                 read(run)
-            except USER_ERRORS as error:
+            except (UserError, ModelError) as error:
                 if not re.fullmatch(r"[^\n]{10,600}", str(error)):
                     wrong.append(f"{keys} {forged!r:.40}: {error}")
             except Exception as error:

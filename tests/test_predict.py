@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 
 from conf import TrainError
-from conf.cli.command_line import USER_ERRORS
 from conf.cli.program import PROGRAMS, options_of, start
 from conf.compose import compose
 from conf.schema import TrainConfig
 from data import DataError, Frame, InputFit, ShapesConfig, ensure_shapes
+from data.errors import UserError
 from data.shapes import CLASSES
 from eval import evaluate
+from models.cfg import ModelError
 from predict import predict
 from tests.data.sets import a_few_of
 from tests.data.test_media import picture, video
@@ -156,7 +157,7 @@ def test_what_does_not_fit_is_refused(folder: Path, tmp_path: Path, monkeypatch:
         (["ckpt=random.pt", "out=/proc/nothing"], "/proc/nothing cannot be written"),
         (["ckpt=random.pt", "out=found"], "broken.png is not an image of a known type"),
     ):
-        with pytest.raises(USER_ERRORS, match=message):
+        with pytest.raises((UserError, ModelError), match=message):
             predict(["source=pictures", "device=cpu", *given])
     assert not (tmp_path / "runs").exists()
 

@@ -41,7 +41,7 @@ def choose_mode(options: TrainSection, world: World) -> str:
     mode: str = options.compile.value
     on_cpu, fused = world.device.type == "cpu", options.fused_norm is True
     if fused and (on_cpu or not can_generate_code()):
-        raise TrainError("train.fused_norm=true needs a GPU, Triton and a C++ compiler. fix: train.fused_norm=false")
+        raise TrainError("train.fused_norm=true needs a GPU, Triton and a C++ compiler", "train.fused_norm=false")
     if mode == AUTO:
         if on_cpu or any_rank(not can_generate_code()):
             return "off"
@@ -50,11 +50,11 @@ def choose_mode(options: TrainSection, world: World) -> str:
     if mode == "off":
         return mode
     if fused:
-        raise TrainError(f"train.fused_norm=true replaces kernels that train.compile={mode} makes. fix: leave one out")
+        raise TrainError(f"train.fused_norm=true replaces kernels that train.compile={mode} makes", "leave one out")
     if options.rect:
         raise TrainError(
-            "train.rect=true gives hundreds of image sizes, and train.compile needs minutes for each. "
-            "fix: train.compile=off or train.rect=false"
+            "train.rect=true gives hundreds of image sizes, and train.compile needs minutes for each",
+            "train.compile=off or train.rect=false",
         )
     return mode
 
@@ -102,9 +102,8 @@ def resolve_auto(
         try:
             numerics.autocast_dtype(config.train.precision.value, world.device)
         except TrainError as error:  # the run began on another machine
-            lacking = str(error).partition(". fix: ")[0]
             fix = f"resume it on such a machine, or start a new run with model.weights={config.resume}"
-            raise CheckpointError(f"resume={config.resume}: {lacking}. fix: {fix}") from error
+            raise CheckpointError(f"resume={config.resume}: {error.sentence}", fix) from error
         model.freeze(config.model.frozen_layers())
     else:
         if config.augment.colour == Colour.auto:
@@ -125,7 +124,8 @@ def resolve_auto(
             height, width = size
             raise ConfigError(
                 f"{model.cfg.source} is for images of {width}x{height}, and train.image_size="
-                f"{config.train.image_size} makes squares. fix: train.image_size=[{height},{width}]"
+                f"{config.train.image_size} makes squares",
+                f"train.image_size=[{height},{width}]",
             )
         if model.cfg.text != build.load_network(config.model).text:
             notes.append("the heads keep the anchors of the weights")
@@ -159,7 +159,7 @@ def anchors_of(heads: Sequence[models.Head]) -> tuple[Sizes, list[int]]:
     """
     if len({head.all_anchors for head in heads}) > 1:
         message = "a fit of anchors needs a .cfg whose [yolo] sections all list the same"
-        raise ConfigError(f"{message}. fix: another model, or model.anchors=null")
+        raise ConfigError(message, "another model, or model.anchors=null")
     strides: dict[int, list[int]] = {}
     for head in heads:
         for index in head.mask:

@@ -30,7 +30,7 @@ from train_utils.distributed import World, torch_distributed_zero_first
 MEMORY_FILES = Path("/dev/shm")
 MOST_WORKERS = 16  # of a rank, by data.workers=auto; each holds batches that it has made ahead
 CPU_WORKERS = 2
-NO_WEIGHTS = "no weights are given. fix: ckpt=<run folder or .pt file>, or model= and model.weights="
+NO_WEIGHTS = "no weights are given", "ckpt=<run folder or .pt file>, or model= and model.weights="
 
 
 def load_network(config: ModelConfig) -> models.Cfg:
@@ -75,7 +75,7 @@ def build_model(
     model.init_head_biases()
     if path is None:
         if whole:
-            raise ConfigError(NO_WEIGHTS)
+            raise ConfigError(*NO_WEIGHTS)
         return model, None
     of_file = data.read_names(COCO_NAMES)[0] if config.weights == COCO else []
     partial = not (whole or fitted or config.anchors)
@@ -89,17 +89,17 @@ def build_model(
         report = models.load_darknet_weights(model, path, classes)
     keeps_heads = not report.heads_left_out and (report.cut is None or report.cut >= model.heads[0].parts[-1].layer)
     if keeps_heads and fitted and not report.same_decoding:
-        raise ConfigError(f"the heads in {path} were trained with other anchors. fix: model.anchors=null")
+        raise ConfigError(f"the heads in {path} were trained with other anchors", "model.anchors=null")
     if keeps_heads and names and state is None and config.weights != COCO:
         report = replace(report, note=f"{report.note}; it names no classes: they are {', '.join(names[:4])}, in order")
     if whole and names and report.heads_left_out and report.num_classes not in (None, len(names)):
         given = f"{len(names)}, {', '.join(names[:4])}"
-        fix = "fix: one name in each line, or the data of the weights"
-        raise ConfigError(f"{path} has {report.num_classes} classes, but names= or data name {given}. {fix}")
+        fix = "one name in each line, or the data of the weights"
+        raise ConfigError(f"{path} has {report.num_classes} classes, but names= or data name {given}", fix)
     if whole and report.other_layer:
-        raise ConfigError(f"{path}: {report.other_layer}. fix: the .cfg of its training, or ckpt= in place of model")
+        raise ConfigError(f"{path}: {report.other_layer}", "the .cfg of its training, or ckpt= in place of model")
     if whole and not report.is_whole:
-        raise ConfigError(f"{report}: this suits training only. fix: a whole file; data or names= with its classes")
+        raise ConfigError(f"{report}: this suits training only", "a whole file; data or names= with its classes")
     return model, report
 
 
@@ -129,7 +129,7 @@ def suitable_loss(heads: Sequence[Head], config: LossConfig) -> LossConfig:
     schema, options = CHOICES["loss"][name], compose.values_of_choice("loss", name)
     for key, value in compose.to_dictionary(config).items():
         if value is not None and key not in get_type_hints(schema):
-            raise ConfigError(f"loss.{key} is not an option of loss={name}, which suits these heads. fix: leave it out")
+            raise ConfigError(f"loss.{key} is not an option of loss={name}, which suits these heads", "leave it out")
         if value is not None:
             options[key] = value
     chosen: LossConfig = compose.from_dictionary(options | {"name": name}, schema)
@@ -151,9 +151,8 @@ def check_batch_norm(model: Darknet, options: TrainSection, world: World) -> Non
         has_norm = isinstance(convolution, Convolution) and convolution.norm is not None
         if has_norm and index >= model.num_frozen and math.prod(shape.size(smallest)) == 1:
             raise ConfigError(
-                f"batch norm of layer {index} gets one value a channel from an image of "
-                f"{height}x{width} pixels. fix: train.{key}={2 * ranks}, a larger train.image_size or "
-                "a smaller range of train.multi_scale"
+                f"batch norm of layer {index} gets one value a channel from an image of {height}x{width} pixels",
+                f"train.{key}={2 * ranks}, a larger train.image_size or a smaller range of train.multi_scale",
             )
 
 
@@ -170,11 +169,11 @@ def check_size(model: Darknet, image_size: int | list[int], key: str) -> None:
     fits = model.nearest_size(height, width)
     if fits == (height, width):
         return
-    nearest = fits[0] if height == width else list(fits)
+    nearest = fits[0] if height == width else f"[{fits[0]},{fits[1]}]"
     problem = "is not the size of the exported file"
     if model.takes_any_size:
         problem = f"is not a multiple of the network's largest stride {model.max_stride}"
-    raise ConfigError(f"{key}={image_size} {problem}. fix: {key}={nearest}".replace(", ", ","))
+    raise ConfigError(f"{key}={image_size} {problem}".replace(", ", ","), f"{key}={nearest}")
 
 
 def build_postprocess(
@@ -194,7 +193,7 @@ def build_postprocess(
         wanted = getattr(config, key)
         if wanted != (max if key == "confidence" else min)(wanted, limit):
             says = f"{prefix}{key}={wanted} is looser than {limit}, by which the file drops detections"
-            raise ConfigError(f"{says}. fix: {prefix}{key}={limit}, or export it anew")
+            raise ConfigError(says, f"{prefix}{key}={limit}, or export it anew")
     limits = config.confidence, config.nms_iou, config.max_detections, config.multi_label
     return Postprocess(model.heads, *limits, merge=config.merge_nms, classes=classes, refuse_nonfinite=not in_training)
 
@@ -214,7 +213,7 @@ def open_split(config: DataConfig, split: str, world: World) -> Annotations:
     if world.num_nodes > 1:
         own = f"{annotations.names} {annotations.digest()}"
         if distributed.any_rank(own != distributed.broadcast_text(own)):
-            raise DataError(f"{config.name}: {split} differs between the nodes. fix: the same files on all")
+            raise DataError(f"{config.name}: {split} differs between the nodes", "the same files on all")
     return annotations
 
 
@@ -252,7 +251,7 @@ def open_images(annotations: Annotations, config: DataConfig, world: World) -> I
     elif MEMORY_FILES.is_dir():
         path = MEMORY_FILES / f"hydra-yolov3-spp-{distributed.broadcast_text(uuid.uuid4().hex)}"
     else:
-        raise DataError(f"data.cache=ram needs {MEMORY_FILES}, which this system lacks. fix: data.cache=disk")
+        raise DataError(f"data.cache=ram needs {MEMORY_FILES}, which this system lacks", "data.cache=disk")
     try:
         with torch_distributed_zero_first(world):
             data.build_image_cache(images, path, config.cache)
@@ -272,7 +271,8 @@ def describe_left_out(images: ImageSource, what: str) -> str | None:
     positions = np.unique(np.concatenate(gathered))
     if len(positions) == 0:
         return None
-    last = f"{images.annotations.path(positions[-1])}. fix: restore such files, or take them out of the annotations"
+    fix = "restore such files, or take them out of the annotations"
+    last = DataError(str(images.annotations.path(positions[-1])), fix)
     return f"{what}: {images.check_left_out(len(positions), last)}"
 
 

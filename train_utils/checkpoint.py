@@ -97,7 +97,7 @@ def save_checkpoint(path: Path, state: State, keep_previous: bool = False) -> No
             torch.save(content, file)
     except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError about positions
         raise CheckpointError(
-            f"cannot write {path}: {first_line(error)}. fix: free some space, or choose another run_dir"
+            f"cannot write {path}: {first_line(error)}", "free some space, or choose another run_dir"
         ) from error
 
 
@@ -109,7 +109,7 @@ def load_checkpoint(path: Path, which: str = "best") -> State:
     with suppress(RuntimeError, TypeError, ValueError):  # endless lists and numbers, tensors without values
         if digest_of(state) == content.get("digest"):
             return state
-    raise CheckpointError(f"{file} is damaged: its content does not match its digest. fix: use another one")
+    raise CheckpointError(f"{file} is damaged: its content does not match its digest", "use another one")
 
 
 def check_entries(state: State, source: object, kind: type[msgspec.Struct] = NetworkState) -> State:
@@ -117,7 +117,7 @@ def check_entries(state: State, source: object, kind: type[msgspec.Struct] = Net
     try:
         msgspec.convert(state, kind)
     except msgspec.ValidationError as error:
-        raise CheckpointError(f"{source} is damaged ({error}). fix: use another one") from error
+        raise CheckpointError(f"{source} is damaged ({error})", "use another one") from error
     return state
 
 
@@ -133,16 +133,16 @@ def load_last(run_dir: Path) -> tuple[State, str | None]:
     last = run_dir / run_files.CHECKPOINTS / "last.pt"
     present = [file for file in (last, last.with_stem(PREVIOUS), last.with_stem("best")) if file.exists()]
     if not present:
-        raise CheckpointError(f"there is no checkpoint in {last.parent.absolute()}. fix: give a run's folder")
+        raise CheckpointError(f"there is no checkpoint in {last.parent.absolute()}", "give a run's folder")
     damaged: list[str] = []
     for file in present:
         why = "; ".join(damaged) or f"there is no {last}"
         try:
             return load_checkpoint(file), None if file == last else f"resuming from {file}, because {why}"
         except CheckpointError as error:
-            damaged.append(str(error).partition(". fix:")[0])
+            damaged.append(error.sentence)
     why = "; ".join(damaged)
-    raise CheckpointError(f"no checkpoint of {run_dir} can be read: {why}. fix: start a new run")
+    raise CheckpointError(f"no checkpoint of {run_dir} can be read: {why}", "start a new run")
 
 
 def continue_from(folder: Path | None) -> tuple[State | None, str | None]:
@@ -154,8 +154,8 @@ def continue_from(folder: Path | None) -> tuple[State | None, str | None]:
     state, message = load_last(folder)
     if "optimizer" not in state:
         raise CheckpointError(
-            f"resume={folder}: its checkpoint holds converted weights, not a training."
-            " fix: start a new run with model.weights=<the .pt file>"
+            f"resume={folder}: its checkpoint holds converted weights, not a training",
+            "start a new run with model.weights=<the .pt file>",
         )
     return check_entries(state, f"resume={folder}", TrainingState), message
 
@@ -169,18 +169,18 @@ def _content(file: Path, mapped: bool = False) -> State:
     except Exception as error:
         is_short = isinstance(error, OSError) and error.errno in OF_THE_SYSTEM
         if is_short or isinstance(error, MemoryError) or "llocate memory" in str(error):
-            raise TrainError(f"{file} cannot be read ({first_line(error)}). fix: {UNREADABLE_FIX}") from error
+            raise TrainError(f"{file} cannot be read ({first_line(error)})", UNREADABLE_FIX) from error
         # Damaged bytes can raise any error. Its text is left out: for a pickle of more than plain
         # data, torch advises to load it anyway.
         kind = type(error).__name__
-        damaged = f"{file} is damaged, or not a checkpoint of this project ({kind}). fix: use another one"
-        raise CheckpointError(of_pickle(file, error) or damaged) from error
+        damaged = f"{file} is damaged, or not a checkpoint of this project ({kind})", "use another one"
+        raise CheckpointError(*of_pickle(file, error) or damaged) from error
     about: State = content if isinstance(content, dict) else {}
     is_own = about.get("format") == FORMAT and about.get("version") == VERSION
     if not is_own or not isinstance(about.get("state"), dict):
         raise CheckpointError(
-            f"{file} is not a checkpoint of this project and version. fix: give one that train.py wrote; "
-            "Darknet .weights go to model.weights"
+            f"{file} is not a checkpoint of this project and version",
+            "give one that train.py wrote; Darknet .weights go to model.weights",
         )
     return about
 
@@ -208,7 +208,7 @@ def to_plain(value: Any, key: str = "state", copied: bool = False) -> Any:
         entries = to_plain(dict(enumerate(value)), key, copied)
         return type(value)(entries.values())
     problem = f"{key} of a checkpoint is a {type(value).__name__}"
-    raise CheckpointError(f"{problem}. fix: save tensors, numbers, strings, lists and dicts only")
+    raise CheckpointError(problem, "save tensors, numbers, strings, lists and dicts only")
 
 
 def digest_of(state: Any) -> str:

@@ -65,7 +65,7 @@ def choose_scorer(wanted: Scorer = Scorer.auto) -> str:
         return f"hotcoco {installed}"
     if wanted is Scorer.hotcoco:
         fix = f"evaluate.scorer=auto, or {install_command(f'hotcoco=={TESTED_HOTCOCO}*')}"
-        raise ConfigError(f"evaluate.scorer=hotcoco needs hotcoco {TESTED_HOTCOCO}x, found {installed}. fix: {fix}")
+        raise ConfigError(f"evaluate.scorer=hotcoco needs hotcoco {TESTED_HOTCOCO}x, found {installed}", fix)
     return f"pycocotools {version('pycocotools')}"
 
 

@@ -68,8 +68,8 @@ def init_distributed_mode(device: str, timeout_seconds: float) -> World:
     if chosen.type == "cuda":
         if place.launcher == "torchrun" and place.local_rank >= torch.cuda.device_count():
             raise DistributedError(
-                f"process {place.local_rank} of this machine finds {counted(torch.cuda.device_count(), 'GPU')}. "
-                "fix: start one process for each GPU, or device=cpu"
+                f"process {place.local_rank} of this machine finds {counted(torch.cuda.device_count(), 'GPU')}",
+                "start one process for each GPU, or device=cpu",
             )
         torch.cuda.set_device(chosen)
         _grow_memory_segments(chosen)
@@ -80,7 +80,7 @@ def init_distributed_mode(device: str, timeout_seconds: float) -> World:
         num_nodes, on_gpus = sum_over_ranks(counts).tolist()
         if on_gpus not in (0, place.world_size):
             raise DistributedError(
-                f"{on_gpus} of {place.world_size} ranks have a GPU. fix: device=cpu, or GPUs on all nodes"
+                f"{on_gpus} of {place.world_size} ranks have a GPU", "device=cpu, or GPUs on all nodes"
             )
     of_node = -(-place.world_size // num_nodes)
     return World(place.rank, place.local_rank, place.world_size, of_node, num_nodes, chosen, place.launcher)
@@ -95,15 +95,15 @@ def choose_device(requested: str, local_rank: int | None = None) -> torch.device
         except RuntimeError as error:
             if "driver" in str(error):  # not if CUDA_VISIBLE_DEVICES hides all
                 raise DistributedError(
-                    f"torch cannot use the GPU of this machine ({first_line(error)}). fix: "
-                    "a newer driver, or a build of torch for this one; device=cpu does without"
+                    f"torch cannot use the GPU of this machine ({first_line(error)})",
+                    "a newer driver, or a build of torch for this one; device=cpu does without",
                 ) from error
     if requested == "cpu" or (requested == "auto" and not has_cuda):
         return torch.device("cpu")
     if not has_cuda:
         raise DistributedError(
-            f"a CUDA device was asked for, but torch {torch.__version__} finds none. "
-            "fix: device=auto, or look at nvidia-smi and CUDA_VISIBLE_DEVICES"
+            f"a CUDA device was asked for, but torch {torch.__version__} finds none",
+            "device=auto, or look at nvidia-smi and CUDA_VISIBLE_DEVICES",
         )
     if local_rank is None:
         return torch.device("cuda", torch.cuda.current_device())
@@ -142,10 +142,10 @@ def _open_group(place: launch.Launch, device: torch.device, timeout_seconds: flo
         )
     except (OSError, RuntimeError, ValueError) as error:
         raise DistributedError(
-            f"rank {place.rank} did not meet its peers ({first_line(error)}). fix: "
+            f"rank {place.rank} did not meet its peers ({first_line(error)})",
             "look for the first error in the output of all ranks; "
             "MASTER_ADDR and MASTER_PORT say where to meet, "
-            "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME=<the interface between the hosts> how"
+            "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME=<the interface between the hosts> how",
         ) from error
 
 

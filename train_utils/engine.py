@@ -229,7 +229,8 @@ def check_weights(state: TrainState) -> None:
     if distributed.any_rank(not math.isfinite(largest)):
         raise TrainError(
             f"a weight or batch-norm statistic is not finite after {counted(state.step, 'step')}, "
-            f"and training cannot recover; the last checkpoint predates it. fix: {HELP}"
+            "and training cannot recover; the last checkpoint predates it",
+            HELP,
         )
 
 
@@ -272,7 +273,8 @@ class NonFiniteGuard:
         if self.in_a_row > self._limit:
             raise TrainError(
                 f"loss or gradient is no longer finite at step {state.step} ({named}), "
-                f"{counted(self.in_a_row, 'step')} in a row. fix: {HELP}"
+                f"{counted(self.in_a_row, 'step')} in a row",
+                HELP,
             )
 
 
@@ -288,6 +290,6 @@ def explain_out_of_memory(batches: TrainBatchSampler, world: World) -> Iterator[
         lower = [size for size in range(1, images) if images * batches.accumulate % size == 0]
         fix = f"train.micro_batch_size={lower[-1] * world.world_size}, or " if lower else ""
         raise TrainError(
-            f"out of memory in a pass of train.micro_batch_size={images * world.world_size} "
-            f"images over all ranks. fix: {fix}a smaller train.image_size or model.width"
+            f"out of memory in a pass of train.micro_batch_size={images * world.world_size} images over all ranks",
+            f"{fix}a smaller train.image_size or model.width",
         ) from error

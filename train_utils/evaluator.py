@@ -149,8 +149,9 @@ def class_numbers(network: TrainedNetwork, val_set: Annotations) -> list[int] | 
     if order is None:
         raise ConfigError(
             f"the network knows {counted(len(known), 'class')} ({listed(known)}), the data has {len(given)} "
-            f"({listed(given)}): {network.note}. fix: data.classes=[...] with classes that both have, "
-            "other data, or weights converted anew with names=<the data's .json>"
+            f"({listed(given)}): {network.note}",
+            "data.classes=[...] with classes that both have, "
+            "other data, or weights converted anew with names=<the data's .json>",
         )
     if known == given:
         return None

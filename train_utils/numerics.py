@@ -42,9 +42,9 @@ def common_precision(device: torch.device) -> Precision:
 def autocast_dtype(precision: str, device: torch.device, key: str = "train.precision") -> torch.dtype | None:
     """The autocast dtype, or None, for the option ``key``; TrainError if the hardware lacks it."""
     if precision == "float16" and device.type == "cpu":
-        raise TrainError(f"{key}=float16 needs a GPU. fix: {key}=bfloat16 or float32")
+        raise TrainError(f"{key}=float16 needs a GPU", f"{key}=bfloat16 or float32")
     if precision == "tf32" and not (device.type == "cuda" and torch.cuda.is_tf32_supported()):
-        raise TrainError(f"{key}=tf32 needs a GPU of compute capability 8.0 or later. fix: {key}=float32")
+        raise TrainError(f"{key}=tf32 needs a GPU of compute capability 8.0 or later", f"{key}=float32")
     return DTYPES.get(precision)
 
 

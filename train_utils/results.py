@@ -167,8 +167,8 @@ def read_results(
             row = in_data.argmin()
             raise ValueError(f"image {table['image_id'][row]} is not in the data - at `$[{row}]`")
     except (OSError, ValueError, OverflowError, RecursionError, msgspec.ValidationError) as error:
-        fix = "fix: a COCO results file, and the annotations that it was made for"
-        raise TrainError(f"detections={path} cannot be read ({shown(str(error))}). {fix}") from error
+        fix = "a COCO results file, and the annotations that it was made for"
+        raise TrainError(f"detections={path} cannot be read ({shown(str(error))})", fix) from error
     ids = np.asarray(category_ids)
     is_known = np.isin(categories, ids)
     kept = table[is_known]
@@ -178,7 +178,7 @@ def read_results(
         sentence = f"{len(table) - len(kept)} of its {len(table)} rows are of categories {listed}"
         # Counted from 0 or 1, and not as the data does, all rows are of other classes.
         if len(kept) == 0 or 0 in foreign or categories.max() <= len(ids):
-            raise TrainError(f"detections={path}: {sentence}, not of the data. fix: the ids of the annotation file")
+            raise TrainError(f"detections={path}: {sentence}, not of the data", "the ids of the annotation file")
         log.warning(f"{path}: {sentence}, which the data does not have, and are left out")
     order = np.argsort(ids)
     kept["class"] = order[np.searchsorted(ids, categories[is_known], sorter=order)]
@@ -221,18 +221,18 @@ def check_images(path: Path, of_data: Json) -> None:
         images = {int(row["id"]): _describe(row) for row in theirs["images"]}
         categories = {row["name"]: int(row["id"]) for row in theirs.get("categories", ())}
     except (OSError, AttributeError, ArithmeticError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise TrainError(f"{beside} cannot be read ({error!r}). fix: move detections={path} elsewhere") from error
+        raise TrainError(f"{beside} cannot be read ({error!r})", f"move detections={path} elsewhere") from error
     for row in of_data["images"]:
         here, there = _describe(row), images.get(row["id"])
         if there not in (None, here):
             said = f"image {row['id']} of {beside} is {there}, and {here} in the data"
-            raise TrainError(f"{said}. fix: the data that detections={path} was made for")
+            raise TrainError(said, f"the data that detections={path} was made for")
     for row in of_data["categories"]:
         # A class that the data calls otherwise may be the same.
         number = categories.get(row["name"], row["id"])
         if {"id": number, "name": row["name"]} not in of_data["categories"]:
             said = f"{shown(row['name'])} is category {number} in {beside} and {row['id']} in the data"
-            raise TrainError(f"{said}. fix: the data that it was made for, or weights with names=<its .json>")
+            raise TrainError(said, "the data that it was made for, or weights with names=<its .json>")
 
 
 def _describe(image: Json) -> str:

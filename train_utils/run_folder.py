@@ -95,9 +95,9 @@ def on_main(world: World, function: Callable[[], object]) -> None:
         try:
             function()
         except (TrainError, CheckpointError) as failure:
-            error = str(failure)
+            error = f"{failure.sentence}\n{failure.fix}"
     if error := distributed.broadcast_text(error):
-        raise TrainError(error)
+        raise TrainError(*error.rsplit("\n", 1))
 
 
 def _locked(folder: Path, key: str) -> Path:
@@ -118,8 +118,8 @@ def _locked(folder: Path, key: str) -> Path:
             holder = json.load(file)
         if isinstance(holder, dict) and holder.keys() == ours.keys() and _is_held(holder, ours):
             raise TrainError(
-                f"{key}={folder} is in use by process {holder['pid']} on host {holder['host']}. "
-                f"fix: wait for its end or stop it, or give another run_dir; if it is gone, remove {path}"
+                f"{key}={folder} is in use by process {holder['pid']} on host {holder['host']}",
+                f"wait for its end or stop it, or give another run_dir; if it is gone, remove {path}",
             )
         file.seek(0)
         file.truncate()
@@ -142,7 +142,7 @@ def _refuse_links(folder: Path, key: str) -> None:
         for path in folder.glob(pattern):
             if path.is_symlink() or not (path.is_file() or path.is_dir()):
                 kind = "link" if path.is_symlink() else "pipe or device"
-                raise TrainError(f"{key}={folder} holds the {kind} {path}. fix: put a file in its place")
+                raise TrainError(f"{key}={folder} holds the {kind} {path}", "put a file in its place")
 
 
 def _is_held(holder: dict[str, object], ours: dict[str, object]) -> bool:
@@ -165,7 +165,7 @@ def make_writable(folder: Path, key: str) -> None:
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise TrainError(
-            f"the folder {folder} cannot be written ({error.strerror}). fix: {key}=<a folder you may write to>"
+            f"the folder {folder} cannot be written ({error.strerror})", f"{key}=<a folder you may write to>"
         ) from error
 
 

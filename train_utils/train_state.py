@@ -162,17 +162,16 @@ class TrainState:
         for key in ("names", "data"):
             if repr(state[key]) != repr(self.description[key]):  # a forged value may not compare
                 raise CheckpointError(
-                    f"resume={folder}: the training set would change "
-                    f"({state[key]} -> {self.description[key]}). fix: "
-                    f"data.root=<where its data lie>, or start a new run with model.weights={folder}"
+                    f"resume={folder}: the training set would change ({state[key]} -> {self.description[key]})",
+                    f"data.root=<where its data lie>, or start a new run with model.weights={folder}",
                 )
         try:
             self._restore(state, world)
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
             reason = f"{type(error).__name__}: {first_line(error)}"
             raise CheckpointError(
-                f"resume={folder}: its checkpoint does not fit this training ({reason}). fix: "
-                f"start a new run with model.weights={folder}"
+                f"resume={folder}: its checkpoint does not fit this training ({reason})",
+                f"start a new run with model.weights={folder}",
             ) from error
         lines = [f"resumed {folder} after epoch {self.epoch}, step {self.step}; {self.best_sentence()}"]
         before, now = state.get("val"), self.description.get("val")

@@ -9,14 +9,13 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from conf import CONF_DIR, CheckpointError, ConfigError, DistributedError, TrainError, compose, suggestions
+from conf import CONF_DIR, ConfigError, compose, suggestions
 from conf.cli import launch
 from conf.options import Words, quoted
-from data.errors import DataError, as_started, of_killed_loader, printable, without_login
+from data.errors import UserError, as_started, of_killed_loader, printable, without_login
 from data.output import STDERR
 from models.cfg import ModelError
 
-USER_ERRORS = ConfigError, DataError, ModelError, CheckpointError, DistributedError, TrainError
 # Places that cannot be used. Any other OSError is a bug until a check names it.
 UNUSABLE = "EACCES EPERM EROFS ENOSPC EDQUOT ENAMETOOLONG ELOOP EISDIR".split()
 BUG_EXIT_CODE, USAGE_EXIT_CODE = 1, 2
@@ -36,8 +35,8 @@ def options_and_flags(arguments: Words) -> tuple[list[str], list[str]]:
         if word in ("--config-dir", "-cd"):
             folder = Path(*waiting[:1]).absolute()
             if not waiting or not folder.is_dir():
-                fix = f"fix: {word} <the folder above data/ or model/>"
-                raise ConfigError(f"{word}: there is no folder {folder}. {fix}")
+                fix = f"{word} <the folder above data/ or model/>"
+                raise ConfigError(f"{word}: there is no folder {folder}", fix)
             options.append(override("hydra.searchpath", [f"file://{folder}"]))
             del waiting[0]
         elif not word.startswith("-"):
@@ -74,14 +73,14 @@ def prepare_arguments(arguments: Words, schema: type, command: str, bare: str = 
         if not word.startswith(("--local-rank=", "--local_rank=")):
             words.append(word)
             are_options = are_options and "=" in word.lstrip("=") and not word.startswith("-")
-    if not are_options and (sentence := suggestions.refusal(words, schema, bool(bare))):
-        raise ConfigError(sentence)
+    if not are_options and (refused := suggestions.refusal(words, schema, bool(bare))):
+        raise refused
     options, flags = options_and_flags(words)
     if {"-m", "--multirun"} & {*flags}:
         if launch.read_launch().world_size > 1:
-            raise ConfigError("-m cannot run under a launcher of several processes. fix: start each setting by itself")
+            raise ConfigError("-m cannot run under a launcher of several processes", "start each setting by itself")
         if {"-c", "--cfg"} & {*flags}:
-            raise ConfigError("--cfg shows the options of one run. fix: leave out -m, and give each option one value")
+            raise ConfigError("--cfg shows the options of one run", "leave out -m, and give each option one value")
     refuse_what_hydra_would_take(options)
     if bare and not flags:
         options = _with_bare_words(options, command, bare)
@@ -94,11 +93,11 @@ def refuse_what_hydra_would_take(options: Words) -> None:
         key, _, value = word.lstrip("+~").partition("=")
         group = key.removesuffix(".name")
         if key.startswith(OF_RUN_FOLDERS):
-            raise ConfigError(f"{key}: rank 0 makes the folders, not Hydra. fix: run_dir=<folder>, or out= of eval.py")
+            raise ConfigError(f"{key}: rank 0 makes the folders, not Hydra", "run_dir=<folder>, or out= of eval.py")
         if key in ("loss.name", "optim.name") and (CONF_DIR / group / f"{value}.yaml").is_file():
-            raise ConfigError(f"{word} keeps the other values of {group}= as they are. fix: {group}={value}")
+            raise ConfigError(f"{word} keeps the other values of {group}= as they are", f"{group}={value}")
         if value == "???":
-            raise ConfigError(f"{word} is not a value. fix: give one, or leave it out")
+            raise ConfigError(f"{word} is not a value", "give one, or leave it out")
 
 
 def _with_bare_words(words: list[str], command: str, bare: str) -> list[str]:
@@ -109,7 +108,7 @@ def _with_bare_words(words: list[str], command: str, bare: str) -> list[str]:
         return [*options, override(key, given if key != bare else " ".join(given))]
     if key not in compose.keys_of(options):
         example = as_started(f"python -m {command} <{key}>")
-        raise ConfigError(f"nothing to work on. fix: name a value, as in {example}")
+        raise ConfigError("nothing to work on", f"name a value, as in {example}")
     return options
 
 
@@ -133,30 +132,36 @@ def print_error(error: BaseException, schema: type) -> int:
     """
     if isinstance(error, KeyboardInterrupt):
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C ends the process at once
-        sentence, code = "stopped by a signal", 128 + signal.SIGINT
+        text, code = "stopped by a signal", 128 + signal.SIGINT
     else:
         error = launch.explain_lost_peer(error)
-        reason = in_one_sentence(error, schema)
-        sentence, code = f"error: {reason}", USAGE_EXIT_CODE if reason is not None else BUG_EXIT_CODE
+        known = for_user(error, schema)
+        text, code = f"error: {_on_two_lines(known)}" if known else "", USAGE_EXIT_CODE if known else BUG_EXIT_CODE
     if launch.claim_error():
         if code == BUG_EXIT_CODE or "debug=true" in sys.argv:
             STDERR.write(without_login("".join(traceback.format_exception(error))) + "\n")
         if code != BUG_EXIT_CODE:
-            if len(sentence) > LONGEST_SENTENCE:
-                sentence = f"{sentence[: LONGEST_SENTENCE // 2]} ... {sentence[-LONGEST_SENTENCE // 2 :]}"
-            sentence, fix, way_out = without_login(sentence).rpartition(" fix: ")
-            STDERR.write(sentence + fix.replace(" ", "\n", 1) + way_out + "\n")
+            STDERR.write(without_login(text) + "\n")
     return code
 
 
-def in_one_sentence(error: BaseException, schema: type) -> str | None:
-    """The sentence for a user's error; None for a bug."""
-    if isinstance(error, USER_ERRORS):
+def _on_two_lines(error: UserError) -> str:
+    sentence = error.sentence
+    if len(sentence) > LONGEST_SENTENCE:
+        sentence = f"{sentence[: LONGEST_SENTENCE // 2]} ... {sentence[-LONGEST_SENTENCE // 2 :]}"
+    return f"{sentence}.\nfix: {error.fix}" if error.fix else sentence
+
+
+def for_user(error: BaseException, schema: type) -> UserError | None:
+    """A user's error in one sentence and its fix; None for a bug."""
+    if isinstance(error, UserError | ModelError):
         # torch puts the traceback of a loader's process before its message.
-        return printable(str(error).rpartition(f"{type(error).__name__}: ")[2].strip())
+        sentence = error.sentence.rpartition(f"{type(error).__name__}: ")[2].strip()
+        return UserError(printable(sentence), printable(error.fix))
     if isinstance(error, compose.NOT_COMPOSED):
         return compose.explain(error, schema)
     if isinstance(error, OSError) and errno.errorcode.get(error.errno or 0) in UNUSABLE:
         path = error.filename2 or error.filename or "a file"  # the error of a write has no path
-        return f"{printable(str(path))} cannot be used ({error.strerror}). fix: name another place, or free space"
+        sentence = f"{printable(str(path))} cannot be used ({error.strerror})"
+        return UserError(sentence, "name another place, or free space")
     return of_killed_loader(error)

@@ -22,10 +22,10 @@ from models.config import ALIASES
 OF_A_RUN = {"resize": "evaluate.resize", "exif": "data.exif"}
 OF_A_FILE = "resize confidence nms_iou max_detections".split()
 NO_DATA = {  # by what is to be scored
-    "detections": "detections= are scored against data. fix: add data=...",
-    "ckpt": "ckpt={} was converted and names no data. fix: add data=...",
-    "model_file": "model_file={} names no data. fix: add data=..., or ckpt=<its checkpoint>",
-    "model": "nothing to evaluate. fix: ckpt=<run or .pt file>, or model=, model.weights= and data=",
+    "detections": ("detections= are scored against data", "add data=..."),
+    "ckpt": ("ckpt={} was converted and names no data", "add data=..."),
+    "model_file": ("model_file={} names no data", "add data=..., or ckpt=<its checkpoint>"),
+    "model": ("nothing to evaluate", "ckpt=<run or .pt file>, or model=, model.weights= and data="),
 }
 
 
@@ -51,7 +51,7 @@ def complete_training(options: Options, named: Words) -> Options:
     if "resume" not in named and options.get("resume") is None and (restarts > 0 or launch.requeues() > 0):
         if options.get("run_dir") is None and launch.job_folder_name() is None:
             says = f"torchrun may restart this training {restarts} times and not find its folder again"
-            raise ConfigError(f"{says}. fix: torchrun --rdzv-id=<a name>, run_dir=<folder>, or --max-restarts=0")
+            raise ConfigError(says, "torchrun --rdzv-id=<a name>, run_dir=<folder>, or --max-restarts=0")
         options["resume"] = "auto"
     return options if options.get("resume") is None else continue_run(options, named)
 
@@ -67,13 +67,13 @@ def complete_from_checkpoint(options: Options, named: Words) -> Options:
     options, saved = run_files.with_full_names(options), Options()
     ckpt, file, model = options.get("ckpt"), options.get("model_file"), options.get("model") or {}
     if options.get("detections") is not None and (ckpt is not None or "cfg" in model):
-        raise ConfigError("detections= are scored as they are. fix: leave out ckpt and model")
+        raise ConfigError("detections= are scored as they are", "leave out ckpt and model")
     of_model = [key for key in named if key.split(".")[0] == "model"]
     if "evaluate" not in options and Path(ckpt or "").suffix in run_files.EXPORTED:
         ckpt, file = None, ckpt  # predict.py takes either
     if ckpt is not None:
         if of_model and model:
-            raise ConfigError(f"ckpt and {of_model[0]} exclude one another: ckpt holds its network. fix: leave one out")
+            raise ConfigError(f"ckpt and {of_model[0]} exclude one another: ckpt holds its network", "leave one out")
         saved = config_of_checkpoint(ckpt, named)
         of_run = flat(saved)
         theirs = {key: value for key, value in of_run.items() if key.startswith("evaluate.")}
@@ -84,7 +84,7 @@ def complete_from_checkpoint(options: Options, named: Words) -> Options:
     if "cfg" not in model:
         if ckpt is None and (of_model or model.get("weights") is not None):
             key = of_model[0] if of_model else "model.weights"
-            raise ConfigError(f"{key} does not say which network. fix: model.cfg=<Darknet .cfg>, or model=<zoo's name>")
+            raise ConfigError(f"{key} does not say which network", "model.cfg=<Darknet .cfg>, or model=<zoo's name>")
         options["model"] = None
     if file is not None:
         _take_from_exported(options, file, named)
@@ -99,12 +99,12 @@ def _take_from_exported(options: Options, file: str, named: Words) -> None:
     """Take from a file of export.py how images become detections; it runs on the CPU as it is."""
     if Path(file).suffix not in run_files.EXPORTED or not Path(file).is_file():
         known = ", ".join(run_files.EXPORTED)
-        raise CheckpointError(f"{file} is not a file of export.py. fix: a path that ends in {known}")
+        raise CheckpointError(f"{file} is not a file of export.py", f"a path that ends in {known}")
     if options["model"] is not None:
-        raise ConfigError(f"{file} and model exclude one another: the file holds its network. fix: leave model out")
+        raise ConfigError(f"{file} and model exclude one another: the file holds its network", "leave model out")
     precision = options.get("evaluate", options)["precision"]
     if options["device"] == "cuda" or precision not in ("auto", "float32"):
-        raise ConfigError(f"{file} runs on the CPU as it was exported. fix: leave out device and precision")
+        raise ConfigError(f"{file} runs on the CPU as it was exported", "leave out device and precision")
     from train_utils.inference.open_checkpoint import read_facts  # imports torch
 
     facts = read_facts(Path(file))
@@ -118,7 +118,8 @@ def _take_data(options: Options, saved: Options) -> None:
     """Take what scoring needs from the ``saved`` options: data, network and image size."""
     scored = next((key for key in NO_DATA if options.get(key) is not None), None)
     if scored is None or not ("data" in options or "data" in saved):
-        raise ConfigError(NO_DATA[scored or "model"].format(options.get(scored or "model")))
+        sentence, fix = NO_DATA[scored or "model"]
+        raise ConfigError(sentence.format(options.get(scored or "model")), fix)
     if options.get("model_file") is None and options["ckpt"] is not None:
         of_evaluate = options["evaluate"]
         if not of_evaluate["image_size"]:
@@ -148,7 +149,7 @@ def _refuse_other_evaluation(options: Mapping[str, Any]) -> None:
         other.append("ckpt")
     if other:
         says = "holds a run, and its files are of its own best.pt and options"
-        raise ConfigError(f"out={folder} {says} ({', '.join(other)} would differ). fix: out=<other folder>")
+        raise ConfigError(f"out={folder} {says} ({', '.join(other)} would differ)", "out=<other folder>")
 
 
 def config_of_checkpoint(path: str, named: Words) -> Options:
@@ -160,8 +161,8 @@ def config_of_checkpoint(path: str, named: Words) -> Options:
     if suffix in (".weights", ".cfg"):
         of_zoo = os.path.basename(stem)
         cfg = of_zoo if (CONF_DIR / "model" / f"{of_zoo}.yaml").exists() else f"{stem}.cfg"
-        fix = f"fix: {option('model.cfg', cfg)} {option('model.weights', f'{stem}.weights')} instead of ckpt="
-        raise CheckpointError(f"{path} {run_files.NO_CHECKPOINT}. {fix}")
+        fix = f"{option('model.cfg', cfg)} {option('model.weights', f'{stem}.weights')} instead of ckpt="
+        raise CheckpointError(f"{path} {run_files.NO_CHECKPOINT}", fix)
     run_files.find_checkpoint(Path(path), "best")  # a wrong path costs no import of torch
     from train_utils.checkpoint import peek_config  # imports torch
 
@@ -180,8 +181,8 @@ def complete_conversion(options: Options, named: Words) -> Options:
         options["weights"], options["model"]["weights"] = options["model"]["weights"], None
     if options["ckpt"] is not None and options["weights"] is None:
         if any(key.split(".")[0] == "model" for key in named):
-            raise ConfigError("model says nothing about ckpt=, which holds its own network. fix: leave model out")
+            raise ConfigError("model says nothing about ckpt=, which holds its own network", "leave model out")
         return {**options, "model": config_of_checkpoint(options["ckpt"], named).get("model", {})}
     if options["weights"] is not None and "cfg" not in options["model"]:
-        raise ConfigError(f"weights={options['weights']} needs its network. fix: model=yolov3-spp or model.cfg=<file>")
+        raise ConfigError(f"weights={options['weights']} needs its network", "model=yolov3-spp or model.cfg=<file>")
     return {**options, "model": {"cfg": "", **options["model"]}}

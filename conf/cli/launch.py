@@ -73,18 +73,18 @@ def read_launch(environment: Mapping[str, str] = os.environ) -> Launch:
             store = (host, port) if rank else None
             return Launch("srun", rank, size, local_rank, f"tcp://{host}:{port}", store=store)
     except (KeyError, ValueError) as error:
-        fix = "fix: start with torchrun (--node-rank=$RANK for one process a pod) or srun"
-        raise DistributedError(f"the launcher's variables are missing or not numbers ({error}). {fix}") from error
+        fix = "start with torchrun (--node-rank=$RANK for one process a pod) or srun"
+        raise DistributedError(f"the launcher's variables are missing or not numbers ({error})", fix) from error
     if "SLURM_JOB_ID" in environment and environment.get("SLURM_NTASKS", "1") not in ("", "1"):
         raise DistributedError(
             f"this SLURM job has SLURM_NTASKS={environment['SLURM_NTASKS']}, but this process was not started by "
-            "srun and would run alone. fix: srun python ... (scripts/slurm), "
-            "or srun --ntasks=1 python ... for one process"
+            "srun and would run alone",
+            "srun python ... (scripts/slurm), or srun --ntasks=1 python ... for one process",
         )
     for name in UNKNOWN_LAUNCHERS:
         if environment.get(name, "1") not in ("", "1"):
-            fix = "fix: torchrun --nproc-per-node=<processes> train.py ..., on each node"
-            raise DistributedError(f"{name}={environment[name]} is of a launcher that is not known here. {fix}")
+            fix = "torchrun --nproc-per-node=<processes> train.py ..., on each node"
+            raise DistributedError(f"{name}={environment[name]} is of a launcher that is not known here", fix)
     return Launch("none")
 
 
@@ -97,8 +97,8 @@ def check_credentials(environment: MutableMapping[str, str] = os.environ) -> Non
         value = environment[name] = environment[name].strip()
         is_place = "ENDPOINT" not in name or re.fullmatch(r"(https?://\S+)?", value)
         if not (is_place and value.isascii() and value.isprintable()):
-            fix = "fix: set it anew, an end point as http://host or https://host"
-            raise ConfigError(f"the variable {name} holds what no request to a bucket can. {fix}")
+            fix = "set it anew, an end point as http://host or https://host"
+            raise ConfigError(f"the variable {name} holds what no request to a bucket can", fix)
 
 
 def job_folder_name(environment: Mapping[str, str] = os.environ) -> str | None:
@@ -237,8 +237,8 @@ def explain_lost_peer(error: BaseException) -> BaseException:
     if not is_lost_peer(error):
         return error
     time.sleep(LAUNCHER_SECONDS)
-    fix = "fix: look for the first error of all ranks; resume=<the run folder> continues from the last checkpoint"
-    return DistributedError(f"lost another rank ({first_line(error)}). {fix}")
+    fix = "look for the first error of all ranks; resume=<the run folder> continues from the last checkpoint"
+    return DistributedError(f"lost another rank ({first_line(error)})", fix)
 
 
 def shutdown() -> None:

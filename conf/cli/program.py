@@ -93,8 +93,8 @@ def start_by_word(words: Words) -> int:
         return start(name, options)
     else:
         near = "".join(get_close_matches(word, names, 1)) or "another"
-        fix = f"fix: {near}; the programs are {', '.join(names)}"
-        return command_line.print_error(ConfigError(f"{word} is not a program. {fix}"), schema.TrainConfig)
+        fix = f"{near}; the programs are {', '.join(names)}"
+        return command_line.print_error(ConfigError(f"{word} is not a program", fix), schema.TrainConfig)
     return 0
 
 
@@ -153,7 +153,7 @@ def run_by_hydra(name: str, program: Program, arguments: list[str]) -> None:
             find_files(config, program.splits)
             count = ranks_to_start(config)
             if count > 1 and is_multirun:
-                raise ConfigError(f"devices={config.devices} cannot go with -m. fix: start each setting by itself")
+                raise ConfigError(f"devices={config.devices} cannot go with -m", "start each setting by itself")
             look_at_images(config, count)
             if count > 1:
                 start_ranks(count, typed)
@@ -196,7 +196,7 @@ def find_files(config: Any, splits: Words) -> None:
         if network.cfg not in ZOO:  # a mistake in it comes first
             load_cfg(network.cfg)
         elif network.weights and not network.published() and not os.path.exists(network.weights):
-            raise ConfigError(f"model.weights: there is no {network.weights}. fix: a file that is there")
+            raise ConfigError(f"model.weights: there is no {network.weights}", "a file that is there")
     for split in splits:
         if config.data.format != "shapes":  # shapes are drawn on first use
             config.data.places(getattr(config, "split", split), Path(config.data.root).absolute())
@@ -219,10 +219,10 @@ def ranks_to_start(config: Any) -> int:
     gpus = torch.cuda.device_count() if config.device.value != "cpu" else 0
     count = max(1, gpus) if devices == "auto" else int(devices)
     if 0 < gpus < count:
-        fix = "fix: devices=auto for all of them, or device=cpu"
-        raise ConfigError(f"devices={count} needs {count} GPUs, and torch finds {gpus} here. {fix}")
+        fix = "devices=auto for all of them, or device=cpu"
+        raise ConfigError(f"devices={count} needs {count} GPUs, and torch finds {gpus} here", fix)
     if gpus == 0 and count > (most := max(2, len(usable_cores()))):  # two to try it out on any machine
-        raise ConfigError(f"devices={count} is more than the cores that compute here. fix: devices={most}")
+        raise ConfigError(f"devices={count} is more than the cores that compute here", f"devices={most}")
     if isinstance(config, schema.TrainConfig):
         images = config.train.batch_size
         check_batch_sizes(images, images, config.train.micro_batch_size or images, count)
@@ -302,11 +302,11 @@ def options_of(name: str, overrides: Words) -> Any:
     arguments = program.prepared(overrides)
     for word in arguments:
         if word.startswith("-"):
-            raise ConfigError(f"{word} is for the command line. fix: options of the form key=value alone")
+            raise ConfigError(f"{word} is for the command line", "options of the form key=value alone")
     config: Any = compose.compose(name, program.schema, arguments, program.complete)
     if multiprocessing.current_process().daemon and getattr(getattr(config, "data", None), "workers", 0) != 0:
-        raise ConfigError("a daemonic process, as of Celery or a Pool, cannot start loaders. fix: data.workers=0")
+        raise ConfigError("a daemonic process, as of Celery or a Pool, cannot start loaders", "data.workers=0")
     if ranks_to_start(config) > 1:
         fix = as_started("leave it out, or python train.py")
-        raise ConfigError(f"devices starts processes only on a command line. fix: {fix}")
+        raise ConfigError("devices starts processes only on a command line", fix)
     return config

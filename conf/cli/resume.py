@@ -40,7 +40,7 @@ def continue_run(options: Options, named: Words) -> Options:
         now = _with_changes(address, options, named, True)
         name = str(now.get("name"))
         if not Path("runs", name).resolve().is_relative_to(Path("runs").resolve()):
-            raise ConfigError(f"{address}/config.yaml: its name={name} leaves runs/. fix: another run")
+            raise ConfigError(f"{address}/config.yaml: its name={name} leaves runs/", "another run")
         mirror = options["run_mirror"] if "run_mirror" in named else address
         return now | {"run_dir": options["run_dir"], "run_mirror": mirror}
     if "run_dir" in named:
@@ -49,8 +49,8 @@ def continue_run(options: Options, named: Words) -> Options:
     if given.parts[-2:] == (run_files.CHECKPOINTS, "last.pt"):
         folder = given.parents[1]
     if given.is_file() and (folder == given or not (folder / "config.yaml").exists()):
-        fix = f"fix: the folder of a run, copied as a whole, or a new run with model.weights={given}"
-        raise ConfigError(f"resume={given}: a checkpoint without its run folder cannot be resumed. {fix}")
+        fix = f"the folder of a run, copied as a whole, or a new run with model.weights={given}"
+        raise ConfigError(f"resume={given}: a checkpoint without its run folder cannot be resumed", fix)
     return _with_changes(folder, options, named, run_files.has_checkpoint(folder))
 
 
@@ -86,8 +86,8 @@ def _with_changes(folder: Place, options: Options, named: Words, has_checkpoint:
     now.run_mirror = options["run_mirror"] if "run_mirror" in named else before.get("run_mirror")
     changed = changed_values(before, plain(now)) if has_checkpoint else {}
     if refused := [f"{key}: {change}" for key, change in changed.items() if not is_covered(key, MAY_CHANGE)]:
-        fix = f"fix: leave these options as they were, or start a new run with model.weights={folder}"
-        raise ConfigError(f"resume={folder}: the training would change ({'; '.join(refused)}). {fix}")
+        fix = f"leave these options as they were, or start a new run with model.weights={folder}"
+        raise ConfigError(f"resume={folder}: the training would change ({'; '.join(refused)})", fix)
     return plain(now)
 
 
@@ -101,4 +101,4 @@ def resumed_options(config: TrainConfig, saved: Mapping[str, Any]) -> TrainConfi
             OmegaConf.update(options, key, OmegaConf.select(now, key), merge=False)
         return from_dictionary(plain(options), TrainConfig)
     except (ValueError, *NOT_COMPOSED) as error:
-        raise ConfigError(f"{source} is damaged: {explain(error, TrainConfig)}. fix: use another one") from error
+        raise ConfigError(f"{source} is damaged: {explain(error, TrainConfig).sentence}", "use another one") from error

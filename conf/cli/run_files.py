@@ -25,21 +25,21 @@ CHECKPOINTS = "checkpoints"  # a folder in the run folder
 SUFFIXES = {"onnx": ".onnx", "openvino": ".xml", "torch": ".pt2"}  # of the files of export.py, by format
 EXPORTED = tuple(SUFFIXES.values())
 NO_CHECKPOINT = "is not a checkpoint: ckpt takes run folders and their .pt files"
-NAME_A_RUN = "fix: give a run folder or a .pt file of train.py"
+NAME_A_RUN = "give a run folder or a .pt file of train.py"
 
 
 def find_checkpoint(path: Path, which: str) -> Path:
     """The checkpoint file ``path``, or that of the run folder ``path``. Raises CheckpointError."""
     if path.suffix in EXPORTED:
-        fix = f"fix: ckpt=<the run or .pt file that it was exported from>; eval.py takes model_file={path}"
-        raise CheckpointError(f"{path} {NO_CHECKPOINT}. {fix}")
+        fix = f"ckpt=<the run or .pt file that it was exported from>; eval.py takes model_file={path}"
+        raise CheckpointError(f"{path} {NO_CHECKPOINT}", fix)
     if path.is_file():
         return path
     if not path.is_dir():
-        raise CheckpointError(f"there is no checkpoint {path.absolute()}. {NAME_A_RUN}")
+        raise CheckpointError(f"there is no checkpoint {path.absolute()}", NAME_A_RUN)
     file = path / CHECKPOINTS / f"{which}.pt"
     if not file.is_file():
-        raise CheckpointError(f"the folder {path.absolute()} has no {CHECKPOINTS}/{which}.pt. {NAME_A_RUN}")
+        raise CheckpointError(f"the folder {path.absolute()} has no {CHECKPOINTS}/{which}.pt", NAME_A_RUN)
     return file
 
 
@@ -92,7 +92,7 @@ def full_name(name: str) -> str:
         return name
     run = newest(file.parent for depth in ("*", "*/*") for file in folder.glob(f"{depth}/config.yaml"))
     if run is None and folder != Path(name):
-        raise CheckpointError(f"{name} is the newest run with a checkpoint: {folder.absolute()} has none. {NAME_A_RUN}")
+        raise CheckpointError(f"{name} is the newest run with a checkpoint: {folder.absolute()} has none", NAME_A_RUN)
     return str(run or name)
 
 
@@ -108,7 +108,7 @@ def with_full_names(options: Options, once: bool = True) -> Options:
         if name is not None and name not in kept:
             run = full_name(name)
             if run != name and key != "ckpt" and not once:
-                raise ConfigError(f"{key}={name} may be another run after a restart. fix: {key}={run}")
+                raise ConfigError(f"{key}={name} may be another run after a restart", f"{key}={run}")
             fill(options, {key: run})
     return options
 
@@ -117,7 +117,7 @@ def ask_for_plugins(saved: Mapping[str, Any], source: str, named: Words) -> None
     """Raise ConfigError if the ``saved`` options have plugins and the command line does not."""
     if saved.get("plugins") and "plugins" not in named:
         names = ",".join(map(os.path.basename, map(str, saved["plugins"])))
-        raise ConfigError(f"{source} needs plugins=[{names}]. fix: give their paths, or plugins=[] to do without")
+        raise ConfigError(f"{source} needs plugins=[{names}]", "give their paths, or plugins=[] to do without")
 
 
 def checked_config(saved: Options, source: str) -> Options:
@@ -129,7 +129,7 @@ def checked_config(saved: Options, source: str) -> Options:
     for key, kind in get_type_hints(TrainConfig).items():
         wanted = dict if is_dataclass(kind) else list if key == "plugins" else object
         if key in saved and not isinstance(saved[key], wanted):
-            raise CheckpointError(f"{source} is damaged: its option {key} is {saved[key]!r}. fix: use another one")
+            raise CheckpointError(f"{source} is damaged: its option {key} is {saved[key]!r}", "use another one")
     if "device" in saved.get("train", {}):  # its earlier place
         train = dict(saved["train"])
         saved = {**saved, "device": train.pop("device"), "train": train}
@@ -141,7 +141,7 @@ def trained_size(saved: Options, source: str) -> int | list[int]:
     saved = checked_config(saved, source)
     size = saved.get("evaluate", {}).get("image_size") or saved.get("train", {}).get("image_size")
     if not is_image_size(size):
-        raise CheckpointError(f"{source} is damaged: its config names no image size. fix: use another one")
+        raise CheckpointError(f"{source} is damaged: its config names no image size", "use another one")
     return cast("int | list[int]", size)
 
 
@@ -153,13 +153,13 @@ def read_config(folder: Place, key: str = "resume=") -> Options:
     except remote.FetchError:
         raise
     except (DataError, OSError) as error:
-        problem = str(error).partition(". fix: ")[0]
+        problem = error.sentence if isinstance(error, DataError) else str(error)
         if isinstance(error, FileNotFoundError):
             problem = f"there is no {path}"
-        fix = "fix: the folder of a run or its last.pt, last or auto; the first command if it saved nothing"
-        raise ConfigError(f"{key}{folder}: {problem}. {fix}") from error
+        fix = "the folder of a run or its last.pt, last or auto; the first command if it saved nothing"
+        raise ConfigError(f"{key}{folder}: {problem}", fix) from error
     if "train" not in saved or "name" not in saved.get("data", {}):
-        raise ConfigError(f"{path} is incomplete. fix: a copy of it, or a new run")
+        raise ConfigError(f"{path} is incomplete", "a copy of it, or a new run")
     return saved
 
 
@@ -178,7 +178,7 @@ def refuse_existing(path: Path, key: str) -> None:
     first = next(files, None) or next(path.iterdir(), None) if path.is_dir() else path
     if first is not None and os.path.lexists(first):
         new = "folder" if path.is_dir() else "file"
-        raise TrainError(f"{first} is there already and would be overwritten. fix: {key}=<a new {new}>")
+        raise TrainError(f"{first} is there already and would be overwritten", f"{key}=<a new {new}>")
 
 
 def exported_beside(weights: str, form: str) -> Path:
@@ -204,8 +204,8 @@ def refuse_overwriting(options: Mapping[str, Any]) -> None:
 def refuse_run(folder: Path) -> None:
     """Raise TrainError if ``folder``, of ``run_dir``, has a checkpoint."""
     if has_checkpoint(folder):
-        fix = f"fix: {option('resume', folder)} to continue it (resume=auto finds it), or another run_dir"
-        raise TrainError(f"run_dir={folder} already holds a run. {fix}")
+        fix = f"{option('resume', folder)} to continue it (resume=auto finds it), or another run_dir"
+        raise TrainError(f"run_dir={folder} already holds a run", fix)
 
 
 @contextmanager
@@ -256,5 +256,5 @@ def fetch_weights(entry: Published) -> Path:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         if not digest.startswith(entry.sha256):
             path.unlink()
-            raise DataError(f"{entry.url} is damaged, or another file. fix: run the command again")
+            raise DataError(f"{entry.url} is damaged, or another file", "run the command again")
     return path

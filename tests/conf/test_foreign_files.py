@@ -13,7 +13,7 @@ import yaml
 from omegaconf.errors import ConfigKeyError
 
 from conf import ConfigError
-from conf.cli.command_line import in_one_sentence
+from conf.cli.command_line import for_user
 from conf.cli.program import PROGRAMS
 from conf.compose import compose
 from tests.data.sets import a_few_of
@@ -83,7 +83,7 @@ def outcome(program: str, *words: str) -> str:
     try:
         shown = repr(compose(program, entry.schema, list(words), entry.complete))
     except Exception as error:
-        sentence = in_one_sentence(error, entry.schema)
+        sentence = for_user(error, entry.schema)
         assert sentence is not None, error
         shown = f"error: {sentence}"
     assert SECRET not in shown and "evil" not in sys.modules and not Path("trace").exists()

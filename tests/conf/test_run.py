@@ -19,7 +19,7 @@ import yaml
 from hydra.core.global_hydra import GlobalHydra
 
 from conf import REPOSITORY, ConfigError
-from conf.cli.command_line import in_one_sentence
+from conf.cli.command_line import for_user
 from conf.cli.program import PROGRAMS, options_of, ranks_to_start, start
 from conf.compose import compose
 from conf.schema import TrainConfig
@@ -228,12 +228,12 @@ def test_errors_are_exceptions_with_the_sentence_of_the_command_line(
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT])
 def test_a_place_without_rights_or_space_is_one_sentence_and_other_errors_are_bugs(code: int) -> None:
     for path in ([], ["x.yaml"]):
-        sentence = in_one_sentence(OSError(code, os.strerror(code), *path), TrainConfig)
-        assert sentence is not None and sentence.startswith(f"{[*path, 'a file'][0]} cannot be used (")
+        refused = for_user(OSError(code, os.strerror(code), *path), TrainConfig)
+        assert refused is not None and refused.sentence.startswith(f"{[*path, 'a file'][0]} cannot be used (")
     for error in (FileNotFoundError(errno.ENOENT, "gone", "x"), ValueError("1"), OSError("plain")):
-        assert in_one_sentence(error, TrainConfig) is None
-    killed = in_one_sentence(RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."), TrainConfig)
-    assert killed is not None and "(pid 7)" in killed and "fix: fewer data.workers" in killed
+        assert for_user(error, TrainConfig) is None
+    killed = for_user(RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."), TrainConfig)
+    assert killed is not None and "(pid 7)" in killed.sentence and killed.fix.startswith("fewer data.workers")
 
 
 def test_a_detector_may_be_made_in_a_process_of_any_launcher(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,7 +97,7 @@ class Prediction(_Answers):
         return None if medium.image is not None or medium.address else medium.path
 
     def __getitem__(self, index: object) -> Any:
-        fix = f"fix: leave [{index}] out; a loop gives box, score, number and name of each object"
+        fix = f"leave [{index}] out; a loop gives box, score, number and name of each object"
         raise TypeError(f"a picture has one Prediction, not a list of them. {fix}")
 
     def __len__(self) -> int:
@@ -170,7 +170,7 @@ class Prediction(_Answers):
 
             display(self)
         elif not PIL.ImageShow.show(PIL.Image.fromarray(self.plot()[..., ::-1])):
-            raise TrainError("this system has no picture viewer. fix: save() the picture")
+            raise TrainError("this system has no picture viewer", "save() the picture")
 
 
 def format_counts(counts: Counter[str]) -> str:
@@ -306,7 +306,7 @@ class Detector(_Answers):
 
     def __init__(self, ckpt: str | os.PathLike[str] | None = None, **options: Any) -> None:
         if wrong := FILE_OPTIONS & options.keys():
-            raise ConfigError(f"{', '.join(sorted(wrong))}: only predict.py writes files. fix: leave it out")
+            raise ConfigError(f"{', '.join(sorted(wrong))}: only predict.py writes files", "leave it out")
         options = options if ckpt is None else {"ckpt": ckpt, **options}
         overrides = [command_line.override(key, value) for key, value in options.items()]
         config = program.options_of("predict", [*overrides, "source=''"])
@@ -335,12 +335,12 @@ class Detector(_Answers):
         out of range, TrainError in a process that was forked since the detector was made.
         """
         if self._forks != len(FORKS):  # it would wait for ever for torch's threads, which are not here
-            raise TrainError("the detector was made before this process was forked. fix: make it after the fork")
+            raise TrainError("the detector was made before this process was forked", "make it after the fork")
         if others:
             given = [f"{key}={value}" for key, value in others.items()]
             fix = "confidence and classes are for a call, other options for Detector(...)"
-            late = f"{', '.join(given)} comes late. fix: {fix}"
-            raise ConfigError(suggestions.refusal(given, DetectConfig) or late)
+            late = ConfigError(f"{', '.join(given)} comes late", fix)
+            raise suggestions.refusal(given, DetectConfig) or late
         predictor = self._predictor
         if confidence is not None:
             predictor = predictor.at(confidence=float(confidence))
@@ -374,11 +374,11 @@ def _picture(source: Any, number: int, exif: Exif) -> Medium:
         source = pixels_of(source, exif)[:, :, ::-1]
     if isinstance(source, ndarray):
         if source.dtype != np.uint8 or source.ndim != 3 or source.shape[2] != 3 or source.size == 0:
-            raise DataError(f"an array is {source.dtype} {source.shape}. fix: uint8 (height, width, 3) in BGR")
+            raise DataError(f"an array is {source.dtype} {source.shape}", "uint8 (height, width, 3) in BGR")
         return Medium(Path(), str(number), image=source[:, :, ::-1].copy())  # the caller may change its own
     if isinstance(source, str | os.PathLike):
         medium = Medium.at(str(source), str(number))
         if not medium.is_video:
             return medium
     told = f"{type(source).__name__} {getattr(source, 'shape', source)}"  # not all numbers of a tensor
-    raise DataError(f"{told} is not a picture. fix: a path, URL, array, Pillow image, list; call videos alone")
+    raise DataError(f"{told} is not a picture", "a path, URL, array, Pillow image, list; call videos alone")

@@ -54,7 +54,7 @@ def open_detector(
         class_names, ids = data.read_names(Path(names)) if names is not None else ([], None)
         network = open_weights(config, list(map(printable, class_names)), ids)
     else:
-        raise ConfigError(build.NO_WEIGHTS)
+        raise ConfigError(*build.NO_WEIGHTS)
     if image_size is not None:
         network = replace(network, image_size=image_size)
     build.check_size(network.model, network.image_size, "image_size")
@@ -124,9 +124,9 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise ModelError(f"{path} needs {error.name}. fix: {install_command(str(error.name))}") from error
+        raise ModelError(f"{path} needs {error.name}", install_command(str(error.name))) from error
     except Exception as error:  # each runtime has its own for a damaged file
-        raise ModelError(f"{path} cannot be read ({first_line(error)}). fix: a file of export.py") from error
+        raise ModelError(f"{path} cannot be read ({first_line(error)})", "a file of export.py") from error
 
 
 class ExportedNetwork(Darknet):

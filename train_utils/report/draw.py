@@ -174,7 +174,7 @@ class DrawnFiles(AbstractContextManager["DrawnFiles"]):
             name: Any = os.fsencode(path)  # as text, OpenCV would crash on a name that is not Unicode
             self._video = cv2.VideoWriter(name, CODEC, frames_per_second, size)
         if not self._video.isOpened() or size != self._size:  # OpenCV would silently drop the frame
-            raise TrainError(f"cannot write {path} with frames of {size[0]} x {size[1]} pixels. fix: draw=false")
+            raise TrainError(f"cannot write {path} with frames of {size[0]} x {size[1]} pixels", "draw=false")
         missing = round(seconds * frames_per_second) - self._written
         if abs(missing) < MOST_REPEATED * frames_per_second:  # of damaged files times may be anything
             if missing < -1 and seconds > 0:  # denser than the rate
@@ -196,4 +196,4 @@ def write_image(path: Path, image: ndarray, fix: str) -> None:
         path.write_bytes(content.tobytes())  # imwrite crashes on names that are not Unicode
     except (OSError, cv2.error) as error:
         why = getattr(error, "err", error)  # of OpenCV's without its line of source
-        raise TrainError(f"cannot write {path} ({why}). fix: free some space, {fix}") from error
+        raise TrainError(f"cannot write {path} ({why})", f"free some space, {fix}") from error

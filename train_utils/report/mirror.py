@@ -68,13 +68,13 @@ def refuse_other(address: str, resumed: str | None) -> None:
             is_behind = address == resumed and run_files.progress_of(folder) < run_files.progress_of(address)
         except remote.FetchError as error:
             says = f"run_mirror={address} may be ahead of {folder}: {first_line(error)}"
-            raise TrainError(f"{says}. fix: try again, or run_mirror=null") from error
+            raise TrainError(says, "try again, or run_mirror=null") from error
         if is_behind:
-            raise TrainError(f"run_mirror={address} is ahead of {folder}. fix: resume={address}, or another run_mirror")
+            raise TrainError(f"run_mirror={address} is ahead of {folder}", f"resume={address}, or another run_mirror")
     with suppress(remote.FetchError):  # which the first copy tells
         if address != resumed and run_files.is_mirrored(address):
-            fix = f"fix: resume={address} to continue it, or another run_mirror"
-            raise TrainError(f"run_mirror={address} already holds a run. {fix}")
+            fix = f"resume={address} to continue it, or another run_mirror"
+            raise TrainError(f"run_mirror={address} already holds a run", fix)
 
 
 def fetch(address: str, folder: Path) -> None:
@@ -84,5 +84,5 @@ def fetch(address: str, folder: Path) -> None:
             with suppress(FileNotFoundError), run_files.whole_file(folder / name, "wb") as file:
                 remote.fetch(f"{address}/{name}", file)
         except (DataError, OSError) as error:
-            fix = "fix: check the address, the credentials and the free space, and start again"
-            raise TrainError(f"resume={address}: {first_line(error)}. {fix}") from error
+            fix = "check the address, the credentials and the free space, and start again"
+            raise TrainError(f"resume={address}: {first_line(error)}", fix) from error

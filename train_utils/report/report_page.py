@@ -52,9 +52,9 @@ def keep_best(folder: Path, best: Evaluation) -> None:
 def read_best(folder: Path) -> Evaluation:
     """Read what ``keep_best`` wrote. Raises TrainError if it is absent or damaged."""
     path = folder / BEST_DETECTIONS
-    again = f"fix: {as_started('python eval.py')} {option('ckpt', folder)} {option('out', folder)}"
+    again = f"{as_started('python eval.py')} {option('ckpt', folder)} {option('out', folder)}"
     if not path.is_file():
-        raise TrainError(f"{folder} has no {BEST_DETECTIONS}: it was not evaluated. {again}")
+        raise TrainError(f"{folder} has no {BEST_DETECTIONS}: it was not evaluated", again)
     try:
         with np.load(path) as file:
             arrays = dict(file)
@@ -67,7 +67,7 @@ def read_best(folder: Path) -> Evaluation:
         check_arrays(truth, found)
         return Evaluation(**scores, truth=truth, detections=found, losses={})
     except Exception as error:  # damaged bytes raise any
-        raise TrainError(f"{path} is damaged ({first_line(error)}). {again}") from error
+        raise TrainError(f"{path} is damaged ({first_line(error)})", again) from error
 
 
 def check_arrays(truth: results.GroundTruth, found: results.Detections) -> None:

@@ -64,9 +64,9 @@ class RunReport(contextlib.AbstractContextManager["RunReport"]):
         self._started = self._epoch_started = time.monotonic()
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        sentence = command_line.in_one_sentence(error, TrainConfig) if isinstance(error, Exception) else None
-        if sentence is not None:
-            self.line(f"error: {sentence}", on_terminal=False)  # the program prints it
+        known = command_line.for_user(error, TrainConfig) if isinstance(error, Exception) else None
+        if known is not None:
+            self.line(f"error: {known}", on_terminal=False)  # the program prints it
         for service in self._services:
             service.close(self._is_complete)
 
@@ -285,7 +285,7 @@ def save_config(folder: Path, config: TrainConfig, comment: str = "") -> None:
         with run_files.whole_file(path) as file:
             file.write(comment + compose.to_yaml(config))
     except OSError as error:
-        raise TrainError(f"cannot write {path} ({error.strerror}). fix: free some space there") from error
+        raise TrainError(f"cannot write {path} ({error.strerror})", "free some space there") from error
 
 
 @dataclass
@@ -334,7 +334,7 @@ def open_table(path: Path, columns: Sequence[str], done: int = 0) -> "csv.DictWr
             table.writeheader()
             table.writerows(rows)
     except OSError as error:
-        raise TrainError(f"cannot write {path} ({error.strerror}). fix: choose another run_dir") from error
+        raise TrainError(f"cannot write {path} ({error.strerror})", "choose another run_dir") from error
     return csv.DictWriter(GrowingFile(path), columns, extrasaction="ignore")
 
 
