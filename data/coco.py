@@ -79,8 +79,7 @@ def read_coco(path: Path, images: Place, names: list[str] | None, content: Mappi
         for number, image in enumerate(instances.images):
             image.file_name = image.file_name or urlsplit(image.coco_url or "").path[1:]
             if not image.file_name:
-                says = f"Object missing required field `file_name` - at `$.images[{number}]`"
-                raise msgspec.ValidationError(says)
+                raise msgspec.ValidationError(f"Object missing required field `file_name` - at `$.images[{number}]`")
         findings, notes, other_ids = Findings(), Findings(), dict[int, Any]()
         integers, numbers = [np.zeros((0, 5), np.int64)], [np.zeros((0, 5))]
         starts = range(0, len(instances.annotations or ()), CHUNK)
@@ -92,8 +91,7 @@ def read_coco(path: Path, images: Place, names: list[str] | None, content: Mappi
         fix = "check data.<split>.annotations, or correct the file"
         raise DataError(f"{path} is not a COCO instances file: {error}", fix) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        fix = "save it as UTF-8, correct it, or get it again"
-        raise DataError(f"{path} is not valid JSON ({error})", fix) from error
+        raise DataError(f"{path} is not valid JSON ({error})", "save it as UTF-8, or correct it") from error
     listed = [image.file_name for image in instances.images if image.neg_category_ids is not None]
     notes.add("images with LVIS's lists of classes, which scores do not use: they are COCO's", listed)
     if instances.annotations is None:

@@ -214,7 +214,7 @@ class DataConfig:
         if self.split is None and self.train == self.val and self.train.annotations is not None:
             same = "data.train and data.val are the same"
             fix = "data.split=0.1 holds out a tenth, or name them by data.val.annotations and data.val.images"
-            raise ValueError(f"data={self.name} has no validation images of its own: {same}. {fix}")
+            raise DataError(f"data={self.name} has no validation images of its own: {same}", fix)
 
 
 @dataclass

@@ -22,18 +22,14 @@ class UserError(Exception):
     """A ``sentence`` that names a fault, and its ``fix``: what to type or to do, or ""."""
 
     def __init__(self, sentence: str, fix: str = "") -> None:
-        super().__init__(f"{sentence}. fix: {fix}" if fix else sentence)
-        self.sentence = sentence
-        self.fix = fix
+        # Of a loader's process, torch makes an error of several lines.
+        self.sentence = "\n".join(map(printable, without_login(sentence).split("\n")))
+        self.fix = printable(without_login(fix))
+        super().__init__(f"{self.sentence}. fix: {self.fix}" if fix else self.sentence)
 
 
 class DataError(UserError, ValueError):
     """A data set, or an option that must fit it, cannot be used."""
-
-    def __init__(self, sentence: str, fix: str = "") -> None:
-        # Of a loader's process, torch makes an error of several lines.
-        lines = map(printable, without_login(sentence).split("\n"))
-        super().__init__("\n".join(lines), printable(without_login(fix)))
 
 
 def of_killed_loader(error: BaseException) -> DataError | None:

@@ -213,8 +213,7 @@ class ImageSource:
         of a very small one.
         """
         total = len(self.annotations)
-        clause = f"{count:,} of {total:,} images cannot be read, the last one: {last.sentence}"
-        error = DataError(clause, last.fix)
+        error = DataError(f"{count:,} of {total:,} images cannot be read, the last one: {last.sentence}", last.fix)
         most = max(total // 100, min(MAX_UNREADABLE, (total + 2) // 4))
         if self._in_a_row >= MAX_UNREADABLE or count > most:
             raise error

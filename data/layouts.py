@@ -165,8 +165,7 @@ def read_set_file(path: Path) -> dict[str, Any]:
 def starts_of(path: Path, start: str = "") -> list[Path]:
     """Where relative paths in a data.yaml or obj.data may start; ``start`` is its ``path``.
 
-    Darknet starts at the current folder, Ultralytics' programs in a folder ``datasets`` in or
-    beside it.
+    Darknet starts at the current folder, Ultralytics' programs in ``datasets`` in or beside it.
     """
     here = Path.cwd()
     folders = [path.parent, path.parent.parent, here]
@@ -225,8 +224,7 @@ def class_names(names: Any, where: str) -> list[str]:
     """Class names as texts. Raises ``DataError``, which names ``where``, if they are not a list."""
     # YAML reads yes, no, on and off as booleans.
     if not isinstance(names, list) or not names or not all(type(name) in (str, int, float) for name in names):
-        fix = "write one, with yes and no in quotes"
-        raise DataError(f"{where} must be a list of texts, got {shown(names)}", fix)
+        raise DataError(f"{where} must be a list of texts, got {shown(names)}", "write one, with yes and no in quotes")
     texts = list(map(str, names))
     for name, times in Counter(texts).items():
         if times > 1:

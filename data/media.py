@@ -193,7 +193,7 @@ def read_video(medium: Medium, cut: list[str]) -> Iterator[Frame]:
     capture.release()
     if number == 0:
         fix = "check that it is on, and its number or address; a picture's ends in .jpg, .png or the like"
-        raise DataError(f"{medium.shown} holds no frame that OpenCV can read. {fix if medium.address else _FIX}")
+        raise DataError(f"{medium.shown} holds no frame that OpenCV can read", fix if medium.address else _FIX)
     if not medium.address and containers.ends_early(medium.path):
         of_all = f" of {promised:.0f}" if promised > number else ""
         cut.append(f"{medium.shown} ends after {number}{of_all} frames")

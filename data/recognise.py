@@ -211,8 +211,7 @@ def _both(folders: Sequence[str]) -> dict[str, list[str]]:
 def _splits_of(folders: Sequence[str]) -> dict[str, list[str]] | None:
     """The folders of training and validation images, if some are called so; tests are left out.
 
-    Those of no name are for training if none is called so. Raises ``DataError`` for others below
-    it.
+    Those of no name are for training if none is called so. DataError for others below it.
     """
     common = Path(_common(folders))  # training_data of training_data/train, training_data/test
     below = {split_in(os.path.relpath(folder, common)) for folder in folders}
@@ -331,8 +330,7 @@ def _lists(tree: Tree, kind: str) -> dict[str, dict[str, str]]:
         if "train" in lists:
             chosen.setdefault(root, {"val": lists["train"], **lists})
     if found and not chosen and _splits_of(folders) is None:
-        problem = f"{tree.top}: {listed[0]} names images, and there is no list for training"
-        raise DataError(problem, "a list train.txt")
+        raise DataError(f"{tree.top}: {listed[0]} names images, and there is no list for training", "a list train.txt")
     return chosen
 
 

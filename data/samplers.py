@@ -311,8 +311,7 @@ def check_batch_sizes(num_images: int, batch_size: int, micro_batch_size: int, w
         fitting = (size for size in range(world_size, batch_size + 1, world_size) if batch_size % size == 0)
         nearest = min(fitting, key=lambda size: abs(size - micro_batch_size))
         wanted = f"divide train.batch_size={batch_size} and be a multiple of {world_size} ranks"
-        fix = f"train.micro_batch_size={nearest}"
-        raise DataError(f"train.micro_batch_size={micro_batch_size} must {wanted}", fix)
+        raise DataError(f"train.micro_batch_size={micro_batch_size} must {wanted}", f"train.micro_batch_size={nearest}")
     check_fills_batch(num_images, batch_size, world_size)
 
 

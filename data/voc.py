@@ -47,8 +47,7 @@ def locate_voc(split: str, pairs: Sequence[Pair], image_root: Path, names: Seque
     listed, digests, left_out = list[_Listed](), [], list[str]()
     for place, voc_root in pairs:
         if isinstance(voc_root, str):
-            problem = f"data.{split}.images: format=voc reads folders on a disk"
-            raise DataError(problem, "make a COCO json of the set")
+            raise DataError(f"data.{split}.images: format=voc reads folders on a disk", "make a COCO json of the set")
         items = _items_below(place, voc_root, left_out) if place.is_dir() else _items_of_list(place, voc_root)
         stamps = io.stamp_files([item.xml for item in items])
         if not stamps.is_file.any():
@@ -86,7 +85,7 @@ def _likely(item: _Listed, by_stem: dict[str, list[str]], image_list: Path) -> s
     likely = [xml for xml in xmls if image_list.stem in xml.split("/")] or xmls
     if len(likely) > 1:
         fix = f"data.<split>.annotations={os.path.dirname(likely[0])}"
-        raise DataError(f"{image_list} names {item.stem}: is that {likely[0]} or {likely[1]}? {fix}")
+        raise DataError(f"{image_list} names {item.stem}: is that {likely[0]} or {likely[1]}", fix)
     return likely[0]
 
 

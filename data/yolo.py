@@ -200,8 +200,7 @@ def read_label_file(path: str, num_classes: int) -> tuple[list[list[float]], Pro
         try:
             rows.append([number, *_parse(line, num_classes)])
         except ValueError as error:
-            why = f"{path}:{number} holds {shown(line)}: {str(error)[:200]}"
-            problems.append(("rows that are not boxes", why))
+            problems.append(("rows that are not boxes", f"{path}:{number} holds {shown(line)}: {str(error)[:200]}"))
     return rows, problems
 
 

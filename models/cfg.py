@@ -179,8 +179,7 @@ def load_cfg(path: str | Path) -> Cfg:
         # Comments of published files use many encodings. Everything else is ASCII.
         content = regular(Path(path)).read_bytes()
     except OSError as error:
-        message = f"cannot read the cfg file {path} ({error.strerror})"
-        raise ModelError(message, "set model.cfg to a Darknet .cfg") from error
+        raise ModelError(f"cannot read the cfg file {path} ({error.strerror})", "model.cfg=<a Darknet .cfg>") from error
     if b"\0" in content[:64]:
         raise ModelError(f"{path} is UTF-16, as PowerShell writes it, or not a text", "save it as UTF-8")
     return parse_cfg(content.decode("utf-8-sig", errors="replace").replace("\r\n", "\n"), str(path))
@@ -212,8 +211,7 @@ def parse_cfg(text: str, source: str) -> Cfg:
             # Darknet removes all blanks from a line, so "45    61" is one number.
             key, equals, value = "".join(content.split()).partition("=")
             if not equals or not key:
-                fix = "put a list on one line"
-                raise ModelError(f"{place} {shown} is neither a [section] nor a key=value line", fix)
+                raise ModelError(f"{place} {shown} is neither [section] nor key=value", "put a list on one line")
             known = SECTION_KEYS.get(section.kind)  # None for [net], whose options count for nothing
             if known is not None and key not in known:
                 raise ModelError(f"{place} [{section.kind}] has no option {key[:40]!r}; {nearest_name(key, known)}")

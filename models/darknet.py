@@ -22,8 +22,7 @@ class Darknet(nn.Module):
 
     cfg: path of a .cfg file, or one already parsed. num_classes: class count of the [yolo] sections
     and the convolutions before them; None: that of the file. width: factor for the filters of all
-    other convolutions, rounded to multiples of 8. Raises ModelError, naming file and line, for an
-    invalid .cfg.
+    other convolutions, rounded to multiples of 8. Raises ModelError with the line of a wrong .cfg.
     """
 
     takes_any_size = True  # of multiples of max_stride; an exported file may take one alone

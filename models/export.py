@@ -71,8 +71,7 @@ class FixedSuppression:
     def _survivors(self, boxes: Tensor, values: Tensor, classes: Tensor, num_classes: int, side: int) -> Tensor:
         """Which candidates (batch, candidates) survive one run over all images and classes.
 
-        Each pair of both has a cell in a square grid: in a single row float32 would round whole
-        pixels.
+        Each pair has a cell in a square grid: in a single row float32 would round whole pixels.
         """
         from torchvision.ops import nms  # slow to import
 
@@ -191,8 +190,7 @@ def write_openvino(source: Any, metadata: Mapping[str, str], path: Path) -> None
 
 
 def _exported(graph: DetectorGraph, example: Tensor, dynamic: DynamicAxes) -> torch.export.ExportedProgram:
-    # Doubled along dynamic axes, because the exporter takes a batch of 1, or a side of one stride,
-    # for a constant.
+    # Doubled along dynamic axes: the exporter takes a batch or a side of one stride for a constant.
     repeats = [2 if axis in dynamic else 1 for axis in range(example.ndim)]
     axes: dict[int, Any] = {}
     for axis, name in dynamic.items():

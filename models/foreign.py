@@ -108,7 +108,7 @@ def _load_in_order(model: Darknet, state: Tensors, path: Path, classes: ClassNam
             if target.shape[start:] != tensor.shape[start:]:
                 own = f"{mine} of shape {tuple(target.shape)}"
                 other = f"{name} of shape {tuple(tensor.shape)}"
-                raise ModelError(f"{path}: {other} is in the place of {own}. {weights.SAME_NETWORK}")
+                raise ModelError(f"{path}: {other} is in the place of {own}", weights.SAME_NETWORK)
             loads[mine] = tensor
     eps = model.bn_eps
     note = of_classes
@@ -139,8 +139,7 @@ def _load_timm(model: Darknet, state: Tensors, path: Path) -> WeightsReport:
             for name, tensor in zip(weights.stored_names(layer), tensors, strict=True):
                 loads[f"layers.{last}.{name}"] = tensor
     except (KeyError, IndexError, ValueError, RuntimeError) as error:  # forged shapes, too
-        message = f"{path} is not a darknet53 or cspdarknet53 of timm ({error!r})"
-        raise ModelError(message, "download it again") from error
+        raise ModelError(f"{path} is not a darknet53 or cspdarknet53 file ({error!r})", "download it again") from error
     own = {name: tensor for name, tensor in model.state_dict().items() if name in loads}
     weights.check_shapes(path, own, loads, "model.width=1 and a network that has this backbone")
     return weights.fill_network(model, path, loads, TORCH_BN_EPS, (), cut=last)

@@ -140,7 +140,7 @@ def check_grid(section: Section, shape: Shape, size: int, stride: int, padding: 
         window = f"with size {size}, stride {stride} and {padding} padded rows"
         problem = f"{window} does not divide a map at {shape} by {stride}"
         fix = "use an odd size and pad=1 in a convolution, no padding in a maxpool"
-        raise section.error(f"{problem}", fix=f"{fix}, or stride=1 after an [avgpool]")
+        raise section.error(problem, fix=f"{fix}, or stride=1 after an [avgpool]")
 
 
 def convolutional(graph: Graph, section: Section) -> Node:
@@ -327,11 +327,11 @@ def yolo(graph: Graph, section: Section) -> Node:
     for other in graph.heads[:1]:
         if other.num_classes != num_classes:
             message = f"has classes={num_classes}, but the [yolo] layer {other.layer} has {other.num_classes}"
-            raise section.error(f"{message}", "classes", fix="give both the same")
+            raise section.error(message, "classes", fix="give both the same")
     head = read_head(section, len(graph.nodes), shape.stride.numerator, num_classes, tuple(parts))
     if head.box_bins == 1 or (head.box_bins and len(parts) == 1):
         what = "box_bins must be 0, or 2 and more where the [yolo] reads a [route] of boxes and classes"
-        raise section.error(f"{what}", "box_bins", fix="model.box_bins=0, or decoupled heads")
+        raise section.error(what, "box_bins", fix="model.box_bins=0, or decoupled heads")
     if len(parts) > 1 and len(head.anchors) != 1:
         raise section.error("reads a [route] of boxes and classes, so it has one anchor only", "mask", fix="mask=0")
     channels = 0

@@ -172,8 +172,8 @@ def read_anchors(section: Section) -> tuple[Sizes, tuple[int, ...]]:
         mask = section.values("mask", int, 0)
         if max(mask) >= len(anchors):
             selects = f"mask selects {max(mask)}, but anchors lists 0..{len(anchors) - 1}"
-            fix = "put commas between all numbers of mask and of anchors, each in one line"
-            raise section.error(f"{selects}", "mask", fix=f"{fix}; ';' begins a comment")
+            fix = "put commas between all numbers of mask and of anchors, each in one line; ';' begins a comment"
+            raise section.error(selects, "mask", fix)
         return anchors, tuple(mask)
     return anchors, tuple(range(section.integer("num", 1, 1, len(anchors))))
 
@@ -196,7 +196,6 @@ def with_anchors(cfg: Cfg, anchors: Sequence[Sequence[float]] | str) -> Cfg:
         count = len(read_anchors(section)[0])
         if count != len(anchors):
             needed = f"{cfg.source}:{section.line} needs {count}"
-            fix = f"give {count} pairs of width and height"
-            raise ModelError(f"model.anchors holds {len(anchors)} anchors, {needed}", fix)
+            raise ModelError(f"model.anchors holds {len(anchors)} anchors, {needed}", f"{count} pairs [width,height]")
         changes += [(section, "anchors", text), (section, "num", count)]
     return cfg.with_options(changes)

@@ -1,7 +1,6 @@
 """Activations and layers, with Darknet's names and constants.
 
-Every layer takes the maps of its sources, each (batch, channels, rows, columns), one by one, and
-returns one map.
+Every layer takes the maps of its sources (batch, channels, rows, columns) and returns one.
 """
 
 from collections.abc import Callable
@@ -181,8 +180,7 @@ class Dropout(nn.Dropout):
     """[dropout]: single values become 0 in training, the others 1 / (1 - p) times as large.
 
     Each rank draws for the whole micro-batch and takes its own images, so that an image has the
-    same zeros on any number of ranks. `place`: this rank, their number, and how many images in turn
-    each gets.
+    same zeros on any number of ranks. `place`: this rank, their number, how many images in turn.
     """
 
     place = 0, 1, 1

@@ -88,15 +88,13 @@ class HeadLoss(ABC):
 
         The caller adds up both over all passes and ranks of a step, so that each image and each
         positive weighs the same in any micro-batch, and divides by at least the number of images:
-        else a step without objects would push the objectness down a hundred times as hard as
-        others.
+        else a step without objects would push the objectness down a hundred times as hard.
 
         raw_maps: as Darknet returns them, of any float type. targets: float32 (t, 6): image index
         in the batch, class, cx, cy, w, h in pixels of the batch's images; a row of zeros counts for
         nothing. positives_per_image: what ``count_positives`` gives for all targets of the step,
         over its images. objectness_ratio: blends the objectness target of a positive from 1 (at 0)
-        to its IoU (at 1), in losses that have such targets. refines: true in epochs without
-        mosaics.
+        to its IoU (at 1), if a loss has such targets. refines: true in epochs without mosaics.
         """
         with torch.autocast(device_type=targets.device.type, enabled=False):
             maps = list(map(HeadMap, self.heads, self._anchors[targets.device], raw_maps))

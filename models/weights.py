@@ -256,8 +256,7 @@ def _open_weights(path: Path) -> tuple[Version, int, np.ndarray]:
             header = file.read(MAX_HEADER_BYTES)
             size = path.stat().st_size
     except OSError as error:
-        fix = "set model.weights to a file"
-        raise ModelError(f"cannot read the weights {path} ({error.strerror})", fix) from error
+        raise ModelError(f"cannot read the weights {path} ({error.strerror})", "set model.weights to a file") from error
     major, minor, revision = np.frombuffer(header.ljust(MAX_HEADER_BYTES, b"\xff"), "<i4", count=3).tolist()
     kind = _seen_type((major, minor, revision))
     start = VERSION_BYTES + kind.itemsize
@@ -312,8 +311,7 @@ def save_darknet_weights(model: Darknet, path: str | Path, up_to_layer: int | No
     for index, layer in enumerate(model.layers[:end]):
         if not stored_names(layer) and [*layer.parameters()]:
             what = f"the weights of layer {index}, a [{model.cfg.layers[index].kind}]"
-            fix = f"up_to_layer={index}, or keep the checkpoint"
-            raise ModelError(f"Darknet's files have no place for {what}", fix)
+            raise ModelError(f"Darknet's files have no place for {what}", f"up_to_layer={index}, or a checkpoint")
     unknown = []
     if model.bn_eps != BN_EPS:
         unknown.append(f"bn_eps={model.bn_eps:g}")

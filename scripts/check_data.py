@@ -6,8 +6,7 @@
 Prints a report and writes it to a folder: report.txt, labels.jpg (some images with their boxes) and
 statistics.png (boxes by class, sizes, places). Test images are checked if there are any. *Problems*
 are wrong entries. *Notes* may be intended but are worth a look: empty images, classes without
-boxes, anchors that do not fit the boxes. Exit code 0: no problems, 1: some, 2: a wrong data set or
-option.
+boxes, anchors that do not fit them. Exit code 0: no problems, 1: some, 2: a wrong set or option.
 """
 
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
@@ -99,8 +98,7 @@ def check_dataset(config: DataConfig, image_size: ImageSize, anchors: Sizes, min
     """Read all labels and decode all images of both sets, and of the tests if there are.
 
     ``anchors`` (k, 2) are those of the network at ``image_size`` pixels; it learns the boxes that
-    overlap one by more than ``min_iou``. Raises ``DataError`` if a set as a whole is missing or
-    broken.
+    overlap one by more than ``min_iou``. Raises ``DataError`` if a whole set is missing or broken.
     """
     checked = CheckedSet({}, defaultdict(Findings), defaultdict(Findings), {})
     for split in ("train", "val", "test"):

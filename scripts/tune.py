@@ -5,8 +5,7 @@
 
 Options of train.py follow ``--``; the search varies those with several values or an interval. The
 study is runs/<name>/study.db, beside a run folder for each trial. After a stop the same command
-continues it. Started several times at once, each with its own CUDA_VISIBLE_DEVICES, it shares the
-work.
+continues it. Started several times, each with its own CUDA_VISIBLE_DEVICES, it shares the work.
 """
 
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them

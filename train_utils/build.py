@@ -271,8 +271,7 @@ def describe_left_out(images: ImageSource, what: str) -> str | None:
     positions = np.unique(np.concatenate(gathered))
     if len(positions) == 0:
         return None
-    fix = "restore such files, or take them out of the annotations"
-    last = DataError(str(images.annotations.path(positions[-1])), fix)
+    last = DataError(str(images.annotations.path(positions[-1])), "restore such files, or leave them out of the set")
     return f"{what}: {images.check_left_out(len(positions), last)}"
 
 

@@ -89,8 +89,7 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimiz
     """The optimiser of ``config.name`` over the trainable parameters in three groups.
 
     In order: ``convolution`` (weights of two dimensions and more, the only ones that decay),
-    ``norm`` (those of one, as of batch norm) and ``bias``. ``Schedule.apply`` sets the rest before
-    each step.
+    ``norm`` (those of one, as of batch norm), ``bias``. ``Schedule.apply`` sets the rest each step.
     """
     groups: list[dict[str, Any]] = []
     for name in ("convolution", "norm", "bias"):

@@ -152,8 +152,7 @@ def read_results(
     """Read a COCO results file, whose numbers may be texts: rows of dtype DETECTION_AS_READ.
 
     With ``single_class`` all ``category_ids`` are class 0. Like pycocotools, this leaves out rows
-    of other categories and keeps rows that repeat another one; the log says how many. Raises
-    TrainError.
+    of other categories and keeps those that repeat one; the log says how many. Raises TrainError.
     """
     try:
         rows = msgspec.convert(json.loads(read_file(path)), list[ResultRow], strict=False)

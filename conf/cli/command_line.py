@@ -12,7 +12,7 @@ from typing import Any
 from conf import CONF_DIR, ConfigError, compose, suggestions
 from conf.cli import launch
 from conf.options import Words, quoted
-from data.errors import UserError, as_started, of_killed_loader, printable, without_login
+from data.errors import UserError, as_started, of_killed_loader, without_login
 from data.output import STDERR
 from models.cfg import ModelError
 
@@ -35,8 +35,7 @@ def options_and_flags(arguments: Words) -> tuple[list[str], list[str]]:
         if word in ("--config-dir", "-cd"):
             folder = Path(*waiting[:1]).absolute()
             if not waiting or not folder.is_dir():
-                fix = f"{word} <the folder above data/ or model/>"
-                raise ConfigError(f"{word}: there is no folder {folder}", fix)
+                raise ConfigError(f"{word}: there is no folder {folder}", f"{word} <the folder above data/ or model/>")
             options.append(override("hydra.searchpath", [f"file://{folder}"]))
             del waiting[0]
         elif not word.startswith("-"):
@@ -135,21 +134,17 @@ def print_error(error: BaseException, schema: type) -> int:
         text, code = "stopped by a signal", 128 + signal.SIGINT
     else:
         error = launch.explain_lost_peer(error)
-        known = for_user(error, schema)
-        text, code = f"error: {_on_two_lines(known)}" if known else "", USAGE_EXIT_CODE if known else BUG_EXIT_CODE
+        text, code = "", BUG_EXIT_CODE
+        if known := for_user(error, schema):
+            text, code = f"error: {known.sentence}", USAGE_EXIT_CODE
+            if len(text) > LONGEST_SENTENCE:
+                text = f"{text[: LONGEST_SENTENCE // 2]} ... {text[-LONGEST_SENTENCE // 2 :]}"
+            text += f".\nfix: {known.fix}" if known.fix else ""
     if launch.claim_error():
-        if code == BUG_EXIT_CODE or "debug=true" in sys.argv:
-            STDERR.write(without_login("".join(traceback.format_exception(error))) + "\n")
-        if code != BUG_EXIT_CODE:
-            STDERR.write(without_login(text) + "\n")
+        if not text or "debug=true" in sys.argv:
+            text = without_login("".join(traceback.format_exception(error))) + text
+        STDERR.write(f"{text}\n")
     return code
-
-
-def _on_two_lines(error: UserError) -> str:
-    sentence = error.sentence
-    if len(sentence) > LONGEST_SENTENCE:
-        sentence = f"{sentence[: LONGEST_SENTENCE // 2]} ... {sentence[-LONGEST_SENTENCE // 2 :]}"
-    return f"{sentence}.\nfix: {error.fix}" if error.fix else sentence
 
 
 def for_user(error: BaseException, schema: type) -> UserError | None:
@@ -157,11 +152,10 @@ def for_user(error: BaseException, schema: type) -> UserError | None:
     if isinstance(error, UserError | ModelError):
         # torch puts the traceback of a loader's process before its message.
         sentence = error.sentence.rpartition(f"{type(error).__name__}: ")[2].strip()
-        return UserError(printable(sentence), printable(error.fix))
+        return UserError(sentence, error.fix)
     if isinstance(error, compose.NOT_COMPOSED):
         return compose.explain(error, schema)
     if isinstance(error, OSError) and errno.errorcode.get(error.errno or 0) in UNUSABLE:
         path = error.filename2 or error.filename or "a file"  # the error of a write has no path
-        sentence = f"{printable(str(path))} cannot be used ({error.strerror})"
-        return UserError(sentence, "name another place, or free space")
+        return UserError(f"{path} cannot be used ({error.strerror})", "another place, or free space")
     return of_killed_loader(error)

@@ -1,4 +1,4 @@
-"""How this process was started: its versions, its place among the ranks, its job, and how it ends.
+"""The place of this process among the ranks, the ranks that it starts, versions, its job, its end.
 
 The launcher is torch's, SLURM's ``srun`` with one task per process, or none.
 """
@@ -21,9 +21,12 @@ from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from conf import REPOSITORY, ConfigError, DistributedError, first_line
+from conf.options import Words
+from conf.schema import TrainConfig
+from data.output import STDOUT
 
 PR_SET_PDEATHSIG = 1  # of prctl(2)
 SHELL_STEPS = 0xFFFFFFF0  # step ids from here are of shells: salloc's interactive step, sbatch's script
@@ -164,6 +167,44 @@ def keep_compiled(folder: Path) -> None:
 def fix_cublas_workspace() -> None:
     """Fix the size of cuBLAS's workspace for reproducible sums; call this before CUDA is used."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+def ranks_to_start(config: Any) -> int:
+    """The number of processes that ``devices`` asks for; 1 if a launcher has started them.
+
+    Raises ConfigError for more than GPUs or cores, DataError for a batch that they cannot share.
+    """
+    devices = getattr(config, "devices", None)
+    if devices in (None, 1) or read_launch().launcher != "none":
+        return 1
+    import torch
+
+    from data.io import usable_cores
+    from data.samplers import check_batch_sizes
+
+    gpus = torch.cuda.device_count() if config.device.value != "cpu" else 0
+    count = max(1, gpus) if devices == "auto" else int(devices)
+    if 0 < gpus < count:
+        fix = "devices=auto for all of them, or device=cpu"
+        raise ConfigError(f"devices={count} needs {count} GPUs, and torch finds {gpus} here", fix)
+    if gpus == 0 and count > (most := max(2, len(usable_cores()))):  # two to try it out on any machine
+        raise ConfigError(f"devices={count} is more than the cores that compute here", f"devices={most}")
+    if isinstance(config, TrainConfig):
+        images = config.train.batch_size
+        check_batch_sizes(images, images, config.train.micro_batch_size or images, count)
+    return count
+
+
+def start_ranks(count: int, arguments: Words) -> NoReturn:
+    """Become torchrun, which starts the same command ``count`` times."""
+    from data.io import usable_cores  # imports numpy
+
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(usable_cores()) // count)))
+    # As a script, __main__.py of a clone would not find its package.
+    script = ["-m", "hydra_yolov3_spp"] if os.path.basename(sys.argv[0]) == "__main__.py" else sys.argv[:1]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
+    STDOUT.write("")
+    os.execv(sys.executable, [*torchrun, *script, *arguments])
 
 
 def end_with_torchrun() -> None:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import hydra
 
@@ -25,7 +25,7 @@ from conf.cli import command_line, help, launch, run_files
 from conf.cli.from_checkpoint import complete_conversion, complete_from_checkpoint, complete_training
 from conf.options import Options, Words, refuse_unread
 from data.errors import as_started, word_of
-from data.output import STDOUT, keep_numbers
+from data.output import keep_numbers
 from models.cfg import ZOO, load_cfg
 
 Result = TypeVar("Result")
@@ -151,12 +151,12 @@ def run_by_hydra(name: str, program: Program, arguments: list[str]) -> None:
         try:
             config: Any = compose.to_plain(cfg, program.schema, program.complete, arguments)
             find_files(config, program.splits)
-            count = ranks_to_start(config)
+            count = launch.ranks_to_start(config)
             if count > 1 and is_multirun:
                 raise ConfigError(f"devices={config.devices} cannot go with -m", "start each setting by itself")
             look_at_images(config, count)
             if count > 1:
-                start_ranks(count, typed)
+                launch.start_ranks(count, typed)
             pkgutil.resolve_name(program.function)(config)
         except Exception as error:
             exit_codes.append(command_line.print_error(error, program.schema))
@@ -202,33 +202,6 @@ def find_files(config: Any, splits: Words) -> None:
             config.data.places(getattr(config, "split", split), Path(config.data.root).absolute())
 
 
-def ranks_to_start(config: Any) -> int:
-    """The number of processes that ``devices`` asks for; 1 if a launcher has started them.
-
-    Raises ConfigError for more of them than GPUs or cores, and DataError for a batch that they
-    cannot share.
-    """
-    devices = getattr(config, "devices", None)
-    if devices in (None, 1) or launch.read_launch().launcher != "none":
-        return 1
-    import torch
-
-    from data.io import usable_cores
-    from data.samplers import check_batch_sizes
-
-    gpus = torch.cuda.device_count() if config.device.value != "cpu" else 0
-    count = max(1, gpus) if devices == "auto" else int(devices)
-    if 0 < gpus < count:
-        fix = "devices=auto for all of them, or device=cpu"
-        raise ConfigError(f"devices={count} needs {count} GPUs, and torch finds {gpus} here", fix)
-    if gpus == 0 and count > (most := max(2, len(usable_cores()))):  # two to try it out on any machine
-        raise ConfigError(f"devices={count} is more than the cores that compute here", f"devices={most}")
-    if isinstance(config, schema.TrainConfig):
-        images = config.train.batch_size
-        check_batch_sizes(images, images, config.train.micro_batch_size or images, count)
-    return count
-
-
 def look_at_images(config: Any, ranks: int) -> None:
     """Draw or index the images of a training, and count them, before torch is imported.
 
@@ -238,18 +211,6 @@ def look_at_images(config: Any, ranks: int) -> None:
         from data.index import check_fills_batch, open_ahead  # imports numpy
 
         check_fills_batch(len(open_ahead(config.data, "train")), config.train.batch_size, ranks)
-
-
-def start_ranks(count: int, arguments: Words) -> NoReturn:
-    """Become torchrun, which starts the same command ``count`` times."""
-    from data.io import usable_cores  # imports numpy
-
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(usable_cores()) // count)))
-    # As a script, __main__.py of a clone would not find its package.
-    script = ["-m", "hydra_yolov3_spp"] if os.path.basename(sys.argv[0]) == "__main__.py" else sys.argv[:1]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
-    STDOUT.write("")
-    os.execv(sys.executable, [*torchrun, *script, *arguments])
 
 
 class Outcome(dict[str, float]):
@@ -306,7 +267,7 @@ def options_of(name: str, overrides: Words) -> Any:
     config: Any = compose.compose(name, program.schema, arguments, program.complete)
     if multiprocessing.current_process().daemon and getattr(getattr(config, "data", None), "workers", 0) != 0:
         raise ConfigError("a daemonic process, as of Celery or a Pool, cannot start loaders", "data.workers=0")
-    if ranks_to_start(config) > 1:
+    if launch.ranks_to_start(config) > 1:
         fix = as_started("leave it out, or python train.py")
         raise ConfigError("devices starts processes only on a command line", fix)
     return config

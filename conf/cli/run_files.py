@@ -153,7 +153,7 @@ def read_config(folder: Place, key: str = "resume=") -> Options:
     except remote.FetchError:
         raise
     except (DataError, OSError) as error:
-        problem = error.sentence if isinstance(error, DataError) else str(error)
+        problem = getattr(error, "sentence", error)
         if isinstance(error, FileNotFoundError):
             problem = f"there is no {path}"
         fix = "the folder of a run or its last.pt, last or auto; the first command if it saved nothing"

@@ -20,7 +20,8 @@ from hydra.core.global_hydra import GlobalHydra
 
 from conf import REPOSITORY, ConfigError
 from conf.cli.command_line import for_user
-from conf.cli.program import PROGRAMS, options_of, ranks_to_start, start
+from conf.cli.launch import ranks_to_start
+from conf.cli.program import PROGRAMS, options_of, start
 from conf.compose import compose
 from conf.schema import TrainConfig
 from data import DataError, ShapesConfig, ensure_shapes, io

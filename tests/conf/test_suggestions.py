@@ -38,8 +38,8 @@ def value_for(key: str, kind: Any) -> str:
 def answer(program: str, typed: str) -> str:
     """What a program says of words that it refuses; "" if it takes them."""
     words = typed.split(" ")
-    said = suggestions.refusal(words, PROGRAMS[program].schema, bool(PROGRAMS[program].bare)) or ""
-    return said.partition(". fix: ")[2]
+    refused = suggestions.refusal(words, PROGRAMS[program].schema, bool(PROGRAMS[program].bare))
+    return "" if refused is None else refused.fix
 
 
 @pytest.mark.parametrize("program", a_few_of(BASES))

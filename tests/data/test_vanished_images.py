@@ -14,6 +14,7 @@ from data.loader import BatchLoader
 from tests.data.conftest import EVERY_AUGMENT, NO_AUGMENT, CocoSet
 
 COUNT = 24
+LAST = DataError("b.jpg", "go")
 
 
 @pytest.fixture
@@ -88,9 +89,9 @@ def test_damaged_images_count_in_each_epoch(workers: int, jpeg_set: CocoSet, cap
         assert len(list(loader)) == COUNT // 4
         left_out = source.take_left_out()
         assert left_out.tolist() == [0, 1, 2, 3, 4, 5] and not len(source.take_left_out())
-        assert source.check_left_out(6, "b.jpg") == "6 of 24 images cannot be read, the last one: b.jpg"
+        assert source.check_left_out(6, LAST) == "6 of 24 images cannot be read, the last one: b.jpg. fix: go"
     with pytest.raises(DataError, match="7 of 24 images"):
-        source.check_left_out(7, "")
+        source.check_left_out(7, LAST)
 
 
 def test_20_in_a_row_are_too_many_of_any_set(jpeg_set: CocoSet, tmp_path: Path) -> None:
@@ -99,9 +100,9 @@ def test_20_in_a_row_are_too_many_of_any_set(jpeg_set: CocoSet, tmp_path: Path) 
     jpeg_set.json["annotations"] = [{**boxes[0], "image_id": 0}]
     source = jpeg_set.source(on_error=OnError.skip)
     assert source.read(0) is not None
-    assert source.check_left_out(30, "") and source.check_left_out(20, "")  # 1 %, if not in a row
+    assert source.check_left_out(30, LAST) and source.check_left_out(20, LAST)  # 1 %, if not in a row
     with pytest.raises(DataError, match=r"31 of 3,000 images"):
-        source.check_left_out(31, "")
+        source.check_left_out(31, LAST)
     rewrite(jpeg_set.root / "images", lambda _: b"", 20)
     with pytest.raises(DataError, match=r"20 of 3,000 images cannot be read"):
         [source.read(index) for index in range(20)]

@@ -98,7 +98,7 @@ class Prediction(_Answers):
 
     def __getitem__(self, index: object) -> Any:
         fix = f"leave [{index}] out; a loop gives box, score, number and name of each object"
-        raise TypeError(f"a picture has one Prediction, not a list of them. {fix}")
+        raise TypeError(f"a picture has one Prediction, not a list of them. fix: {fix}")
 
     def __len__(self) -> int:
         return len(self.scores)

@@ -126,8 +126,7 @@ class DrawnFiles(AbstractContextManager["DrawnFiles"]):
     """Draws and writes pictures and videos in a thread while the network continues.
 
     A picture comes as a function that draws it: uint8 BGR (H, W, 3). Leaving the ``with`` statement
-    waits for the last file. ``picture``, ``frame`` and leaving raise TrainError if a file cannot be
-    written.
+    waits for the last file. All raise TrainError if a file cannot be written.
     """
 
     def __init__(self) -> None:

@@ -41,8 +41,7 @@ class Mirror:
             with suppress(FileNotFoundError), open(self._folder / LAST, "rb") as last:
                 told, self._failure = self._failure, self._send(last)
                 if self._failure not in ("", told):
-                    text = f"run_mirror: {self._failure}. Training continues, and each checkpoint tries again"
-                    self._log_line(text)
+                    self._log_line(f"run_mirror: {self._failure}. Training continues, and each checkpoint tries again")
 
     def _send(self, last: IO[bytes]) -> str:
         try:
