@@ -41,7 +41,7 @@ def run_rank(event: str, *more: str) -> None:
         calls.append(self.training)
         if calls[-2:] == ([False] * 2 if event == "killed in an evaluation" else [True] * 2):
             if event == "fails":
-                raise ModelError("the second pass fails. fix: nothing")
+                raise ModelError("the second pass fails", "nothing")
             os.kill(os.getpid(), signal.SIGSTOP if event == "stops in an epoch" else signal.SIGKILL)
         return forward(self, images)
 
