@@ -6,8 +6,9 @@ Sizes are (width, height) in pixels of images letterboxed to the training size.
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
-from data.geometry import ImageSize, both_sides
+from data.geometry import MIN_SIDE, ImageSize, both_sides
 from data.index import Annotations
 from data.io import Float64, Int64
 from data.progress import counted, tracked
@@ -40,6 +41,11 @@ def network_sizes(annotations: Annotations, image_size: ImageSize, max_boxes: in
     images = np.searchsorted(annotations.offsets, rows, side="right") - 1
     scale = (np.array(both_sides(image_size)) / annotations.sizes[images]).min(axis=1)
     return np.asarray(annotations.boxes_xywh[rows, 2:] * scale[:, None])
+
+
+def too_small(sizes: Sizes) -> NDArray[np.bool_]:
+    """Which (n,) sizes (n, 2) a training leaves out unless augmentation enlarges them."""
+    return np.asarray(sizes.min(axis=1) <= MIN_SIDE)
 
 
 def match_anchors(sizes: Sizes, anchors: Sizes) -> tuple[Float64, Int64]:
@@ -128,7 +134,9 @@ def describe_set(
     """
     empty = np.count_nonzero(objects_per_image(annotations) == 0)
     images = counted(len(annotations), "image") + (f" ({empty:,} without boxes)" if empty else "")
-    line = f"{images}, {counted(len(annotations.classes), 'box')}, {counted(len(annotations.names), 'class')}"
+    tiny = np.count_nonzero(too_small(network_sizes(annotations, image_size)))
+    boxes = counted(len(annotations.classes), "box") + (f" ({tiny:,} too small to learn)" if tiny else "")
+    line = f"{images}, {boxes}, {counted(len(annotations.names), 'class')}"
     overlaps, _ = match_anchors(network_sizes(annotations, image_size, SAMPLED_BOXES), anchors)
     if not len(overlaps):
         return line, None

@@ -25,7 +25,6 @@ Draw = Callable[[Image, Image], None]  # onto the first, the canvas, the second
 
 MIN_SIDE = 2.0  # pixels; smaller boxes are not usable as targets
 MIN_VISIBLE = 0.2  # share of a box's area that must be left after clipping
-MAX_ASPECT = 20.0  # longer boxes are slivers of objects cut at an edge
 PAD_VALUE = 114  # grey of the letterbox, as in all YOLO systems
 TOLERANCE = 1e-6  # pixels: a coordinate this close to a whole number counts as whole
 MARGIN = 1  # source pixels that interpolation may read beyond the last one shown
@@ -63,15 +62,13 @@ def cut_at_edges(boxes_xyxy: NDArray[Any], size: Size) -> NDArray[Any]:
 def visible_boxes(boxes_xyxy: Boxes, size: Size) -> tuple[Boxes, NDArray[np.bool_]]:
     """Clip boxes (n, 4) to a picture of ``size`` (height, width); say which (n,) remain usable.
 
-    A usable box keeps more than ``MIN_VISIBLE`` of its area, has sides above ``MIN_SIDE`` pixels,
-    and an aspect ratio below ``MAX_ASPECT``.
+    A usable box keeps more than ``MIN_VISIBLE`` of its area, and sides above ``MIN_SIDE`` pixels.
     """
     clipped = cut_at_edges(boxes_xyxy, size)
     full = boxes_xyxy[:, 2:] - boxes_xyxy[:, :2]
     inside = clipped[:, 2:] - clipped[:, :2]
-    shorter, longer = inside.min(axis=1), inside.max(axis=1)
-    usable = (shorter > MIN_SIDE) & (longer < MAX_ASPECT * shorter)
-    return clipped, usable & (inside.prod(axis=1) > MIN_VISIBLE * full.prod(axis=1))
+    visible = inside.prod(axis=1) > MIN_VISIBLE * full.prod(axis=1)
+    return clipped, visible & (inside > MIN_SIDE).all(axis=1)
 
 
 class Letterbox(NamedTuple):

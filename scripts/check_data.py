@@ -30,7 +30,7 @@ from conf import schema
 from conf.cli import run_files
 from conf.schema import is_installed
 from data import Annotations, DataConfig, DataError, ImageSource, OnError, check_same_classes, images, layouts, validate
-from data.anchors import LOW_RECALL, Sizes, fix_of_anchors, network_sizes, objects_per_image, recall
+from data.anchors import LOW_RECALL, Sizes, fix_of_anchors, network_sizes, objects_per_image, recall, too_small
 from data.geometry import ImageSize
 from data.index import read_annotations
 from data.io import Findings
@@ -122,6 +122,7 @@ def check_dataset(config: DataConfig, image_size: ImageSize, anchors: Sizes, min
         absent = np.setdiff1d(np.arange(len(annotations.names)), annotations.classes)
         notes.add("classes without boxes", absent, describe=annotations.names.__getitem__)
         sizes = network_sizes(annotations, image_size)
+        notes.add("boxes too small to learn", sizes[too_small(sizes)], describe="{0[0]:.1f} x {0[1]:.1f} px".format)
         reached = checked.recall[split] = recall(sizes, anchors, min_iou)
         if reached < LOW_RECALL:
             says = f"{1 - reached:.1%} of the boxes overlap no anchor by more than {min_iou:g}"

@@ -108,6 +108,7 @@ def test_the_summary_of_a_training(coco_set: CocoSet) -> None:
     assert recall(fitting, one, 0.2) != recall(fitting, one, 0.5)
     line, warning = describe_set(annotations, side, far, 0.2)
     assert line.endswith("0.0000 at IoU 0.2") and "100.0%" in str(warning) and "model.anchors=auto" in str(warning)
+    assert f"{len(fitting)} boxes (" in describe_set(annotations, 1, fitting, 0.2)[0], "all are below 2 px there"
     box, content = coco_set.json["annotations"][0], coco_set.json
     content["images"] = [image for image in content["images"] if image["id"] == box["image_id"]]
     content["categories"] = [category for category in content["categories"] if category["id"] == box["category_id"]]
