@@ -55,6 +55,7 @@ def evaluate(config: EvalConfig) -> program.Outcome:
     else:
         about["evaluate"] = compose.to_dictionary(config.evaluate)
         network = open_network(config, val_set, world)
+        about["trained_on"] = network.trained_on
         log.info(network.note)
         evaluation = score_network(config, network, val_set, world)
     if evaluation is None:

@@ -97,8 +97,8 @@ def compare(config: schema.CompareConfig) -> list[Gain]:
 def read_groups(folders: Sequence[Path]) -> list[Group]:
     """Group the runs in these folders by setting, in the order of first appearance.
 
-    Runs on other validation sets are other settings. Raises TrainError if a folder is not a run or
-    has no evaluation, or if two runs of a setting have one seed.
+    Runs on other training or validation sets are other settings. Raises TrainError if a folder is
+    not a run or has no evaluation, or if two runs of a setting have one seed.
     """
     groups: list[Group] = []
     for folder in folders:
@@ -106,6 +106,7 @@ def read_groups(folders: Sequence[Path]) -> list[Group]:
         seed = options.get("train.seed")
         setting = {key: value for key, value in options.items() if not is_covered(key, IGNORED)}
         best = report_page.read_best(folder)
+        setting |= flat({"trained_on": best.about.get("trained_on", {})})
         for group in groups:
             if group.setting == setting and is_same(group, best):
                 break

@@ -33,7 +33,9 @@ def labels(images: int = IMAGES) -> GroundTruth:
     )  # fmt: skip
 
 
-def make_run(folder: Path, noise: float, seed: int, *more: str, truth: GroundTruth | None = None) -> Path:
+def make_run(
+    folder: Path, noise: float, seed: int, *more: str, truth: GroundTruth | None = None, trained_on: str = "1"
+) -> Path:
     """The folder of a run that found each box, moved by ``noise`` pixels or so."""
     truth, draw = truth or labels(), np.random.default_rng(seed)
     found = np.zeros(len(truth.classes), DETECTION)
@@ -43,7 +45,7 @@ def make_run(folder: Path, noise: float, seed: int, *more: str, truth: GroundTru
     folder.mkdir(parents=True)
     config = compose("train", TrainConfig, [f"train.seed={seed}", f"run_dir=dir{seed}", *more])
     (folder / "config.yaml").write_text(to_yaml(config))
-    keep_best(folder, score(truth, found))
+    keep_best(folder, score(truth, found)._replace(about={"trained_on": {"digest": trained_on}}))
     return folder
 
 
@@ -55,7 +57,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "a1": make_run(root / "a1", 4, 1, "data.workers=3"),
         "b0": make_run(root / "b0", 2, 10, "optim.lr=0.02"),
         "b1": make_run(root / "b1", 2, 11, "optim.lr=0.02"),
-        "c": make_run(root / "c", 3.9, 12, "train.epochs=7"),
+        "c": make_run(root / "c", 3.9, 12, "train.epochs=7", trained_on="2"),
         "small": make_run(root / "small", 4, 0, truth=labels(9)),
     }
 
@@ -70,6 +72,7 @@ def test_the_text(runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys
     assert "over images and seeds.\nC against A" in said and "may be lucky in its seed" in said
     assert re.search(r"optim\.lr +0\.01 +0\.02 +0\.01$", said, re.M)
     assert re.search(r"train\.epochs +300 +300 +7$", said, re.M)
+    assert re.search(r"trained_on\.digest +1 +1 +2$", said, re.M)
     assert "data.workers" not in said and "run_dir" not in said
     assert all(name in said for name in names)
 

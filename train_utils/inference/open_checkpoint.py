@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ class TrainedNetwork:
     image_size: int | list[int]  # pixels, or height, width
     note: str
     origin: str  # the same without folders of this machine, for files that others get
+    trained_on: dict[str, Any] = field(default_factory=dict)  # digest of the training set, where it is known
 
 
 def open_detector(
@@ -91,7 +92,8 @@ def open_checkpoint(ckpt: str) -> TrainedNetwork:
     origin = f"epoch {state['epoch']}" if state["epoch"] else "converted weights"
     origin += f", {counted(len(names), 'class')}"
     size = trained_size(state["config"], ckpt)
-    return TrainedNetwork(model.eval(), names, state["category_ids"], size, f"{ckpt}: {origin}", origin)
+    ids, note = state["category_ids"], f"{ckpt}: {origin}"
+    return TrainedNetwork(model.eval(), names, ids, size, note, origin, state.get("data", {}))
 
 
 class Facts(msgspec.Struct):

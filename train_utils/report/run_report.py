@@ -214,6 +214,7 @@ class RunReport(contextlib.AbstractContextManager["RunReport"]):
         if evaluation is None:
             return
         about = {"epoch": state.epoch, "split": "val", "evaluate": compose.to_dictionary(self._config.evaluate)}
+        about["trained_on"] = state.description["data"]
         with self.failure_logged("best_detections.npz"):
             report_page.keep_best(self.folder, evaluation._replace(about=about))
 
