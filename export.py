@@ -151,7 +151,7 @@ def score(config: ExportConfig, detector: TrainedNetwork, path: Path) -> dict[st
     options = replace(config.evaluate, rect=rect, image_size=detector.image_size)
     if config.nms:
         options = replace(options, **{key: getattr(config, key) for key in LIMITS})
-        options.multi_label = False
+        options.multi_label = options.merge_nms = False  # as the file suppresses
     as_file = replace(config, evaluate=options)
     scored: list[coco_eval.Evaluation] = []
     log.info(f"at confidence {options.confidence:g} (eval.py: {config.evaluate.confidence:g})")
@@ -226,6 +226,8 @@ def metadata(
         "batch_size": config.batch_size,
         "precision": config.precision.value,
         "resize": config.evaluate.resize.value,
+        "rect": config.evaluate.rect,
+        "exif": detector.exif,
         "padding": PAD_VALUE,  # grey around a letterboxed image, which lies in the middle
         "licence": config.licence,  # of the weights
     }

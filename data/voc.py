@@ -37,6 +37,7 @@ class _Annotation(NamedTuple):
     size: tuple[np.int64, np.int64]  # height, width
     objects: list[tuple[str, BoxXywh | None]]  # class and left, top, width, height; None: a corner is missing
     rotated: int  # number of objects that CVAT says are rotated
+    difficult: int  # number of objects marked so
 
 
 def locate_voc(split: str, pairs: Sequence[Pair], image_root: Path, names: Sequence[str]) -> LocatedSplit:
@@ -135,6 +136,7 @@ def read_voc(
         image, is_guess = _image_of(item, annotation.file_name, names_in, images_below)
         notes.add("images chosen among several of one name", [image] * is_guess)
         notes.add(ROTATED, [item.xml] * annotation.rotated)
+        notes.add("objects marked difficult, which count as others do", [item.xml] * annotation.difficult)
         file_names.append(relative_name(image, image_root))
         images.append((image_id, *annotation.size))
         for number, (name, box) in enumerate(annotation.objects, start=1):
@@ -213,4 +215,5 @@ def _parse(xml: str) -> _Annotation | str:
     angles = [item.findtext("value") for item in rotations]
     rotated = len(angles) - angles.count("0") - angles.count("0.0")
     file_name = f"{root.findtext('folder', '').strip()}/{root.findtext('filename', '').strip()}"
-    return _Annotation(file_name.replace("\\", "/"), size, objects, rotated)
+    difficult = len(root.findall("object[difficult='1']"))
+    return _Annotation(file_name.replace("\\", "/"), size, objects, rotated, difficult)

@@ -98,7 +98,7 @@ def test_training_scores_as_the_evaluation_does_with_stretched_images(tmp_path: 
     exported = options_of("export", [ckpt]).evaluate
     predicting = [options_of("predict", [ckpt, "source=a", *more]) for more in ([], ["resize=letterbox"])]
     assert [one.resize.value for one in (exported, *predicting)] == ["stretch", "stretch", "letterbox"]
-    assert [one.exif.value for one in predicting] == ["ignore"] * 2
+    assert [(one.exif.value, one.rect) for one in predicting] == [("ignore", False)] * 2
 
 
 @pytest.mark.release

@@ -19,8 +19,8 @@ from models.cfg import ZOO
 from models.config import ALIASES
 
 # What programs take from a run beside its section evaluate, and from a file of export.py.
-OF_A_RUN = {"resize": "evaluate.resize", "exif": "data.exif"}
-OF_A_FILE = "resize confidence nms_iou max_detections".split()
+OF_A_RUN = {"resize": "evaluate.resize", "rect": "evaluate.rect", "exif": "data.exif"}
+OF_A_FILE = [*OF_A_RUN, "confidence", "nms_iou", "max_detections"]
 NO_DATA = {  # by what is to be scored
     "detections": ("detections= are scored against data", "add data=..."),
     "ckpt": ("ckpt={} was converted and names no data", "add data=..."),

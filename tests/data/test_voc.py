@@ -78,6 +78,7 @@ def test_voc_is_2007_and_2012_in_their_official_folders(tmp_path: Path, data_con
     assert [Path(val.path(index)).name for index in range(2)] == ["c.jpg", "d.jpg"]
     assert len(train.names) == 20 and train.names[train.classes[0]] == "cat"
     assert train.boxes_xywh.tolist() == [[15, 10, 30, 20]] * 4 and not train.crowd.any(), "difficult ones count"
+    assert "marked difficult, which count as others do (4)" in " ".join(train.notes)
     label = tmp_path / "VOCdevkit" / "VOC2012" / "Annotations" / "e.xml"
     label.write_text(label.read_text().replace("<xmax>45", "<xmax>55"))
     assert open_annotations(config, "train").boxes_xywh[3].tolist() == [15, 10, 40, 20], "an xml file was changed"

@@ -37,6 +37,7 @@ class TrainedNetwork:
     note: str
     origin: str  # the same without folders of this machine, for files that others get
     trained_on: dict[str, Any] = field(default_factory=dict)  # digest of the training set, where it is known
+    exif: str = "apply"  # data.exif of the training
 
 
 def open_detector(
@@ -92,8 +93,9 @@ def open_checkpoint(ckpt: str) -> TrainedNetwork:
     origin = f"epoch {state['epoch']}" if state["epoch"] else "converted weights"
     origin += f", {counted(len(names), 'class')}"
     size = trained_size(state["config"], ckpt)
-    ids, note = state["category_ids"], f"{ckpt}: {origin}"
-    return TrainedNetwork(model.eval(), names, ids, size, note, origin, state.get("data", {}))
+    exif = state["config"].get("data", {}).get("exif", "apply")
+    ids, note, trained_on = state["category_ids"], f"{ckpt}: {origin}", state.get("data", {})
+    return TrainedNetwork(model.eval(), names, ids, size, note, origin, trained_on, exif)
 
 
 class Facts(msgspec.Struct):
