@@ -140,6 +140,8 @@ def count_frames(media: Sequence[Medium]) -> int:
 
 def _capture(medium: Medium) -> cv2.VideoCapture:
     cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # its warnings hold the password
+    if not medium.address and not medium.path.is_file():  # it would wait for the writer of a pipe
+        return cv2.VideoCapture()
     # OpenCV crashes on a name that is not Unicode, but accepts its bytes.
     source: Any = int(medium.address) if medium.address.isdecimal() else os.fsencode(medium.address or medium.path)
     return cv2.VideoCapture(source)

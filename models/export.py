@@ -175,8 +175,9 @@ def write_torch(
 
 
 def _save_archive(exported: torch.export.ExportedProgram, metadata: Mapping[str, str], path: Path) -> None:
-    with path.open("wb") as file:  # torch stores the name of a path in the archive
-        torch.export.save(exported, file, extra_files={METADATA_FILE: json.dumps(metadata)})
+    archive = io.BytesIO()  # torch aborts where a disk is full, and stores the name of a path
+    torch.export.save(exported, archive, extra_files={METADATA_FILE: json.dumps(metadata)})
+    path.write_bytes(archive.getbuffer())
 
 
 def write_openvino(source: Any, metadata: Mapping[str, str], path: Path) -> None:

@@ -228,10 +228,13 @@ def test_facts_of_exported_files(change: dict[str, object], monkeypatch: pytest.
         open_checkpoint.read_facts(Path("a.onnx"))
 
 
-def test_a_pipe_is_no_exported_file(tmp_path: Path) -> None:
+def test_a_pipe_is_no_exported_file_and_no_video(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.onnx")
     with pytest.raises(ModelError, match="not a regular file"):
         open_checkpoint.read_facts(tmp_path / "a.onnx")
+    os.mkfifo(tmp_path / "a.mp4")
+    with pytest.raises(DataError, match="holds no frame"):
+        next(media.read_video(media.Medium.at(str(tmp_path / "a.mp4"), "a.mp4"), []))
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def reserve_run_folder(world: World, config: TrainConfig) -> Iterator[Callable[[
             folder = _locked(Path(resume).resolve(), "resume")
             return
         if config.run_dir is None:
-            folder = _locked(_new_folder(config.name), "run_dir")
+            folder = _locked(_new_folder(config.name, launch.job_folder_name(), "run_dir"), "run_dir")
         else:
             given = Path(config.run_dir).resolve()
             _refuse_foreign_files(given)
@@ -71,21 +71,20 @@ def reserve_run_folder(world: World, config: TrainConfig) -> Iterator[Callable[[
 
 def open_out(world: World, out: str | None, name: str) -> Path:
     """Create the folder ``out``, null: runs/<name>/<time>. TrainError if it has other files."""
-    if out is not None:
-        folder = Path(out)
-    else:
-        folder = next(numbered for numbered in _numbered(_dated(name)) if not numbered.exists())
-    folder = Path(distributed.broadcast_text(str(folder.resolve())))
+    folder = Path(out or "").resolve()
 
     def make() -> None:
-        if name == "eval" and (folder / "config.yaml").is_file() and run_files.has_checkpoint(folder):
+        nonlocal folder
+        if out is None:
+            folder = _new_folder(name, None, "out")
+        elif name == "eval" and (folder / "config.yaml").is_file() and run_files.has_checkpoint(folder):
             _refuse_links(folder, "out")
         else:
             run_files.refuse_existing(folder, "out")
         make_writable(folder, "out")
 
     on_main(world, make)
-    return folder
+    return Path(distributed.broadcast_text(str(folder)))
 
 
 def on_main(world: World, function: Callable[[], object]) -> None:
@@ -169,23 +168,13 @@ def make_writable(folder: Path, key: str) -> None:
         ) from error
 
 
-def _new_folder(name: str) -> Path:
-    job = launch.job_folder_name()
-    base = Path("runs", name, job).resolve() if job is not None else _dated(name)
-    make_writable(base.parent, "run_dir")
-    folders = _numbered(base)
-    while True:
-        folder = next(folders)
+def _new_folder(name: str, job: str | None, key: str) -> Path:
+    """Create runs/<name>/<job>, or of the time, for this process alone."""
+    folder = base = Path("runs", name, job or time.strftime("%Y-%m-%d_%H-%M-%S")).resolve()
+    make_writable(base.parent, key)
+    for number in itertools.count(2):
         with suppress(FileExistsError):
             folder.mkdir()
-            return folder
-
-
-def _dated(name: str) -> Path:
-    return Path("runs", name, time.strftime("%Y-%m-%d_%H-%M-%S")).resolve()
-
-
-def _numbered(base: Path) -> Iterator[Path]:
-    yield base
-    for number in itertools.count(2):
-        yield base.with_name(f"{base.name}-{number}")  # an underscore would denote an array task
+            break
+        folder = base.with_name(f"{base.name}-{number}")  # an underscore would denote an array task
+    return folder

@@ -1,5 +1,6 @@
 """Boxes, sheets and drawn files show what they were given, where it is, and can be read."""
 
+import resource
 from collections.abc import Callable
 from pathlib import Path
 
@@ -71,6 +72,15 @@ def test_what_cannot_be_written_is_an_error(tmp_path: Path) -> None:
         with DrawnFiles() as files:
             for side in (40, 60):
                 files.frame(tmp_path / "a.mp4", 5.0, 0.0, plot(image[:, :side]))
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (600, most[1]))  # as on a full disk
+    try:
+        for names in ("b", "bc"):  # the last one, and one that another follows
+            with pytest.raises(TrainError, match=r"cannot write all frames of .*b\.mp4"), DrawnFiles() as files:
+                for number in range(9 * len(names)):
+                    files.frame(tmp_path / f"{names[number // 9]}.mp4", 5.0, number % 9 / 5, plot(image))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, most)
 
 
 def test_a_video_keeps_the_frames_whose_times_start_again(tmp_path: Path) -> None:

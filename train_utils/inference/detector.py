@@ -19,6 +19,7 @@ from numpy import ndarray
 
 from conf import ConfigError, TrainError, compose, suggestions
 from conf.cli import command_line, program
+from conf.cli.run_files import refuse_existing
 from conf.schema import DetectConfig, EvalPrecision, require
 from data import DataError, Exif, OnBadFile, cut_at_edges
 from data.layouts import class_numbers
@@ -288,6 +289,7 @@ class ResultWriter:
         """Write the files that hold all results."""
         if self.save_json:
             images, found = results.coco_files(self.results, self.network.names, self.network.category_ids)
+            refuse_existing(self.out / "detections.json", "out")  # of another program that began meanwhile
             results.write_json(self.out / "images.json", images)
             results.write_json(self.out / "detections.json", found)
 

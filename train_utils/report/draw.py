@@ -120,6 +120,7 @@ PICTURE_SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")  
 CODEC = cv2.VideoWriter.fourcc(*"mp4v")  # MPEG-4 part 2
 MOST_WAITING = 8  # pictures in memory
 MOST_REPEATED = 60  # seconds that one frame of a video fills
+OTHER_OUT = "another out=, or draw=false"
 
 
 class DrawnFiles(AbstractContextManager["DrawnFiles"]):
@@ -139,7 +140,7 @@ class DrawnFiles(AbstractContextManager["DrawnFiles"]):
 
     def picture(self, path: Path, plot: Callable[[], ndarray]) -> None:
         """Write a picture."""
-        self._start(lambda: write_image(path, plot(), "another out=, or draw=false"))
+        self._start(lambda: write_image(path, plot(), OTHER_OUT))
 
     def frame(self, path: Path, frames_per_second: float, seconds: float, plot: Callable[[], ndarray]) -> None:
         """Add a frame to the .mp4 at ``path``; another path starts another video.
@@ -154,6 +155,8 @@ class DrawnFiles(AbstractContextManager["DrawnFiles"]):
         try:
             while kind is None and self._running:
                 self._running.pop(0).result()
+            if kind is None:
+                self._end_video()
         finally:
             self._thread.shutdown(cancel_futures=True)
             self._video.release()
@@ -163,13 +166,20 @@ class DrawnFiles(AbstractContextManager["DrawnFiles"]):
             self._running.pop(0).result()
         self._running.append(self._thread.submit(write))
 
+    def _end_video(self) -> None:
+        self._video.release()
+        name: Any = os.fsencode(self._video_path)
+        if self._written > 0 and cv2.VideoCapture(name).get(cv2.CAP_PROP_FRAME_COUNT) < self._written:
+            # OpenCV does not say that a disk is full.
+            raise TrainError(f"cannot write all frames of {self._video_path}", f"free some space, {OTHER_OUT}")
+
     def _write_frame(self, path: Path, frames_per_second: float, seconds: float, drawn: ndarray) -> None:
         size = (drawn.shape[1], drawn.shape[0])
         if self._video_path != path:
+            self._end_video()
             path.parent.mkdir(parents=True, exist_ok=True)
             self._video_path, self._size = path, size
             self._written, self._last = 0, drawn
-            self._video.release()
             name: Any = os.fsencode(path)  # as text, OpenCV would crash on a name that is not Unicode
             self._video = cv2.VideoWriter(name, CODEC, frames_per_second, size)
         if not self._video.isOpened() or size != self._size:  # OpenCV would silently drop the frame
