@@ -24,7 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from conf import CONF_DIR, ConfigError, suggestions
-from conf.options import Options, Words, choices_of, flat, is_path, kind_in_words
+from conf.options import Options, Words, at_home, choices_of, flat, is_path, kind_in_words
 from conf.schema import CHOICES, SIZE, is_image_size, kinds_of
 from data import DataConfig, errors, layouts
 from data.recognise import recognise
@@ -257,7 +257,7 @@ def _drop_missing(tree: Options) -> Options:
     """The tree without missing values and the sections without others; ``~`` is the home folder."""
     full: Options = {}
     for key, value in tree.items():
-        content = os.path.expanduser(value) if isinstance(value, str) and value[:2] in ("~", "~/") else value
+        content = at_home(value) if isinstance(value, str) and value[:2] in ("~", "~/") else value
         content = _drop_missing(content) if isinstance(content, dict) else content
         if content != "???" and (content != {} or value == {}):
             full[key] = content

@@ -96,6 +96,14 @@ def is_covered(key: str, options: tuple[str, ...]) -> bool:
     return f"{key}.".startswith(tuple(f"{option}." for option in options))
 
 
+def at_home(path: str) -> str:
+    """The path with the home folder for a leading ``~``. Raises ConfigError if there is none."""
+    full = os.path.expanduser(path)
+    if full.startswith("~"):
+        raise ConfigError(f"{path}: this user has no home folder", "HOME=<a folder> in the environment")
+    return full
+
+
 UNQUOTED = re.compile(r"[\w./+@%:*?-][\w./+@%:*? -]*(?<! )", re.ASCII)  # what Hydra reads as a text
 
 

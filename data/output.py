@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from data.errors import reason
 
-LOST: dict[str, str] = {}  # by the name of a stream, what train.log says of it
+LOST: dict[str, str] = {}  # by the name of a stream, why it cannot be written
 
 
 class Output(io.TextIOBase):
@@ -31,8 +31,7 @@ class Output(io.TextIOBase):
         except UnicodeEncodeError:
             self.write(text.encode("ascii", "backslashreplace").decode())
         except (OSError, ValueError) as error:
-            sentence = f"warning: {self._name} cannot be written ({reason(error)}): this file has all lines"
-            LOST.setdefault(self._name, sentence)
+            LOST.setdefault(self._name, f"{self._name} cannot be written ({reason(error)})")
             with suppress(OSError, ValueError, AttributeError), open(os.devnull, "wb") as nowhere:
                 os.dup2(nowhere.fileno(), stream.fileno())
                 stream.flush()

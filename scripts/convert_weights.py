@@ -43,7 +43,11 @@ def convert(config: schema.ConvertConfig) -> None:
         raise ConfigError(f"out={out} does not fit: {forms}", fix)
     run_files.refuse_existing(out, "out")
     if config.cfg is not None:
-        run_files.refuse_existing(Path(config.cfg), "cfg")
+        cfg = Path(config.cfg)
+        run_files.refuse_existing(cfg, "cfg")
+        if cfg.resolve() == out.resolve():
+            raise ConfigError("cfg and out are one file", f"cfg={out.with_suffix('.cfg')}")
+        cfg.parent.mkdir(parents=True, exist_ok=True)
     if to_checkpoint:
         detector = open_checkpoint.open_detector(None, source, config.names, config.image_size)
         log.info(detector.note)

@@ -62,12 +62,15 @@ def tune(config: schema.TuneConfig) -> None:
     compose.compose("train", program.schema, [*fixed, *overrides(first)], program.complete)
     require("optuna", "scripts.tune")
     import optuna
+    import sqlalchemy
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # run_trial prints what happens
     folder = Path("runs", config.name)
     folder.mkdir(parents=True, exist_ok=True)
-    storage = f"sqlite:///{folder.absolute()}/study.db"
-    study = optuna.create_study(storage=storage, study_name="trials", direction="maximize", load_if_exists=True)
+    storage = sqlalchemy.URL.create("sqlite", database=str(folder.absolute() / "study.db"))
+    study = optuna.create_study(
+        storage=storage.render_as_string(), study_name="trials", direction="maximize", load_if_exists=True
+    )
     study.pruner = optuna.pruners.MedianPruner(n_warmup_steps=config.prune_after)
     asked, earlier = sorted(config.options), study.user_attrs.get("options", ["unknown options"])
     if study.trials and earlier != asked:
@@ -130,7 +133,7 @@ def draw(trial: Any, key: str, values: Any) -> Any:
     if isinstance(values, list):
         return trial.suggest_categorical(key, values)
     suggest = trial.suggest_int if isinstance(values.start, int) else trial.suggest_float
-    return suggest(key, values.start, values.end, log="log" in values.tags)
+    return suggest(key, *sorted((values.start, values.end)), log="log" in values.tags)
 
 
 def scores_of(folder: Path) -> dict[int, float]:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from conf import ConfigError
 from conf.cli.command_line import AT_HOME
 from conf.cli.program import options_of
 from data import io, layouts, media, recognise
@@ -183,9 +184,13 @@ def test_home_folder_on_a_command_line(word: str, read: str) -> None:
     assert AT_HOME.sub("HOME", word) == read
 
 
-def test_home_folder_in_options() -> None:
+def test_home_folder_in_options(monkeypatch) -> None:
     config = options_of("train", ["data=shapes", "run_dir=~/x", 'data.root="~/y"'])
     assert (config.run_dir, config.data.root) == (f"{Path.home()}/x", f"{Path.home()}/y")
+    monkeypatch.setattr("os.path.expanduser", str)  # as for a user of a container that no table lists
+    for option in ("run_dir=~/x", 'data.root="~/y"'):
+        with pytest.raises(ConfigError, match=r"~.*: this user has no home folder"):
+            options_of("train", ["data=shapes", option])
 
 
 BOXES, SCORES = torch.ones(1, 9, 4), torch.full((1, 9, 2), 0.5)

@@ -11,13 +11,13 @@ from typing import Any
 
 from conf import CONF_DIR, ConfigError, compose, suggestions
 from conf.cli import launch
-from conf.options import Words, quoted
+from conf.options import Words, at_home, quoted
 from data.errors import UserError, as_started, of_killed_loader, without_login
 from data.output import STDERR
 from models.cfg import ModelError
 
 # Places that cannot be used. Any other OSError is a bug until a check names it.
-UNUSABLE = "EACCES EPERM EROFS ENOSPC EDQUOT ENAMETOOLONG ELOOP EISDIR".split()
+UNUSABLE = "EACCES EPERM EROFS ENOSPC EDQUOT EFBIG ENAMETOOLONG ELOOP EISDIR ENOTDIR EEXIST".split()
 BUG_EXIT_CODE, USAGE_EXIT_CODE = 1, 2
 OF_RUN_FOLDERS = ("hydra.run.", "hydra.sweep.", "hydra.output_subdir", "hydra.job.chdir")  # Hydra's keys
 AT_HOME = re.compile(r"(?<![^=\[,: \"'])~(?=/|$)")  # Hydra cannot read it without quotes
@@ -65,7 +65,7 @@ def prepare_arguments(arguments: Words, schema: type, command: str, bare: str = 
         word = typed.removeprefix("train.") if typed.startswith("train.device=") else typed
         if word != typed:
             STDERR.write("train.device is called device now, as in the other programs\n")
-        word = AT_HOME.sub(os.path.expanduser("~"), word)
+        word = AT_HOME.sub(lambda found: at_home(found[0]), word)
         if os.path.isdir(CONF_DIR / word.partition("=")[0].removeprefix("+")):  # each group is in the defaults
             word = word.removeprefix("+")
         # torch.distributed.launch adds the local rank, which is in the environment as well.
@@ -153,6 +153,8 @@ def for_user(error: BaseException, schema: type) -> UserError | None:
         # torch puts the traceback of a loader's process before its message.
         sentence = error.sentence.rpartition(f"{type(error).__name__}: ")[2].strip()
         return UserError(sentence, error.fix)
+    if isinstance(error, FileNotFoundError) and error.filename is None:
+        return UserError("the current folder has been removed", "cd <a folder that is there>")
     if isinstance(error, compose.NOT_COMPOSED):
         return compose.explain(error, schema)
     if isinstance(error, OSError) and errno.errorcode.get(error.errno or 0) in UNUSABLE:

@@ -20,12 +20,12 @@ from typing import Any, TypeVar
 
 import hydra
 
-from conf import CONF_DIR, ConfigError, compose, schema
+from conf import CONF_DIR, ConfigError, TrainError, compose, schema
 from conf.cli import command_line, help, launch, run_files
 from conf.cli.from_checkpoint import complete_conversion, complete_from_checkpoint, complete_training
 from conf.options import Options, Words, refuse_unread
 from data.errors import as_started, word_of
-from data.output import keep_numbers
+from data.output import LOST, keep_numbers
 from models.cfg import ZOO, load_cfg
 
 Result = TypeVar("Result")
@@ -118,6 +118,8 @@ def start(name: str, arguments: Words | None = None) -> int:
             if any("://" in argument for argument in arguments):
                 launch.check_credentials()
             run_by_hydra(name, program, arguments)
+        if name != "train" and "Broken pipe" not in (why := LOST.get("stdout", "Broken pipe")):
+            raise TrainError(f"{why}, and has the results", "a terminal, or a file on another disk")
     except (Exception, KeyboardInterrupt) as error:
         sys.exit(command_line.print_error(error, program.schema))
     launch.shutdown()

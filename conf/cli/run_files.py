@@ -14,7 +14,7 @@ from typing import IO, Any, cast, get_type_hints
 from conf import CheckpointError, ConfigError, TrainError
 from conf.cli.launch import read_launch
 from conf.compose import check_values, values_of_choice
-from conf.options import Options, Words, fill, flat, option
+from conf.options import Options, Words, at_home, fill, flat, option
 from conf.schema import TrainConfig, is_image_size
 from data import DataError, layouts, remote
 from data.output import STDOUT
@@ -239,8 +239,8 @@ def whole_file(path: Path, mode: str = "w", previous: Path | None = None) -> Ite
 def weights_folder(environment: Mapping[str, str] = os.environ) -> Path:
     """Where published weights are stored: YOLO_HOME, or a folder in the user's cache."""
     if home := environment.get("YOLO_HOME"):
-        return Path(home).expanduser()
-    return Path(environment.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "hydra-yolov3-spp"
+        return Path(at_home(home))
+    return Path(at_home(environment.get("XDG_CACHE_HOME") or "~/.cache")) / "hydra-yolov3-spp"
 
 
 def fetch_weights(entry: Published) -> Path:

@@ -25,6 +25,7 @@ from conf.cli.program import PROGRAMS, options_of, start
 from conf.compose import compose
 from conf.schema import TrainConfig
 from data import DataError, ShapesConfig, ensure_shapes, io
+from data.output import LOST
 from data.shapes import CLASSES
 from eval import evaluate
 from train import train
@@ -233,6 +234,8 @@ def test_a_place_without_rights_or_space_is_one_sentence_and_other_errors_are_bu
         assert refused is not None and refused.sentence.startswith(f"{[*path, 'a file'][0]} cannot be used (")
     for error in (FileNotFoundError(errno.ENOENT, "gone", "x"), ValueError("1"), OSError("plain")):
         assert for_user(error, TrainConfig) is None
+    removed = for_user(FileNotFoundError(errno.ENOENT, "as os.getcwd() says it"), TrainConfig)
+    assert removed is not None and "the current folder" in removed.sentence
     killed = for_user(RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."), TrainConfig)
     assert killed is not None and "(pid 7)" in killed.sentence and killed.fix.startswith("fewer data.workers")
 
@@ -282,3 +285,11 @@ def test_a_signal_ends_all_jobs_with_a_checkpoint(multirun: list[str], tmp_path:
         program.send_signal(signal.SIGTERM)
         assert program.wait(timeout=120) == 128 + signal.SIGINT, (tmp_path / "output.txt").read_text()[-3000:]
     assert len(list(tmp_path.glob("runs/shapes/*"))) == 1, "the next job was multirun"
+
+
+def test_results_that_cannot_be_printed_are_an_error(monkeypatch, capsys) -> None:
+    monkeypatch.setattr("sys.stdout", os.fdopen(os.open("/dev/full", os.O_WRONLY), "w"))
+    with pytest.raises(SystemExit) as ended:
+        start("get_weights", ["list"])
+    assert ended.value.code == 2 and "stdout cannot be written (No space" in capsys.readouterr().err
+    LOST.clear()

@@ -122,8 +122,8 @@ def test_the_cfg_that_fits_is_written(command: Command, tmp_path: Path) -> None:
     (tmp_path / "five.names").write_text("a\nb\nc\nd\ne\n")
     network = ("model.cfg=small.cfg", "model.width=2")
     command("weights=wide.weights", *network, "names=five.names", "out=wide.pt")
-    command("ckpt=wide.pt", "out=b.weights", "cfg=wide.cfg")
-    as_darknet = Darknet(load_cfg(tmp_path / "wide.cfg")).eval()
+    command("ckpt=wide.pt", "out=b.weights", "cfg=new/wide.cfg")
+    as_darknet = Darknet(load_cfg(tmp_path / "new" / "wide.cfg")).eval()
     load_darknet_weights(as_darknet, tmp_path / "b.weights")
     images = torch.rand(1, 3, 32, 32)
     assert all(map(torch.equal, as_darknet(images), open_detector("wide.pt", None, None, None).model(images)))
@@ -139,6 +139,7 @@ def test_the_cfg_that_fits_is_written(command: Command, tmp_path: Path) -> None:
         (["weights=a.weights", "out=b.pt"], "weights=a.weights needs its network. fix: model=yolov3-spp"),
         (["weights=a.weights", "model.cfg=small.cfg", "out=b.pt", "up_to_layer=3"], "fix: out=b.weights"),
         (["ckpt=a.pt", "out=b.pt"], "does not fit"),
+        (["ckpt=a.pt", "out=b.weights", "cfg=./b.weights"], "cfg and out are one file. fix: cfg=b.cfg"),
         (["weights=a.weights", "model.cfg=small.cfg", "out=a.weights"], "fix: out=a.pt"),
         (
             ["weights=a.weights", "model.cfg=small.cfg", "out=b.pt", "names=one.names"],

@@ -107,9 +107,10 @@ def test_whole_numbers_logarithms_and_points_of_their_own(configured, monkeypatc
         return 0.5
 
     monkeypatch.setattr(tune, "run_trial", run)
-    searched = "--", "data=shapes", "train.epochs=int(interval(20,1000))", RATE
+    searched = "--", "data=shapes", "train.epochs=int(interval(1000,20))", RATE
     tune.tune(configured("trials=4", *searched))
-    tune.tune(configured("trials=2", "name=y", "seed=5", *searched))
+    tune.tune(configured("trials=2", "name='y?z#%20'", "seed=5", *searched))
+    assert Path("runs/y?z#%20/study.db").is_file()
     epochs, rates = zip(*drawn, strict=True)
     assert all(type(value) is int for value in epochs) and len(set(epochs)) == 6
     assert sum(rate < 0.1 for rate in rates) > 2, "three of four by the logarithm, else one of ten"

@@ -76,8 +76,8 @@ class RunReport(contextlib.AbstractContextManager["RunReport"]):
             lines = list(map(printable, text.split("\n")))
             if on_terminal:
                 log.info("\n".join(lines))
-            lines += [sentence for sentence in LOST.values() if sentence not in self._told]
-            self._told |= {*LOST.values()}
+            lines += [f"warning: {LOST[name]}: this file has all lines" for name in LOST.keys() - self._told]
+            self._told |= LOST.keys()
             stamp = time.strftime("%Y-%m-%d %H:%M:%S")
             with self._lock:  # loggers and mirror warn from their threads
                 for line in lines:
