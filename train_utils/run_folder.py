@@ -163,9 +163,8 @@ def make_writable(folder: Path, key: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
-        raise TrainError(
-            f"the folder {folder} cannot be written ({error.strerror})", f"{key}=<a folder you may write to>"
-        ) from error
+        fix = "rights to write there" if key == "resume" else f"{key}=<a folder you may write to>"
+        raise TrainError(f"the folder {folder} cannot be written ({error.strerror})", fix) from error
 
 
 def _new_folder(name: str, job: str | None, key: str) -> Path:

@@ -29,13 +29,13 @@ def lines_of(axis: Axes) -> dict[str, list[tuple[float, float]]]:
     }
 
 
-def test_curves_are_the_columns_over_steps_and_the_first_best_epoch_is_marked(tmp_path) -> None:
+def test_curves_are_the_columns_over_steps_and_the_best_epoch_is_marked(tmp_path) -> None:
     table = tmp_path / "metrics.csv"
     table.write_text(
         "epoch,step,lr,loss,loss_dfl,loss_l1,AP,AP50,val_loss\n1,10,0.01,5.5,0,0,,,\n2,20,0.02,4.5,0,0,0.1,0.3,7\n"
         "3,30,0.01,4.0,0,0,-1.0,-1.0,8\n4,40,0.0,4,0,0.5,0.1,0.2,9\n"
     )
-    loss, precision, by_size, rate = map(lines_of, plots.draw_curves(table).axes)
+    loss, precision, by_size, rate = map(lines_of, plots.draw_curves(table, 2).axes)
     assert loss.pop("best: epoch 2, AP 0.100") == [(20, 0), (20, 1)]
     assert loss == {  # without loss_dfl: a term that is 0 throughout is one that the loss lacks
         "loss": [(10, 5.5), (20, 4.5), (30, 4.0), (40, 4.0)],

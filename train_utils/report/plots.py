@@ -99,11 +99,11 @@ CURVES = {
 MOST_POINTS = 300  # of a line; neighbours are averaged
 
 
-def draw_curves(metrics_csv: Path) -> Any:
+def draw_curves(metrics_csv: Path, best_epoch: int) -> Any:
     """Draw the columns of a metrics.csv over the steps, without empty cells.
 
-    A steps.csv beside it gives losses by step instead of by epoch. A vertical line marks the epoch
-    with the best AP.
+    A steps.csv beside it gives losses by step instead of by epoch. A vertical line marks
+    ``best_epoch``: earlier ones may have been scored on other images.
     """
     epochs = _read(metrics_csv)
     steps = _read(metrics_csv.with_name("steps.csv"))
@@ -117,8 +117,7 @@ def draw_curves(metrics_csv: Path) -> Any:
                 if len(points) and not is_absent:
                     marker = "." if len(points) < 60 else ""
                     axis.plot(*points.T, line, label=name, color=f"C{number}", marker=marker)
-        if (epochs["AP"] >= 0).any():
-            best = epochs[np.nanargmax(epochs["AP"])]  # the first, as the checkpoint
+        for best in epochs[epochs["epoch"] == best_epoch]:
             text = f"best: epoch {best['epoch']:.0f}, AP {best['AP']:.3f}"
             axis.axvline(best["step"], color="black", linestyle=":", label=text)
         axis.set(title=title, xlabel="step", ylim=(0, 1.05 * axis.get_ylim()[1]))

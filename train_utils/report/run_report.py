@@ -238,7 +238,8 @@ class RunReport(contextlib.AbstractContextManager["RunReport"]):
         self.line(f"metrics of epoch {of_epoch}:", format_table(best), state.best_sentence())
         if self._config.logger.pictures:
             folder = self.folder / plots.FOLDER
-            plots.save_plot(folder / "curves.png", self.line, plots.draw_curves, self.folder / "metrics.csv")
+            table = self.folder / "metrics.csv"
+            plots.save_plot(folder / "curves.png", self.line, plots.draw_curves, table, state.best_epoch)
             read = data.ImageSource(val_set, self._config.data.on_error).read
             plots.draw_evaluation(folder, best, read, val_set.file_name, self.line)
         with self.failure_logged("report.html"):
