@@ -91,11 +91,8 @@ def find_media(source: str) -> list[Medium]:
     if source.isdecimal() and len(source) < 10:  # OpenCV takes a C int
         return [Medium(Path(name := f"camera{source}"), name, address=source)]
     if "://" in source:
-        if source.startswith(tuple(f"{scheme}://" for scheme in remote.LISTED)):
-            try:
-                remote.check_address(source, "source")
-            except ValueError as error:
-                raise DataError(str(error)) from None
+        if source.partition("://")[0] in remote.LISTED:
+            remote.check_address(source, "source")
         medium = Medium.at(source, "")
         whole_name = re.sub(r"\W+", "-", medium.shown.partition("://")[2]).strip("-")
         return [replace(medium, name=whole_name if medium.is_video else os.path.basename(medium.shown))]
