@@ -77,12 +77,6 @@ class TrainDataset(torch.utils.data.Dataset[Batch]):
         self.first_plain_epoch = epochs - augment.plain_epochs(epochs)
         self.seed, self.changes = seed, dict(changes or {})
 
-    def __len__(self) -> int:
-        return len(self.annotations)
-
-    def __getitem__(self, request: Request) -> Batch:
-        return self.__getitems__([request])
-
     def __getitems__(self, requests: Sequence[Request]) -> Batch:
         """Return the batch of requests of one size; torch's loader calls this once per batch."""
         buffer = empty_images(requests)

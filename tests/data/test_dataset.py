@@ -45,13 +45,13 @@ def sample(batch: data.Batch, position: int) -> tuple[torch.Tensor, torch.Tensor
 def test_seed_epoch_position_and_repeat_decide_a_sample(coco_set) -> None:
     source = coco_set.source()
     images = [
-        train_dataset(source, EVERY_AUGMENT, seed)[data.Request(index, 96, 96, epoch, repeat)].images
+        train_dataset(source, EVERY_AUGMENT, seed).__getitems__([data.Request(index, 96, 96, epoch, repeat)]).images
         for seed, epoch, index, repeat in ((3, 0, 4, 0), (4, 0, 4, 0), (3, 1, 4, 0), (3, 0, 5, 0), (3, 0, 4, 1))
     ]
     assert not any(torch.equal(images[0], other) for other in images[1:])
     dataset = train_dataset(source, EVERY_AUGMENT)
-    dataset[data.Request(0, 64, 64, 0)]  # a past of its own
-    assert torch.equal(images[0], dataset[data.Request(4, 96, 96, 0)].images)
+    dataset.__getitems__([data.Request(0, 64, 64, 0)])  # a past of its own
+    assert torch.equal(images[0], dataset.__getitems__([data.Request(4, 96, 96, 0)]).images)
 
 
 def test_crowds_are_no_targets(coco_set) -> None:
@@ -59,7 +59,7 @@ def test_crowds_are_no_targets(coco_set) -> None:
     coco_set.json["annotations"][-1]["iscrowd"] = 1
     source = coco_set.source()
     for augment in (NO_AUGMENT, replace(NO_AUGMENT, mosaic=1.0)):
-        targets = train_dataset(source, augment)[data.Request(7, 96, 96, 0, pool=(7,))].targets
+        targets = train_dataset(source, augment).__getitems__([data.Request(7, 96, 96, 0, pool=(7,))]).targets
         assert len(targets) >= 1 and set(targets[:, 1].tolist()) == {0.0}, "of the dog, never of the crowd of birds"
 
 
@@ -166,7 +166,7 @@ def test_a_sample_is_the_same_alone_and_in_its_batch_however_its_images_are_read
         for batch in sampler_of(NUM_IMAGES, BATCH, seed=seed, tile_pool=augment.tile_pool):
             requests = [replace(request, height=height, width=width) for request in batch]
             cv2.setNumThreads(0)  # as in a worker of the loader
-            alone = [datasets["files"][request] for request in requests]
+            alone = [datasets["files"].__getitems__([request]) for request in requests]
             cv2.setNumThreads(threads)
             for key, dataset in datasets.items():
                 together = dataset.__getitems__(requests)
