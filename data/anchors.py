@@ -171,17 +171,18 @@ def choose_anchors(
     if not len(sizes):
         return None, "there are no boxes to fit to, so the anchors of the .cfg stay"
     min_iou = DEFAULT_MIN_IOU if min_iou is None else min_iou
-    reached = recall(sizes, current[slots], min_iou)
+    before, _ = match_anchors(sizes, current[slots])
+    reached = (before > min_iou).mean()
     if reached >= FIT_RECALL:
         fitting = f"{reached:.1%} of the boxes overlap one by more than {min_iou:g}"
         return None, f"the anchors of the .cfg stay: {fitting}, and a closer fit can cost AP"
     chosen = current.copy()
     chosen[slots] = np.maximum(_fit(sizes, len(slots)), MIN_ANCHOR_SIDE).round(1)
-    before, after = (float(match_anchors(sizes, anchors[slots])[0].mean()) for anchors in (current, chosen))
-    measured = f"recall at IoU 0.5 is {recall(sizes, current[slots], 0.5):.3f}"
-    fit = f"{recall(sizes, chosen[slots], 0.5):.3f} with anchors fitted to the boxes at {image_size} pixels"
-    overlap = f"mean best IoU {before:.3f}, then {after:.3f}"
-    if after <= before + MIN_GAIN:
+    after, _ = match_anchors(sizes, chosen[slots])
+    measured = f"recall at IoU 0.5 is {(before > 0.5).mean():.3f}"
+    fit = f"{(after > 0.5).mean():.3f} with anchors fitted to the boxes at {image_size} pixels"
+    overlap = f"mean best IoU {before.mean():.3f}, then {after.mean():.3f}"
+    if after.mean() <= before.mean() + MIN_GAIN:
         return None, f"the anchors of the .cfg stay: {measured}, {fit} ({overlap}, not {MIN_GAIN:g} more)"
     listed = "  ".join(f"{width:g},{height:g}" for width, height in chosen)
     return chosen, f"{measured} with the anchors of the .cfg, {fit}, which replace them ({overlap}): {listed}"
