@@ -118,10 +118,8 @@ class Section:
         """Whether `key` is there and not 0."""
         return self.integer(key, 0) != 0
 
-    def number(
-        self, key: str, default: float | None = None, minimum: float = -INT_MAX, maximum: float = INT_MAX
-    ) -> float:
-        """`key` as a float from `minimum` to `maximum`, required unless there is a default."""
+    def number(self, key: str, default: float, minimum: float, maximum: float = INT_MAX) -> float:
+        """`key` as a float from `minimum` to `maximum`; `default` if it is not there."""
         return self._parsed(key, self.text(key, default), float, minimum, maximum)
 
     def values(self, key: str, kind: type[Number], minimum: float = -INT_MAX, maximum: float = INT_MAX) -> list[Number]:
