@@ -152,8 +152,9 @@ class DataConfig:
         ``split`` is ``train``, ``val`` or ``test``; ``data.split`` takes the first two from
         ``train``. Raises ``DataError`` if a place is missing.
         """
+        folder = root.parent if root.is_file() else root
         if split == "test" and self.val.annotations is not None:
-            return split, self._places_of_tests(root.parent if root.is_file() else root)
+            return split, self._places_of_tests(folder)
         split = "train" if self.split is not None and split != "test" else split
         paths: SplitConfig = self.val if split == "test" else getattr(self, split)
         if paths.annotations is None:  # format=yolo, by __post_init__
@@ -161,19 +162,18 @@ class DataConfig:
                 raise DataError(
                     f"data.{split}.images has no effect on YOLO", f"data.{split}.annotations={paths.images}"
                 )
-            set_file, folder = (root, root.parent) if root.is_file() else (find_set_file(root), root)
+            set_file = root if root.is_file() else find_set_file(root)
             if set_file is None:
                 fix = "data.root=<such a file>, or data.train.annotations=<a folder of images, or a list of them>"
                 raise DataError(f"data.root: there is no data.yaml or obj.data in {root}", fix)
             return split, [(set_file, folder)]
-        root = root.parent if root.is_file() else root
         pairs = list[Pair]()
         for annotations, images in paths.pairs(f"data.{split}"):
-            path, place_of_images = root / annotations, remote.place(root, images)
+            path, place_of_images = folder / annotations, remote.place(folder, images)
             for place, name in ((path, "annotations"), (place_of_images, "images")):
                 key = f"data.{split}.{name}"
                 if isinstance(place, Path) and not place.exists():
-                    raise DataError(f"{key}: there is no {place}", self._fix_missing(split, key, root))
+                    raise DataError(f"{key}: there is no {place}", self._fix_missing(split, key, folder))
             if self.format in (DataFormat.coco, DataFormat.shapes) and not path.is_file():
                 raise DataError(f"data.{split}.annotations: {path} is not a file", "name the annotation file itself")
             pairs.append((path, place_of_images))
