@@ -72,10 +72,16 @@ def recognise(place: Path) -> Options:
     those of tests. Raises ``DataError`` if none fits, or two ways are as good.
     """
     place = Path(os.path.abspath(place))
-    found = _set_file(place) or _coco_file(place)
-    if found is None and place.is_dir():
+    # data.yaml, train/images/1.jpg, train/labels/1.txt, valid/images/2.jpg, valid/labels/2.txt
+    # obj.data, obj.names, train.txt, obj_train_data/1.jpg, obj_train_data/1.txt
+    set_file = layouts.find_set_file(place) if place.is_dir() else place
+    if set_file is not None and layouts.is_set_file(set_file):
+        found: Options | None = {"format": "yolo", "root": str(set_file)}
+    elif place.is_dir():
         tree = Tree(place)
         found = _coco_folder(tree) or _voc(tree) or _label_files(tree)
+    else:
+        found = _coco_file(place)
     if found is None:
         _refuse_other_format(place)
         around = place.parents[:2] if "images" in place.parts[-2:] else ()  # images/train, train/images
@@ -99,18 +105,9 @@ def _refuse_other_format(place: Path) -> None:
                     raise DataError(f"{place} is not a data set that can be read: {file} is {what}", fix)
 
 
-def _set_file(place: Path) -> Options | None:
-    # data.yaml, train/images/1.jpg, train/labels/1.txt, valid/images/2.jpg, valid/labels/2.txt
-    # obj.data, obj.names, train.txt, obj_train_data/1.jpg, obj_train_data/1.txt
-    file = layouts.find_set_file(place) if place.is_dir() else place
-    if file is None or not layouts.is_set_file(file):
-        return None
-    return {"format": "yolo", "root": str(file)}
-
-
 def _coco_file(place: Path) -> Options | None:
     # annotations/instances_train2017.json, annotations/instances_val2017.json, train2017/1.jpg
-    if place.suffix.lower() != ".json" or place.is_dir():
+    if place.suffix.lower() != ".json":
         return None
     _refuse_other_format(place)
     train, val = place, _twin_of(place)
@@ -154,11 +151,11 @@ def _voc(tree: Tree) -> Options | None:
     classes.discard("")
     if not classes:
         return None
-    splits: Options = {"train": [], "val": []}
+    splits: Options = {}
     lists = _lists(tree, ".xml")
     xmls, images = tree.folders(".xml"), tree.folders("image")
     if lists:
-        for split in splits:
+        for split in ("train", "val"):
             splits[split] = _split([of_root[split] for of_root in lists.values()], list(lists))
     else:
         of_xmls, of_images = _splits_of(xmls), _splits_of(images)
