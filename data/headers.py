@@ -57,8 +57,17 @@ def read_header(source: bytes | str) -> Header | None:
     ``TooLargeError``.
     """
     data = source if isinstance(source, bytes) else read_file(source, HEAD_BYTES)
+    if not data:
+        return None
     if not data.startswith(b"\xff\xd8\xff"):
-        return _with_pillow(io.BytesIO(source) if isinstance(source, bytes) else source) if data else None
+        file = io.BytesIO(source) if isinstance(source, bytes) else source
+        try:
+            with PIL.Image.open(file, formats=PILLOW_FORMATS) as image:
+                return Header(str(image.format), image.height, image.width, orientation_of(image))
+        except TooLargeError:
+            raise
+        except Exception:  # a damaged file may raise any kind
+            return None
     segments = read_segments(data)
     if segments is None and isinstance(source, str):
         data = read_file(source)
@@ -110,16 +119,6 @@ def read_segments(data: bytes) -> tuple[int, bytes] | None:
     except (IndexError, struct.error):
         pass
     return None
-
-
-def _with_pillow(file: io.BytesIO | str) -> Header | None:
-    try:
-        with PIL.Image.open(file, formats=PILLOW_FORMATS) as image:
-            return Header(str(image.format), image.height, image.width, orientation_of(image))
-    except TooLargeError:
-        raise
-    except Exception:  # a damaged file may raise any kind
-        return None
 
 
 def orientation_of(image: PIL.Image.Image) -> int:
