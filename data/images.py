@@ -108,8 +108,10 @@ def decode_stored(path: str | Path, data: bytes, header: Header, fix: str) -> Im
     if header.kind == "PPM" and (found := _LARGEST.match(data)) and found[1] not in (b"255", b"65535"):
         why = f"its values go to {found[1][:20].decode()}, not to 255 or 65535"
         raise DataError(f"{path} cannot be decoded: {why}", fix)
-    if header.kind in OF_PILLOW and (pixels := _without_alpha(data)) is not None:
-        return pixels
+    if header.kind in OF_PILLOW:
+        with suppress(OSError, SyntaxError, ValueError), PIL.Image.open(io.BytesIO(data)) as opened:
+            if opened.has_transparency_data:  # which Pillow drops
+                return np.asarray(opened.convert("RGB"))
     # OpenCV prints warnings about broken images that do not name the file.
     cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
     # From memory OpenCV refuses a truncated image; from a file it fills up a JPEG with grey.
@@ -117,14 +119,6 @@ def decode_stored(path: str | Path, data: bytes, header: Header, fix: str) -> Im
     if image is None or image.shape[2:] != (3,) or image.dtype != np.uint8:
         raise DataError(f"{path} cannot be decoded: its {header.kind} data are damaged, or not of 8 or 16 bits", fix)
     return np.asarray(image, np.uint8)
-
-
-def _without_alpha(data: bytes) -> Image | None:
-    """The pixels of an image with transparency, as Pillow drops it; None for others and damage."""
-    with suppress(OSError, SyntaxError, ValueError), PIL.Image.open(io.BytesIO(data)) as image:
-        if image.has_transparency_data:
-            return np.asarray(image.convert("RGB"))
-    return None
 
 
 class ImageSource:
