@@ -198,13 +198,6 @@ def tail(name: str, dropped: int) -> str:
     return name.split("/", min(dropped, name.count("/")))[-1]
 
 
-def find_files(names: Sequence[str], bases: Sequence[Path]) -> list[str]:
-    """The absolute paths of files in one of ``bases``, wherever most of the first ones exist."""
-    dropped, counts = count_files(names, bases)
-    base = bases[counts.index(max(counts))]
-    return [os.path.normpath(os.path.join(base, tail(name, dropped))) for name in names]
-
-
 def count_files(names: Sequence[str], bases: Sequence[Path]) -> tuple[int, list[int]]:
     """How many of the first names are files in each of ``bases``, after how many dropped folders.
 

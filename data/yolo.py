@@ -258,7 +258,10 @@ def find_images(place: Path, starts: Sequence[Path], left_out: list[str]) -> lis
         images = io.files_below(Path(os.path.normpath(place)), layouts.IMAGE_SUFFIXES, left_out)
     else:
         lines = [line.strip().replace("\\", "/") for line in layouts.read_lines(place)]  # as Windows writes
-        images = layouts.find_files([line for line in lines if line], (*starts, place.parent))
+        names, bases = [line for line in lines if line], (*starts, place.parent)
+        dropped, counts = layouts.count_files(names, bases)
+        base = bases[counts.index(max(counts))]
+        images = [os.path.normpath(os.path.join(base, layouts.tail(name, dropped))) for name in names]
     if not images:
         suffixes = " ".join(sorted(layouts.IMAGE_SUFFIXES))
         raise DataError(f"{place} holds no images", f"name a folder that does ({suffixes}), or a list of paths")
