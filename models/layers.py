@@ -29,7 +29,15 @@ ACTIVATIONS: dict[str, Callable[[], Activation]] = {
 }
 
 
-class Convolution(nn.Module):
+class Activated(nn.Module):
+    """What ends in an activation."""
+
+    def __init__(self, activation: str) -> None:
+        super().__init__()
+        self.activation = ACTIVATIONS[activation]()
+
+
+class Convolution(Activated):
     """Convolution, batch normalisation (or the convolution's bias instead), activation.
 
     xnor: kernels become their signs times the mean magnitude of their filter, the input becomes its
@@ -41,11 +49,10 @@ class Convolution(nn.Module):
     fused_norm: Callable[[Tensor, nn.BatchNorm2d, Activation], Tensor] | None = None
 
     def __init__(self, conv: nn.Conv2d, norm: nn.BatchNorm2d | None, activation: str, xnor: bool) -> None:
-        super().__init__()
+        super().__init__(activation)
         self.conv = conv
         self.norm = norm
         self.xnor = xnor
-        self.activation = ACTIVATIONS[activation]()
 
     def forward(self, x: Tensor) -> Tensor:
         return self.normalised(self._binary(x) if self.xnor else self.conv(x), self.activation)
@@ -71,7 +78,7 @@ class Convolution(nn.Module):
         return F.conv2d(signs, kernels, conv.bias, conv.stride, dilation=conv.dilation)
 
 
-class SharedConvolution(nn.Module):
+class SharedConvolution(Activated):
     """A convolution with the weights and batch normalisation of another one (share_index).
 
     The other layer is not a submodule, so its tensors appear once in parameters and state. In a
@@ -81,12 +88,11 @@ class SharedConvolution(nn.Module):
     source: Convolution  # the layer that owns the tensors
 
     def __init__(self, source: Convolution, stride: int, padding: int, dilation: int, activation: str) -> None:
-        super().__init__()
+        super().__init__(activation)
         self.__dict__["source"] = source  # an ordinary attribute would be a submodule
         self.stride = stride
         self.padding = padding
         self.dilation = dilation
-        self.activation = ACTIVATIONS[activation]()
 
     def forward(self, x: Tensor) -> Tensor:
         source = self.source
@@ -108,14 +114,6 @@ class YoloMap(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         split: Tensor = x.unflatten(1, (self.num_anchors, -1))
         return split.permute(0, 1, 3, 4, 2)
-
-
-class Activated(nn.Module):
-    """What ends in an activation."""
-
-    def __init__(self, activation: str) -> None:
-        super().__init__()
-        self.activation = ACTIVATIONS[activation]()
 
 
 class Shortcut(Activated):
