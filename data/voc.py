@@ -20,7 +20,6 @@ from data.config import Pair
 from data.errors import DataError, shown
 from data.io import ROTATED, Findings, LocatedSplit, Source, relative_name
 
-BoxXywh = tuple[float, float, float, float]  # left, top, width, height
 Lookup = Callable[[str], Any]  # what is in a folder, which is read once
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
@@ -35,7 +34,7 @@ class _Listed(NamedTuple):
 class _Annotation(NamedTuple):
     file_name: str  # of the image, below <folder>; may be empty
     size: tuple[np.int64, np.int64]  # height, width
-    objects: list[tuple[str, BoxXywh | None]]  # class and left, top, width, height; None: a corner is missing
+    objects: Sequence[tuple[str, Sequence[float] | None]]  # class; left, top, width, height, None: one is missing
     rotated: int  # number of objects that CVAT says are rotated
     difficult: int  # number of objects marked so
 
@@ -113,7 +112,7 @@ def _by_stem(folder: Path, suffixes: Collection[str]) -> dict[str, list[str]]:
 
 
 def read_voc(
-    listed: list[_Listed], path: Path, image_root: Path, names: Sequence[str], left_out: Sequence[str] = ()
+    listed: list[_Listed], path: Path, image_root: Path, names: Sequence[str], left_out: Sequence[str]
 ) -> Source:
     """Read the listed images; ``names`` are the classes in order, ``path`` is for messages.
 
