@@ -189,10 +189,9 @@ def read_label_file(path: str, num_classes: int) -> tuple[list[list[float]], Pro
     """Line, class, cx, cy, w, h, number of columns of rows; kind and sentence of unusable ones."""
     try:
         text = layouts.text_of(layouts.read_file(path), path)
-    except OSError as error:
-        return [], [("label files that cannot be read", f"{path} cannot be read ({error})")]
-    except DataError as error:
-        return [], [("label files that cannot be read", error.sentence)]
+    except (OSError, DataError) as error:
+        why = error.sentence if isinstance(error, DataError) else f"{path} cannot be read ({error})"
+        return [], [("label files that cannot be read", why)]
     rows, problems = [], []
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
