@@ -171,7 +171,7 @@ def starts_of(path: Path, start: str = "") -> list[Path]:
     folders = [path.parent, path.parent.parent, here]
     if start:
         folders += [here / "datasets", here / "../datasets"]
-    return list(dict.fromkeys([*(folder / start for folder in folders), path.parent]))
+    return [*(folder / start for folder in folders), path.parent]
 
 
 def find_place(name: str, path: Path, starts: list[Path]) -> Path:
