@@ -220,8 +220,7 @@ def read_annotations(config: DataConfig, split: str) -> tuple[Annotations, Findi
     """
     located = locate(config, split)
     columns, about, source = _read(replace(config, on_error=OnError.skip), split, located)
-    fields: dict[str, Any] = {**columns, **about}
-    return Annotations(**fields, image_root=located.image_root), source.findings, source.notes
+    return Annotations(**columns, **about, image_root=located.image_root), source.findings, source.notes
 
 
 def _read(config: DataConfig, split: str, located: LocatedSplit) -> tuple[Columns, dict[str, Any], Source]:
@@ -344,7 +343,7 @@ def warn_of_shared_images(train: Annotations, val: Annotations) -> str | None:
                         pairs.append(pair)
     if not pairs:
         return None
-    count = f"{len(pairs)} of {among}" if step == 1 else f"at least {len(pairs)} of {among}"
+    count = "at least " * (step > 1) + f"{len(pairs)} of {among}"
     images = f"validation images are training images, too, such as {' and '.join(dict.fromkeys(pairs[0]))}"
     return f"warning: {count} {images}: the metrics say nothing about new images. fix: data.split=0.1"
 
