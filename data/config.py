@@ -167,7 +167,7 @@ class DataConfig:
                 fix = "data.root=<such a file>, or data.train.annotations=<a folder of images, or a list of them>"
                 raise DataError(f"data.root: there is no data.yaml or obj.data in {root}", fix)
             return split, [(set_file, folder)]
-        pairs = list[Pair]()
+        pairs = []
         for annotations, images in paths.pairs(f"data.{split}"):
             path, place_of_images = folder / annotations, remote.place(folder, images)
             for place, name in ((path, "annotations"), (place_of_images, "images")):
@@ -182,7 +182,7 @@ class DataConfig:
     def _places_of_tests(self, root: Path) -> list[Pair]:
         """What is called test where ``data.val``, or ``data.train``, has a name of val or train."""
         for part, key in ((self.val, "data.val"), (self.train, "data.train")):
-            pairs = list[Pair]()
+            pairs = []
             for names, images in part.pairs(key) if part.annotations is not None else ():
                 swapped = _TRAIN_OR_VAL.sub("test", names)
                 folder = remote.place(root, _TRAIN_OR_VAL.sub("test", images))

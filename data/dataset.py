@@ -109,7 +109,7 @@ class TrainDataset(torch.utils.data.Dataset[Batch]):
         for tile in chain(*tiles):
             last[tile.position] = tile
             rows[tile.position] = max(rows[tile.position], tile.last_row)
-        decoded, drawn = dict[int, Image | None](), []
+        decoded, drawn = {}, []
         for canvas, plan, of_sample in zip(canvases, plans, tiles, strict=True):
             pictures = [canvas] if len(plan.pictures) == 1 else [canvas, np.empty_like(canvas)]
             for picture in pictures:

@@ -168,7 +168,7 @@ def _boxes_meet(points: np.ndarray, size: Size) -> bool:
 
 def _span(factor: float, shift: float, side: int, canvas_side: int) -> Span | None:
     """Return one axis of an upright tile, starting at the nearest edge on a whole pixel."""
-    best: Span | None = None
+    best = None
     least_skipped, size = math.inf, abs(factor)
     for at_end in (False, True):
         position = factor * side + shift if at_end else shift

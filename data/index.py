@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data import coco, headers, layouts, recognise, remote, shapes, validate, voc, yolo
-from data.config import FORMATS, DataConfig, DataFormat, Exif, OnError, Pair
+from data.config import FORMATS, DataConfig, DataFormat, Exif, OnError
 from data.errors import DataError, printable
 from data.geometry import Boxes
 from data.io import Findings, Float64, Int64, LocatedSplit, Source, new_folder, stamp_files
@@ -264,7 +264,7 @@ def _read(config: DataConfig, split: str, located: LocatedSplit) -> tuple[Column
 def _note_what_is_beside(config: DataConfig, split: str, source: Source) -> None:
     """Note the files beside a set that no split reads, and images of tests that are trained on."""
     root, notes = Path(config.root).absolute(), source.notes
-    pairs = list[Pair]()
+    pairs = []
     for each in ("train", "val"):
         with suppress(DataError):  # reading that split says more
             pairs += config.places(each, root)[1]

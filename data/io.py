@@ -86,7 +86,7 @@ def files_below(folder: Path, suffixes: Collection[str], left_out: list[str] | N
             left_out.append(f"{parent}/{name}")
         return not is_waste and name[0] != "."
 
-    files, visited, tops = list[str](), set[str](), [os.fspath(folder)]
+    files, visited, tops = [], set(), [os.fspath(folder)]
     for top in tops:  # links follow, so that a folder keeps its own name; they may lead round in circles
         for parent, folders, names in os.walk(top, onerror=stop):
             target = os.path.realpath(parent)
@@ -144,7 +144,7 @@ class Stamps(NamedTuple):
 
 def stamp_files(paths: Sequence[str]) -> Stamps:
     """Stat many files."""
-    digest, are_files = hashlib.sha256(), list[bool]()
+    digest, are_files = hashlib.sha256(), []
     for of_chunk, in_chunk in in_chunks(_stamp_chunk, paths, "looking for files"):
         digest.update(of_chunk)
         are_files += in_chunk

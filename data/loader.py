@@ -159,7 +159,7 @@ class BatchLoader(torch.utils.data.DataLoader[Batch]):
 
     def _loaded(self) -> Iterator[Batch]:
         """The batches on the host."""
-        batches: Any = None
+        batches = None
         waited = 0.0
         while True:
             try:
@@ -255,7 +255,7 @@ def copied_ahead(batches: Iterable[Batch], copies: torch.cuda.Stream) -> Iterato
         batch.record_stream(stream)  # its memory belongs to the stream of the copies
         return batch
 
-    ahead: list[tuple[Batch, torch.cuda.Event]] = []
+    ahead = []
     for batch in batches:
         with torch.cuda.stream(copies):
             ahead.append((batch.to(copies.device, non_blocking=True), copies.record_event()))

@@ -245,7 +245,7 @@ class InputFit:
     def prepare(self, frame: Frame) -> Prepared:
         """The frame as network input."""
         shape = samplers.input_shape(frame.size, self.image_size, self.stride, self.rect, resize=self.resize)
-        canvas: Image = np.empty((*shape, 3), np.uint8)
+        canvas = np.empty((*shape, 3), np.uint8)
         return Prepared(frame, canvas, resize_into(canvas, frame.image, self.resize))
 
 

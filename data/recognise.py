@@ -134,7 +134,7 @@ def _coco_folder(tree: Tree) -> Options | None:
         if len(several) > 1:
             listed = ", ".join(os.path.relpath(path, tree.top) for path in several)
             raise DataError(f"{tree.top} holds several COCO jsons for one split: {listed}", "data=<one of them>")
-    folders = set[Path]()
+    folders = set()
     for folder in map(Path, tree.folders("image")):
         folders |= {folder, *folder.parents}
     return _coco(train[0], val[0], [tree.top / folder for folder in sorted(folders)])
@@ -151,7 +151,7 @@ def _voc(tree: Tree) -> Options | None:
     classes.discard("")
     if not classes:
         return None
-    splits: Options = {}
+    splits = {}
     lists = _lists(tree, ".xml")
     xmls, images = tree.folders(".xml"), tree.folders("image")
     if lists:
@@ -271,7 +271,7 @@ def _images_of(path: Path, others: Sequence[Path]) -> Path:
     above = path.parent.parent
     word = path.stem.rpartition("_")[2]  # instances_train2017: train2017
     split = word.rstrip("0123456789")
-    places = list[Path]()
+    places = []
     for top in (path.parent, path.parent / "images", above, above / "images"):
         places += [top, top / word, top / split, top / f"{split}2017"]
     places += others

@@ -273,8 +273,8 @@ def in_shards(names: Iterable[str], pattern: str) -> list[str]:
     plain = [(name, posixpath.normpath(name.replace("\\", "/"))) for name in names]
     wanted = {path for _, path in plain}
     ends = Counter(path.rpartition("/")[2] for path in wanted)
-    members: dict[str, str] = {}
-    by_end: dict[str, str] = {}
+    members = {}
+    by_end = {}
     files = shards(pattern)
     with ThreadPoolExecutor(ASKED) as pool:
         tars = tracked(pool.map(_members, files.items()), len(files), "reading tars", unit="file")

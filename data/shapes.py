@@ -89,7 +89,7 @@ def ensure_shapes(root: Path, config: ShapesConfig) -> Path:
 
 def _draw_split(folder: Path, count: int, image_size: int, seed: int) -> dict[str, Any]:
     folder.mkdir()
-    images, objects = [], list[Entry]()
+    images, objects = [], []
     # Threads would wait for each other. Spawned processes import torch, but macOS needs them.
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     with ProcessPoolExecutor(len(usable_cores()), context, _start_worker) as pool:
@@ -116,7 +116,7 @@ def _write_image(folder: Path, image_size: int, seed: int, number: int) -> tuple
     bgr = cv2.cvtColor(drawing.image, cv2.COLOR_RGB2BGR)
     _, encoded = cv2.imencode(".jpg", bgr, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])
     (folder / name).write_bytes(encoded.tobytes())
-    objects = list[Entry]()
+    objects = []
     for kind, mask in zip(drawing.classes, drawing.masks, strict=True):
         box = cv2.boundingRect(mask.astype(np.uint8))
         entry = {"image_id": image_id, "category_id": kind + 1, "bbox": box}

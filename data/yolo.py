@@ -55,7 +55,7 @@ def locate_yolo(
     Images at an address come from a list; their label files lie where they would if the images were
     below ``root``. Raises ``DataError`` if there are no images, labels or names.
     """
-    images, read, named = list[str](), list[Path](), list[list[str]]()
+    images, read, named = [], [], []
     left_out = list[str]()
     for place, base in pairs:
         is_set = place.is_file() and layouts.is_set_file(place)
@@ -287,9 +287,9 @@ def find_labels(images: list[str]) -> tuple[list[str], dict[str, str], dict[str,
         used[os.path.dirname(labels[-1])].add(parent)
     for parent, stems in stems_in.items():
         stems.update(map(_stem, filter(layouts.is_image, layouts.names_in(parent))))
-    lonely = list[str]()
+    lonely = []
     for place, parents in used.items():
-        of_images = set[str]().union(*(stems_in[parent] for parent in parents))
+        of_images = set().union(*(stems_in[parent] for parent in parents))
         by_stem = names_in(place)
         files = [f"{place}/{file}" for stem in by_stem.keys() - of_images for file in by_stem[stem]]
         # Beside images there may be any text.

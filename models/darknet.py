@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from models.cfg import Cfg, Change, ModelError, load_cfg
+from models.cfg import Cfg, ModelError, load_cfg
 from models.graph import IMAGES, Graph
 from models.heads import Head
 from models.layers import Convolution, YoloMap
@@ -137,7 +137,7 @@ def count_flops(model: Darknet, image_size: tuple[int, int]) -> int:
 
 def fitted_cfg(model: Darknet) -> str:
     """The text of `model.cfg` with the filters, groups and classes of the model, for Darknet."""
-    changes: list[Change] = []
+    changes = []
     for section, layer in zip(model.cfg.layers, model.layers, strict=True):
         convolution = getattr(layer, "source", layer)
         values: dict[str, object] = {}
@@ -157,7 +157,7 @@ def fitted_cfg(model: Darknet) -> str:
 
 def cfg_with_anchors_of(model: Darknet, other: Darknet) -> Cfg:
     """``model.cfg`` with the anchors of ``other``; unchanged if their classes or numbers differ."""
-    changes: list[Change] = []
+    changes = []
     if len(model.heads) != len(other.heads) or model.num_classes != other.num_classes:
         return model.cfg
     for ours, theirs in zip(model.heads, other.heads, strict=True):

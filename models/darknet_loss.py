@@ -51,7 +51,7 @@ class DarknetLoss(HeadLoss):
     def terms(self, inputs: LossInputs) -> tuple[list[Terms], Weights]:
         """Sums over the images, times the normalizers of the sections."""
         targets = inputs.targets
-        terms: list[Terms] = []
+        terms = []
         for part in inputs.maps:
             head, anchors, raw = part
             keys = head.darknet_loss

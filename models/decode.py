@@ -201,7 +201,7 @@ class Postprocess:
         *numbers, are_finite = torch.cat((counted, finite.expand(1, len(boxes)))).tolist()
         if self.refuse_nonfinite and not all(are_finite):
             raise ModelError(*NOT_FINITE)
-        detections: dict[int, Tensor] = {}
+        detections = {}
         for mask, counts in zip(masks, numbers, strict=True):
             missing = [image for image in range(len(boxes)) if image not in detections]
             by_image = mask.flatten().nonzero_static(size=sum(counts)).squeeze(1).split(counts)

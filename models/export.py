@@ -193,7 +193,7 @@ def write_openvino(source: Any, metadata: Mapping[str, str], path: Path) -> None
 def _exported(graph: DetectorGraph, example: Tensor, dynamic: DynamicAxes) -> torch.export.ExportedProgram:
     # Doubled along dynamic axes: the exporter takes a batch or a side of one stride for a constant.
     repeats = [2 if axis in dynamic else 1 for axis in range(example.ndim)]
-    axes: dict[int, Any] = {}
+    axes = {}
     for axis, name in dynamic.items():
         in_strides = graph.network.max_stride * torch.export.Dim(f"{name}_in_strides")
         axes[axis] = torch.export.Dim(name) if axis == 0 else in_strides

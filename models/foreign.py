@@ -100,7 +100,7 @@ def _load_in_order(model: Darknet, state: Tensors, path: Path, classes: ClassNam
     in_file = weights.with_classes(model, num_classes or model.num_classes)
     ours = _by_role((name, tensor) for _, name, tensor in weights.weight_tensors(in_file))
     skipped = weights.left_out(model, rows)
-    loads: dict[str, Tensor] = {}
+    loads = {}
     for role in dict.fromkeys((KERNELS, *ours, *theirs)):
         pairs = zip_longest(ours[role], theirs[role], fillvalue=("nothing", torch.empty(0)))
         for (mine, target), (name, tensor) in pairs:
@@ -122,7 +122,7 @@ def _load_in_order(model: Darknet, state: Tensors, path: Path, classes: ClassNam
 
 def _by_role(tensors: Iterable[tuple[str, Tensor]]) -> dict[Role, list[tuple[str, Tensor]]]:
     """Names and tensors, in order, by the last part of the name and the number of dimensions."""
-    roles: dict[Role, list[tuple[str, Tensor]]] = defaultdict(list)
+    roles = defaultdict(list)
     for name, tensor in tensors:
         last = name.rpartition(".")[2]
         if last != "num_batches_tracked" and "anchor" not in last:
@@ -132,7 +132,7 @@ def _by_role(tensors: Iterable[tuple[str, Tensor]]) -> dict[Role, list[tuple[str
 
 def _load_timm(model: Darknet, state: Tensors, path: Path) -> WeightsReport:
     layers = [(index, layer) for index, layer in enumerate(model.layers) if isinstance(layer, Convolution)]
-    loads: dict[str, Tensor] = {}
+    loads = {}
     last = -1
     try:
         for (last, layer), tensors in zip(layers, _timm_convolutions(state), strict=False):

@@ -99,7 +99,7 @@ class Graph:
         if not self.heads:
             raise cfg.net.error("is not followed by any [yolo], so this is not a detector", fix="use another .cfg")
         leads_on = {head.layer for head in self.heads}
-        shared: list[nn.Module] = []
+        shared = []
         for index, node in reversed(list(enumerate(self.nodes))):
             if index in leads_on:
                 leads_on.update(node.sources)
@@ -229,7 +229,7 @@ def route(graph: Graph, section: Section) -> Node:
     """[route]: the maps of `layers`, or one group of their channels, concatenated."""
     groups = section.integer("groups", 1, minimum=1)
     group = section.integer("group_id", 0, minimum=0, maximum=groups - 1)
-    sources = list[int]()
+    sources = []
     channels = 0
     for reference in section.values("layers", int):
         source = graph.resolve(section, "layers", reference)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from models.cfg import Cfg, Change, ModelError, Section
+from models.cfg import Cfg, ModelError, Section
 from models.config import MAX_ANCHOR, MAX_SCALE_X_Y, MIN_ANCHOR, IouKind
 
 MISSING_HEIGHT = 0.5  # pixels, of an incomplete last anchor, as in Darknet
@@ -191,7 +191,7 @@ def with_anchors(cfg: Cfg, anchors: Sequence[Sequence[float]] | str) -> Cfg:
     if isinstance(anchors, str):
         raise ModelError("model.anchors=auto is for train.py, which fits them to its data", "leave it out here")
     text = ",  ".join(f"{width:g},{height:g}" for width, height in anchors)
-    changes = list[Change]()
+    changes = []
     for section in (section for section in cfg.layers if section.kind == "yolo"):
         count = len(read_anchors(section)[0])
         if count != len(anchors):

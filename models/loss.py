@@ -143,7 +143,7 @@ class YoloLoss(HeadLoss):
         config, ratio, num_classes = self.config, inputs.objectness_ratio, self.heads[0].num_classes
         targets, labels = merge_labels(inputs.targets, num_classes)
         shares = (1 / inputs.positives_per_image.clamp(min=1e-9)).to(targets.dtype)  # never 0 / 0
-        terms: list[Terms] = []
+        terms = []
         for part, share in zip(inputs.maps, shares, strict=True):
             weight = self._matches(targets, part.anchors).to(targets.dtype)  # (t, a), 0 where shapes differ
             found = predictions(part, centre_cells(part, targets), targets)  # matched or not
@@ -183,7 +183,7 @@ class YoloxLoss(HeadLoss):
         targets, labels = merge_labels(inputs.targets, self.heads[0].num_classes)
         candidates_of = [candidates(part, targets) for part in inputs.maps]
         learn = dynamic_positives(inputs.maps, candidates_of, targets, config.positives, config.positives_by)
-        terms: list[Terms] = []
+        terms = []
         for part, (_, found), weight in zip(inputs.maps, candidates_of, learn, strict=True):
             head, boxes, wanted = part.head, found.boxes_xyxy, found.wanted_xyxy
             iou = box_iou_aligned(boxes, wanted, IouKind.iou)

@@ -32,7 +32,7 @@ def quantise(path: Path, batches: Iterable[Tensor], symmetric: bool) -> None:
             return next(self.feeds, None)
 
     makers = {name: node for node in proto.graph.node for name in node.output}
-    in_float: set[str] = set()
+    in_float = set()
     waiting = [output.name for output in proto.graph.output]
     while waiting:  # from the outputs back to the first convolutions
         node = makers.get(waiting.pop())

@@ -170,7 +170,7 @@ def fill_network(
     these ``rows`` of classes (ClassNames); None: they keep their values.
     """
     heads = class_parts(model)
-    loads = dict[str, Tensor]()
+    loads = {}
     for name, own in model.state_dict().items():
         part = heads.get(int(name.split(".")[1]))
         found = tensors.get(name)
@@ -205,7 +205,7 @@ def class_order(of_network: list[str], names: list[str]) -> list[int] | None:
     Darknet's words for COCO's classes (COCO_SYNONYMS) and COCO's own are the same. Names 0, 1, ...
     are those of networks without: then as many classes count as equal, in order.
     """
-    for synonyms in (dict[str, str](), COCO_SYNONYMS):  # a set may have both words, for two classes
+    for synonyms in ({}, COCO_SYNONYMS):  # a set may have both words, for two classes
         known = [synonyms.get(name, name) for name in of_network]
         wanted = [synonyms.get(name, name) for name in names]
         if len({*wanted} & {*known}) == len(wanted):
@@ -231,7 +231,7 @@ def load_darknet_weights(model: Darknet, path: str | Path, classes: ClassNames =
     num_classes, cut = _extent(model, path, len(values))
     in_file = num_classes or model.num_classes  # a cut file has as many heads as it has
     rows, note = classes.rows(in_file, model.num_classes)
-    loads: dict[str, Tensor] = {}
+    loads = {}
     start = 0
     for _, name, tensor in weight_tensors(with_classes(model, in_file)):
         if start == len(values):  # of a cut file
