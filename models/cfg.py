@@ -143,9 +143,6 @@ class Section:
         return value
 
 
-Change = tuple[Section, str, object]  # of an option: key and value
-
-
 @dataclass(frozen=True)
 class Cfg:
     """A whole .cfg: its text and source, the [net] section, and the layers in file order."""
@@ -155,7 +152,7 @@ class Cfg:
     net: Section
     layers: list[Section]
 
-    def with_options(self, changes: Iterable[Change]) -> "Cfg":
+    def with_options(self, changes: Iterable[tuple[Section, str, object]]) -> "Cfg":
         """With each (section, key, value) on the key's line, or a new one at the section's top."""
         lines = self.text.split("\n")  # as the parser counts them
         edits = []
