@@ -288,15 +288,16 @@ class FrameBatches:
         self.cut: list[str] = []  # sentences on the videos that ended early
 
     def __iter__(self) -> Iterator[FrameBatch]:
-        pictures = [medium for medium in self.media if not medium.is_video]
+        groups: list[Iterable[Frame | Medium]] = [[medium for medium in self.media if not medium.is_video]]
+        groups += [self._frames(medium) for medium in self.media if medium.is_video]
         with ThreadPoolExecutor(self.threads) as pool:
-            for group in [pictures, *([medium] for medium in self.media if medium.is_video)]:
+            for group in groups:
                 yield from _in_batches(self._prepared(pool, group), self.batch_size)
 
-    def _prepared(self, pool: ThreadPoolExecutor, media: Sequence[Medium]) -> Iterator[Prepared]:
+    def _prepared(self, pool: ThreadPoolExecutor, group: Iterable[Frame | Medium]) -> Iterator[Prepared]:
         """The frames in order; threads read pictures and resize frames of videos ahead."""
         running = []
-        for one in self._frames_and_pictures(media):
+        for one in group:
             running.append(pool.submit(self._prepare, one))
             if len(running) > 2 * self.threads:
                 with self._skipping():
@@ -305,13 +306,9 @@ class FrameBatches:
             with self._skipping():
                 yield future.result()
 
-    def _frames_and_pictures(self, media: Sequence[Medium]) -> Iterator[Frame | Medium]:
-        for medium in media:
-            if medium.is_video:
-                with self._skipping():
-                    yield from read_video(medium, self.cut)
-            else:
-                yield medium
+    def _frames(self, video: Medium) -> Iterator[Frame]:
+        with self._skipping():
+            yield from read_video(video, self.cut)
 
     def check_whole(self) -> None:
         """Raise DataError if a video ended early and ``on_error`` is stop; call it at the end."""
