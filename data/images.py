@@ -325,4 +325,4 @@ def _is_empty(folder: str) -> bool:
 def _starts(annotations: Annotations) -> Int64:
     """Return the start of each image in the file and the end of the last one: (N + 1,)."""
     lengths = annotations.sizes.astype(np.int64).prod(axis=1) * 3
-    return np.asarray(8 * (len(annotations) + 1) + np.concatenate([[0], np.cumsum(lengths)]))
+    return 8 * (len(annotations) + 1) + np.concatenate([[0], np.cumsum(lengths)])
