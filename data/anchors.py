@@ -27,7 +27,6 @@ SEED = 0
 REFINEMENT_ROUNDS = 300
 MIN_GAIN = 0.03  # in the mean best IoU; for less, the anchors of the .cfg stay
 DEFAULT_MIN_IOU = 0.2  # for a loss without such a limit; that of loss=yolov3
-MIN_ANCHOR_SIDE = 1.0  # of an anchor, in pixels
 
 
 def network_sizes(annotations: Annotations, image_size: ImageSize, max_boxes: int | None = None) -> Sizes:
@@ -95,8 +94,7 @@ def kmeans_anchors(sizes: Sizes, count: int, generator: np.random.Generator) -> 
 def refine_anchors(sizes: Sizes, anchors: Sizes, rounds: int, generator: np.random.Generator) -> Sizes:
     """Improve the mean best overlap of ``anchors`` with the sizes; smallest area first.
 
-    A genetic search with one parent: each round multiplies some values by random factors around 1
-    and keeps the better set.
+    A genetic search: each round multiplies some values by random factors and keeps the better set.
     """
     best = anchors
     fitness = float(match_anchors(sizes, best)[0].mean())
@@ -112,7 +110,7 @@ def refine_anchors(sizes: Sizes, anchors: Sizes, rounds: int, generator: np.rand
 
 def sorted_by_area(anchors: Sizes) -> Sizes:
     """The anchors in ascending order of area, as .cfg files list them."""
-    return np.asarray(anchors[np.argsort(anchors.prod(axis=1), kind="stable")])
+    return anchors[np.argsort(anchors.prod(axis=1), kind="stable")]
 
 
 def fix_of_anchors(recall: float, min_iou: float) -> str:
@@ -153,7 +151,7 @@ def describe_set(
 def objects_per_image(annotations: Annotations) -> Int64:
     """The number of boxes (N,) of each image, without crowds."""
     before = np.concatenate([[0], np.cumsum(~annotations.crowd)])
-    return np.asarray(np.diff(before[annotations.offsets]))
+    return np.diff(before[annotations.offsets])
 
 
 def choose_anchors(
@@ -177,7 +175,7 @@ def choose_anchors(
         fitting = f"{reached:.1%} of the boxes overlap one by more than {min_iou:g}"
         return None, f"the anchors of the .cfg stay: {fitting}, and a closer fit can cost AP"
     chosen = current.copy()
-    chosen[slots] = np.maximum(_fit(sizes, len(slots)), MIN_ANCHOR_SIDE).round(1)
+    chosen[slots] = np.maximum(_fit(sizes, len(slots)), 1.0).round(1)  # pixels, as in refine_anchors
     after, _ = match_anchors(sizes, chosen[slots])
     measured = f"recall at IoU 0.5 is {(before > 0.5).mean():.3f}"
     fit = f"{(after > 0.5).mean():.3f} with anchors fitted to the boxes at {image_size} pixels"
