@@ -38,7 +38,6 @@ TORCH_BN_EPS = 1e-5  # timm's, too
 # By the name of a batch norm: ultralytics/yolov3 (archive); YOLOX and later Ultralytics; here.
 BN_EPS_OF = {"BatchNorm2d": 1e-4, "bn": 1e-3, "norm": BN_EPS}
 TIMM_STEM = "stem.conv1"
-TIMM_STAGES = 5
 MEAN = 0.485, 0.456, 0.406  # of ImageNet's colours
 STD = 0.229, 0.224, 0.225
 OBJECTNESS = "head.obj_preds."  # the beginning of a tensor's name, by which a file of YOLOX is known
@@ -66,8 +65,8 @@ def load_foreign_state_dict(
                 states[key] = state
     for chosen in ("", *CONTAINERS):
         if chosen in states:
-            weights.check_values(path, states[chosen].items())
             state = states[chosen]
+            weights.check_values(path, state.items())
             if f"{TIMM_STEM}.conv.weight" in state:
                 report = _load_timm(model, state, path)
             else:
@@ -96,7 +95,7 @@ def _load_in_order(model: Darknet, state: Tensors, path: Path, classes: ClassNam
     filters = sum(len(tensor) for _, tensor in theirs[KERNELS][first : first + 1])
     number, rest = divmod(filters - part.fixed, part.per_class)
     num_classes = number if rest == 0 and number > 0 else None
-    rows, of_classes = classes.rows(num_classes, model.num_classes)
+    rows, note = classes.rows(num_classes, model.num_classes)
     in_file = weights.with_classes(model, num_classes or model.num_classes)
     ours = _by_role((name, tensor) for _, name, tensor in weights.weight_tensors(in_file))
     skipped = weights.left_out(model, rows)
@@ -111,7 +110,6 @@ def _load_in_order(model: Darknet, state: Tensors, path: Path, classes: ClassNam
                 raise ModelError(f"{path}: {other} is in the place of {own}", weights.SAME_NETWORK)
             loads[mine] = tensor
     eps = model.bn_eps
-    note = of_classes
     for name, _ in theirs["running_var", 1][:1]:
         norm = name.split(".")[-2]
         eps = BN_EPS_OF.get(norm, TORCH_BN_EPS)
@@ -156,7 +154,7 @@ def _timm_convolutions(state: Tensors) -> Iterator[tuple[Tensor, ...]]:
     kernels = kernels.unflatten(1, (3,)) / torch.tensor(STD)[:, None, None]  # RuntimeError unless 3 channels
     shift = (kernels * torch.tensor(MEAN)[:, None, None]).sum((1, 2, 3))
     yield beta, gamma, mean + shift, variance, kernels
-    for stage in (f"stages.{number}" for number in range(TIMM_STAGES)):
+    for stage in (f"stages.{number}" for number in range(5)):
         yield read(f"{stage}.conv_down")
         is_csp = f"{stage}.conv_exp.conv.weight" in state
         if is_csp:  # the path around the blocks, and the one through them
