@@ -134,8 +134,7 @@ class ClassNames:
             return None, f"; its classes are {_listed(known)}, here {_listed(wanted)}"
         kept = [name for name, row in zip(wanted, rows, strict=True) if row is not None]
         fresh = [name for name in wanted if name not in kept]
-        note = f"; its heads kept boxes, objectness and {len(kept)} of {here} classes"
-        note += f" by name: {_listed(kept)}"
+        note = f"; its heads kept boxes, objectness and {len(kept)} of {here} classes by name: {_listed(kept)}"
         return rows, note + f"; fresh: {_listed(fresh)}" * bool(fresh)
 
 
