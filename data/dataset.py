@@ -30,7 +30,6 @@ Samples = NDArray[np.int64]  # (T,) numbers in the batch
 Classes = NDArray[np.int32]  # (T,)
 
 LEVELS = np.arange(256, dtype=np.float64)
-HUES = 180  # of OpenCV's 8-bit HSV
 
 
 class Sample(NamedTuple):
@@ -185,7 +184,7 @@ def change_colour(image: Image, gains: NDArray[np.float64]) -> None:
     if (gains == 1).all():
         return
     hue, saturation, value = gains.tolist()
-    tables = (LEVELS * hue % HUES, np.minimum(LEVELS * saturation, 255), np.minimum(LEVELS * value, 255))
+    tables = (LEVELS * hue % 180, np.minimum(LEVELS * saturation, 255), np.minimum(LEVELS * value, 255))
     hsv = cv2.cvtColor(image, cv2.COLOR_RGB2HSV)
     cv2.LUT(hsv, np.stack(tables, axis=-1).astype(np.uint8)[None], dst=hsv)
     cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB, dst=image)

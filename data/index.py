@@ -40,7 +40,6 @@ FORMAT_VERSION = 15  # raise it when the columns or the checks change
 DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO)
 UNREADABLE_FIX = "free memory or file handles (ulimit -n), or allow reading it"
 ATTEMPTS = 3  # to build an index: a process may remove a damaged one just after another has rebuilt it
-SINGLE_CLASS_NAME = "object"
 MOST_CLASSES = 20_000
 MOST_SCORED = 100  # detections of a class on an image that COCO's metrics count
 CROWDED = f"images with more than {MOST_SCORED} objects of a class, of which at most {MOST_SCORED} detections count"
@@ -243,7 +242,7 @@ def _read(config: DataConfig, split: str, located: LocatedSplit) -> tuple[Column
     if config.single_class:
         columns["classes"] = np.zeros_like(columns["classes"])
         columns["category_ids"] = columns["category_ids"][:1]
-        names = [SINGLE_CLASS_NAME]
+        names = ["object"]
     if len(names) > MOST_CLASSES:  # the scorer's tables grow with them, to 100 kB a class
         fix = "data.classes=[...] to choose some, or data.single_class=true"
         raise DataError(f"{source.path} has {len(names):,} classes, at most {MOST_CLASSES:,} can be scored", fix)

@@ -32,7 +32,6 @@ Texture = NDArray[np.float32]  # (h, w, 3) RGB in 0..255
 Outline = NDArray[np.complex128]  # (n,) corners x + iy inside the unit circle
 
 DRAWING_VERSION = 5  # raise it when the same settings give other files
-JPEG_QUALITY = 90
 MIN_OBJECT = 16.0  # pixels across
 MAX_OBJECT = 0.5  # of the image's shorter side
 MAX_OBJECTS = 7
@@ -114,7 +113,7 @@ def _write_image(folder: Path, image_size: int, seed: int, number: int) -> tuple
     image_id = number + 1
     name = f"{image_id:06d}.jpg"
     bgr = cv2.cvtColor(drawing.image, cv2.COLOR_RGB2BGR)
-    _, encoded = cv2.imencode(".jpg", bgr, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])
+    _, encoded = cv2.imencode(".jpg", bgr, [cv2.IMWRITE_JPEG_QUALITY, 90])
     (folder / name).write_bytes(encoded.tobytes())
     objects = []
     for kind, mask in zip(drawing.classes, drawing.masks, strict=True):

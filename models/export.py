@@ -1,8 +1,7 @@
 """Export a detector to ONNX, OpenVINO or torch.export, and compare such files with the network.
 
 A DetectorGraph is the fused network, its decoding and, optionally, suppression. Exporters demand
-fixed shapes, so outputs whose number depends on the image have room for the maximum, with zeros
-after the last result.
+fixed shapes, so detections have room for the maximum, with zeros after the last of an image.
 """
 
 import io
@@ -24,7 +23,6 @@ from models.darknet import Darknet, fuse_batch_norm
 from models.decode import NOT_FINITE, decode
 
 CLIP_SIDES = 4  # image sides beyond the edges; boxes far larger would cost all others their precision
-ONNX_OPSET = 20
 TOLERANCE = 1e-4  # for scores, and for corners as a share of the image
 Outputs = tuple[Tensor, ...]
 Run = Callable[[Tensor], Outputs]  # of images
@@ -152,7 +150,7 @@ def write_onnx(
             _exported(graph, example, dynamic),
             dynamo=True,
             verbose=False,
-            opset_version=ONNX_OPSET,
+            opset_version=20,
             input_names=["images"],
             output_names=[*names, *hidden],
             dynamic_shapes={"images": dict(dynamic)} if dynamic else None,
