@@ -51,7 +51,7 @@ class Tree:
 
         self.top = top
         self.files = defaultdict[str, list[str]](list)
-        paths = [path.removeprefix(f"{top}/") for path in io.files_below(top, READ_SUFFIXES)]
+        paths = [io.relative_name(path, top) for path in io.files_below(top, READ_SUFFIXES)]
         for path in sorted(paths, key=os.path.split):
             kind = "image" if layouts.is_image(path) else os.path.splitext(path)[1].lower()
             self.files[kind].append(path)

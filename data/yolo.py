@@ -55,8 +55,7 @@ def locate_yolo(
     Images at an address come from a list; their label files lie where they would if the images were
     below ``root``. Raises ``DataError`` if there are no images, labels or names.
     """
-    images, read, named = [], [], []
-    left_out = list[str]()
+    images, read, named, left_out = [], [], [], list[str]()
     for place, base in pairs:
         is_set = place.is_file() and layouts.is_set_file(place)
         if isinstance(base, str) and (base.endswith(".tar") or base != image_root or is_set or place.is_dir()):
