@@ -222,8 +222,7 @@ def load_darknet_weights(model: Darknet, path: str | Path, classes: ClassNames =
 
     A partial file may end after any layer; later layers keep their values. So do the convolutions
     before [yolo] sections if the file has another class count, or other ``classes``. Raises
-    ModelError, and changes nothing, if the file cannot be read, does not fit the network, or holds
-    values that are not finite.
+    ModelError, and changes nothing, if the file is unreadable, of another network or not finite.
     """
     path = Path(path)
     version, seen, values = _open_weights(path)
@@ -331,11 +330,7 @@ def save_darknet_weights(model: Darknet, path: str | Path, up_to_layer: int | No
 
 
 def load_weights_of_checkpoint(
-    model: Darknet,
-    weights: Tensors,
-    path: Path,
-    network: dict[str, Any],
-    classes: ClassNames = UNNAMED,
+    model: Darknet, weights: Tensors, path: Path, network: dict[str, Any], classes: ClassNames = UNNAMED
 ) -> WeightsReport:
     """Load a state dict of this project; ``network`` is what its checkpoint says of the network.
 
@@ -494,11 +489,10 @@ def check_values(path: object, tensors: Iterable[tuple[str, Tensor]]) -> None:
     """
     for name, tensor in tensors:
         is_plain = tensor.layout == torch.strided and not tensor.is_quantized and not tensor.is_complex()
-        if not is_plain or not tensor.float().isfinite().all():
+        if not is_plain or not (values := tensor.float()).isfinite().all():
             raise ModelError(f"{path}: {name} has values that are not finite or not plain", "use other weights")
         is_variance = name.endswith("running_var")
         low, high = (0, MOST**2) if is_variance else (-MOST, MOST)
-        values = tensor.float()
         fits = ((values >= low) & (values <= high)).all()
         if tensor.is_floating_point() and not fits:  # batch norm counts its steps
             what = f"values beyond {high:g}" + " or below zero" * is_variance
