@@ -198,8 +198,7 @@ def _span(factor: float, shift: float, side: int, canvas_side: int) -> Span | No
 def _whole_length(length: int, side: int, factor: float) -> int | None:
     """Return a number of pixels, at least ``length``, that scales to a whole one; None: not found.
 
-    A resize from the first of these pixels then ends exactly at the image's last edge, so the image
-    need not be flipped.
+    A resize from the first of these ends exactly at the image's last edge, which saves a flip.
     """
     for longer in range(length, min(side, length + MAX_LONGER) + 1):
         if abs(longer * factor - round(longer * factor)) <= PRECISION:

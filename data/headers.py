@@ -53,8 +53,7 @@ class Header(NamedTuple):
 def read_header(source: bytes | str) -> Header | None:
     """The header of a file, by content or path; ``None`` if it is not an image of a known type.
 
-    ``read_segments`` reads JPEG files ten times as fast as Pillow. Raises ``OSError`` and
-    ``TooLargeError``.
+    ``read_segments`` reads JPEG files ten times as fast as Pillow. Raises OSError, TooLargeError.
     """
     data = source if isinstance(source, bytes) else read_file(source, HEAD_BYTES)
     if not data:

@@ -1,7 +1,6 @@
 """Choose when each image comes, at which size and on which rank.
 
-An epoch has one order for all ranks, which depends only on (seed, epoch), and each rank takes its
-share of each micro-batch.
+An epoch has one order, by (seed, epoch) alone, and each rank takes its share of each micro-batch.
 """
 
 import logging
@@ -113,8 +112,7 @@ class TrainSampler(torch.utils.data.DistributedSampler[int]):
     - ``tile_pool``: blocks of this many consecutive positions go to one rank, so that a batch
       decodes only its own images, if a rank's share of a micro-batch is a multiple.
 
-    Raises DataError, with a size that fits, if the ranks cannot share the micro-batches evenly or
-    the images do not fill a batch.
+    Raises DataError, with a size that fits, for uneven shares and for fewer images than a batch.
     """
 
     def __init__(

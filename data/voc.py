@@ -1,7 +1,6 @@
 """Read Pascal VOC annotations (one xml file per image, in a list or folder) into flat columns.
 
-As in the usual COCO versions of VOC, left = xmin and width = xmax - xmin. Objects marked difficult
-or truncated count like any other.
+As in COCO versions of VOC, left = xmin, width = xmax - xmin. Difficult and truncated objects count.
 """
 
 import os
@@ -172,8 +171,7 @@ def read_voc(
 def _image_of(item: _Listed, file_name: str, names_in: Lookup, images_below: Lookup) -> tuple[str, bool]:
     """The image of an xml file: named like it, as in ``<filename>``, or with another suffix.
 
-    Else one below the set's folder, in folders most like the xml file's. Returned with it is
-    whether there are others as like.
+    Else one below the set's folder, in folders most like the xml file's; and if others are as like.
     """
     base = os.path.basename(file_name)
     first = item.stem + (os.path.splitext(base)[1] or ".jpg")

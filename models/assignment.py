@@ -2,8 +2,7 @@
 
 Predictions choose several positives for each object, as in task-aligned one-stage detection (Feng
 et al. 2021, section 3.2) or SimOTA (YOLOX, Ge et al. 2021, section 2.1). The candidates are the
-anchors of all cells from which the decoding reaches the centre of the object: its own cell and, if
-scale_x_y is above 1, neighbours.
+anchors of all cells from which decoding reaches its centre: its own and, if scale_x_y > 1, others.
 """
 
 import math

@@ -102,8 +102,7 @@ class Darknet(nn.Module):
     def init_head_biases(self) -> None:
         """Give untrained heads a realistic prior: few objects, all classes equally likely.
 
-        The offsets are those of the published YOLOv3-SPP recipe: -4.5 for objectness, log(0.6 /
-        (classes - 0.99)) for every class.
+        As YOLOv3-SPP was published: objectness -4.5, every class log(0.6 / (classes - 0.99)).
         """
         for head in self.heads:
             for part, convolution in zip(head.parts, self.head_convolutions(head), strict=True):
