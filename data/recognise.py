@@ -75,12 +75,13 @@ def recognise(place: Path) -> Options:
     # data.yaml, train/images/1.jpg, train/labels/1.txt, valid/images/2.jpg, valid/labels/2.txt
     # obj.data, obj.names, train.txt, obj_train_data/1.jpg, obj_train_data/1.txt
     set_file = layouts.find_set_file(place) if place.is_dir() else place
+    found: Options | None = None
     if set_file is not None and layouts.is_set_file(set_file):
-        found: Options | None = {"format": "yolo", "root": str(set_file)}
+        found = {"format": "yolo", "root": str(set_file)}
     elif place.is_dir():
         tree = Tree(place)
         found = _coco_folder(tree) or _voc(tree) or _label_files(tree)
-    else:
+    elif place.suffix.lower() == ".json":
         found = _coco_file(place)
     if found is None:
         _refuse_other_format(place)
@@ -105,10 +106,8 @@ def _refuse_other_format(place: Path) -> None:
                     raise DataError(f"{place} is not a data set that can be read: {file} is {what}", fix)
 
 
-def _coco_file(place: Path) -> Options | None:
+def _coco_file(place: Path) -> Options:
     # annotations/instances_train2017.json, annotations/instances_val2017.json, train2017/1.jpg
-    if place.suffix.lower() != ".json":
-        return None
     _refuse_other_format(place)
     train, val = place, _twin_of(place)
     if split_in(f"{place.parent.name}/{place.name}") == "val":
