@@ -219,10 +219,10 @@ class Postprocess:
         return HeadAnchors(self.heads)
 
     def _detections(
-        self, numbers: list[int], positions: Sequence[Tensor], values: Tensor, boxes: Tensor, scores: Tensor
+        self, numbers: list[int], positions: list[Tensor], values: Tensor, boxes: Tensor, scores: Tensor
     ) -> Sequence[Tensor]:
         """CPU detections (n, 6) of images; positions: int64, in the flattened values (batch, m)."""
-        every = torch.cat(list(positions))
+        every = torch.cat(positions)
         # Bits of positive numbers rise with them, so one sort ranks the candidates of all images.
         ranks = (every // values.shape[1] << 32) - values.flatten()[every].view(torch.int32)
         in_order = every[ranks.sort(stable=True).indices].split([len(own) for own in positions])
