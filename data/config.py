@@ -159,9 +159,8 @@ class DataConfig:
         paths: SplitConfig = self.val if split == "test" else getattr(self, split)
         if paths.annotations is None:  # format=yolo, by __post_init__
             if paths.images != ".":
-                raise DataError(
-                    f"data.{split}.images has no effect on YOLO", f"data.{split}.annotations={paths.images}"
-                )
+                problem = f"data.{split}.images has no effect on YOLO"
+                raise DataError(problem, f"data.{split}.annotations={paths.images}")
             set_file = root if root.is_file() else find_set_file(root)
             if set_file is None:
                 fix = "data.root=<such a file>, or data.train.annotations=<a folder of images, or a list of them>"

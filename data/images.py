@@ -203,8 +203,7 @@ class ImageSource:
     def check_left_out(self, count: int, last: DataError) -> str:
         """Describe ``count`` unreadable images and the ``last`` one.
 
-        Raises ``DataError`` for 20 in a row, 1 % of a large set, 20 of a smaller one, or a quarter
-        of a very small one.
+        Raises DataError for 20 in a row, 1 % of a large set, 20 of a smaller, a quarter of a tiny.
         """
         total = len(self.annotations)
         error = DataError(f"{count:,} of {total:,} images cannot be read, the last one: {last.sentence}", last.fix)

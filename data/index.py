@@ -45,6 +45,7 @@ MOST_SCORED = 100  # detections of a class on an image that COCO's metrics count
 CROWDED = f"images with more than {MOST_SCORED} objects of a class, of which at most {MOST_SCORED} detections count"
 MOST_NAMES = 500_000  # of training images that validation is compared with: a second
 COMPARED_IMAGES = 20  # of validation, which are looked for among the training images
+_opened_ahead: dict[str, "Annotations"] = {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,9 +120,6 @@ class Annotations:
         boxes[:, 2:] += boxes[:, :2]
         limits = self.sizes[images[owners]][:, [1, 0, 1, 0]]
         return owners, self.classes[rows], boxes.clip(0, limits).astype(np.float32)
-
-
-_opened_ahead: dict[str, Annotations] = {}
 
 
 def open_ahead(config: DataConfig, split: str) -> Annotations:
@@ -319,8 +317,7 @@ def check_fills_batch(num_images: int, batch_size: int, world_size: int) -> None
 def warn_of_shared_images(train: Annotations, val: Annotations) -> str | None:
     """Warn if images of ``val`` are in ``train`` as well.
 
-    Of large sets about MOST_NAMES are compared. Files of other paths are, for a sample of ``val``,
-    if their first boxes are equal.
+    At most about MOST_NAMES are compared; of other paths a sample, if their first boxes are equal.
     """
     step = len(train) // MOST_NAMES + 1
     trained = set(map(train.path, range(0, len(train), step)))

@@ -34,6 +34,7 @@ OTHER_SUFFIXES = frozenset(".cache .csv .data .html .json .labels .md .names .np
 UNKNOWN = "files that are not images of a known type"
 CLASS_FILES = ("classes.txt", "obj.names", "data.names", "names", "_darknet.labels")
 MOST_FOLDERS = 100  # that a path may begin with in vain
+MOST_VALUES = 50_000  # of a YAML file, which is read several times
 COMPARED_NAMES = 100  # of a list, to find out where its paths start
 NAME_FILES = "a text file with one class per line, a data.yaml, Darknet's obj.data or a COCO json"
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -85,9 +86,6 @@ def names_in(folder: str) -> list[str]:
     with suppress(OSError):
         return [name for name in os.listdir(folder) if name[0] != "."]
     return []
-
-
-MOST_VALUES = 50_000  # of a YAML file, which is read several times
 
 
 class _Plain(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
@@ -177,8 +175,7 @@ def starts_of(path: Path, start: str = "") -> list[Path]:
 def find_place(name: str, path: Path, starts: list[Path]) -> Path:
     """The file or folder ``name`` that ``path`` mentions. Raises ``DataError`` if it is missing.
 
-    Roboflow writes "../train/images" for a folder beside the file, others where the folder once
-    was: "/content/set/train/images".
+    Roboflow writes "../train/images" for one beside the file, others an old place: "/set/train".
     """
     name = name.replace("\\", "/")  # it may be written on Windows
     inside = re.sub(r"^(\.\./)+", "", name)

@@ -244,8 +244,7 @@ def make_loader(
 def copied_ahead(batches: Iterable[Batch], copies: torch.cuda.Stream) -> Iterator[Batch]:
     """Yield the ``batches`` on a GPU, copied on the stream ``copies``.
 
-    A batch is yielded once the copy of the next one is queued. The current stream waits for the
-    copy, the host does not.
+    A batch comes once the next copy is queued. The current stream waits for its copy, not the host.
     """
 
     def arrived() -> Batch:

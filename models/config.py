@@ -19,7 +19,6 @@ NotNegative = Annotated[float, Meta(ge=0)]
 Overlap = Annotated[float, Meta(ge=0, lt=1)]
 Count = Annotated[int, Meta(ge=1)]
 
-
 COCO = "coco"  # a value of model.weights
 BACKBONE = "backbone"  # a value of model.weights and of model.freeze
 COCO_NAMES = ZOO_FOLDER / "coco.names"

@@ -173,9 +173,8 @@ class YoloxLoss(HeadLoss):
         self.config = config
         reach = min(head.scale_x_y for head in heads)
         if reach < MIN_DECOUPLED_SCALE:
-            raise ModelError(
-                f"loss=yolox needs heads of scale_x_y={MIN_DECOUPLED_SCALE} or more, not {reach:g}", "loss=yolov3"
-            )
+            needed = f"scale_x_y={MIN_DECOUPLED_SCALE} or more"
+            raise ModelError(f"loss=yolox needs heads of {needed}, not {reach:g}", "loss=yolov3")
 
     def terms(self, inputs: LossInputs) -> tuple[list[Terms], Weights]:
         """Sums over positives and cells, to be divided by the sum of the positives' weights."""

@@ -429,8 +429,7 @@ def read_tensor_file(path: Path) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # torch's, about classes of its own in old files
-            # Memory-mapped, so that unused parts (an optimiser's state) stay on disk; torch cannot
-            # map a file whose name is not Unicode.
+            # Mapped: an optimiser's state stays on disk. Torch maps none whose name is not Unicode.
             mapped = zipfile.is_zipfile(path) and str(path).encode("utf-8", "replace").decode() == str(path)
             content = torch.load(str(path), map_location="cpu", weights_only=True, mmap=mapped)
         return plain_content(content, path.stat().st_size)
