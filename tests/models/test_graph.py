@@ -118,16 +118,6 @@ def test_every_kind_of_layer(tmp_path: Path) -> None:
     exercise(model, tmp_path)
 
 
-@pytest.mark.parametrize(
-    "kind", ["crnn", "conv_lstm", "contrastive", "region", "Gaussian_yolo", "softmax", "connected", "local_avgpool"]
-)
-def test_networks_of_other_kinds_are_refused_by_name(kind: str) -> None:
-    text = cfg(conv(8, 3, 2), section(kind, batch_normalize=1, size=3), head(0))
-    line = text.split("\n").index(f"[{kind}]") + 1
-    with pytest.raises(ModelError, match=rf"^odd\.cfg:{line}: there is no layer '\[{kind}\]' here; known are "):
-        build(text)
-
-
 def test_options_of_training_change_nothing() -> None:
     text = cfg(conv(8, 3, 2), section("maxpool", size=2, stride=2), head(0))
     more = text.replace("size=2\n", "size=2\nstopbackward=1\nmaxpool_zero_nonmax=1\nlearning_rate=0.1\n")
