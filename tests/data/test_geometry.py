@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 import pytest
 
-from data import Resize, cut_at_edges
+from data import Resize
 from data.geometry import PAD_VALUE, resize_into, scaled_size, visible_boxes
 from data.plan import random_affine
 from tests.data.conftest import NO_AUGMENT
@@ -56,11 +56,6 @@ def test_boxes_follow_the_pixels_there_and_back(resize: Resize) -> None:
         assert np.abs(box.to_original(moved) - boxes).max() < 0.01
 
 
-def test_cutting_boxes_at_the_edges() -> None:
-    boxes = np.array([[-5.0, 3.0, 20.0, 99.0], [1.5, 2.5, 3.5, 4.5], [50.0, 5.0, 60.0, 9.0]])
-    assert cut_at_edges(boxes, (10, 40)).tolist() == [[0, 3, 20, 10], [1.5, 2.5, 3.5, 4.5], [40, 5, 40, 9]]
-
-
 def test_which_boxes_stay() -> None:
     boxes = np.array(
         [
@@ -76,7 +71,7 @@ def test_which_boxes_stay() -> None:
     )
     clipped, usable = visible_boxes(boxes, (80, 100))
     assert usable.tolist() == [True, True, False, False, True, True, False]
-    assert clipped[1].tolist() == [0, 10, 10, 50]
+    assert clipped[[1, 6]].tolist() == [[0, 10, 10, 50], [100, 80, 100, 80]]
 
 
 @pytest.mark.parametrize(("flips", "point"), [((1.0, 0.0), (-3, 5)), ((0.0, 1.0), (3, -5)), ((1.0, 1.0), (-3, -5))])

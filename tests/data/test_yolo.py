@@ -11,12 +11,8 @@ from data import DataError, open_annotations
 from tests.data.sets import YoloSet, assert_whole
 
 LAYOUTS = {
-    "images beside labels": ("images", "labels"),
-    "a folder of each split": ("images/train", "labels/train"),
-    "images in the split": ("train/images", "train/labels"),
     "only the last images": ("images/images/train/images/x", "images/images/train/labels/x"),
     "voc folders": ("JPEGImages", "labels"),
-    "all in one folder": ("obj", "obj"),
     "all in one folder named images": ("images", "images"),
 }
 
