@@ -239,7 +239,11 @@ class Postprocess:
         best_values = values.flatten()[best]
         sizes = [len(own) for own in limited]
         table = torch.cat((boxes[images, rows], torch.stack((best_values, classes), 1)), 1)
-        survivors = suppress(table[:, :4], best_values, images * num_classes + classes, self.nms_iou)
+        groups = images * num_classes + classes
+        if table.device.type == "cpu" and len(groups) > FEW_BOXES:
+            survivors = nms_in_each_group(table[:, :4], best_values, groups, self.nms_iou)
+        else:
+            survivors = nms_at_once(table[:, :4], groups, self.nms_iou)
         every = torch.arange(len(boxes), device=table.device)
         ends = [0, *torch.searchsorted(images[survivors], every, right=True).tolist()]
         kept = [survivors[ends[image] : ends[image + 1]][: self.max_detections] for image in numbers]
@@ -258,18 +262,12 @@ def _are_wanted(classes: tuple[int, ...], count: int, device: torch.device) -> T
     return torch.tensor([number in classes for number in range(count)], device=device)
 
 
-def suppress(boxes_xyxy: Tensor, scores: Tensor, groups: Tensor, iou: float) -> Tensor:
+def nms_in_each_group(boxes_xyxy: Tensor, scores: Tensor, groups: Tensor, iou: float) -> Tensor:
     """Positions of the boxes (n, 4) that survive, ascending. Boxes come best first in each group.
 
-    groups: int64 (n,), one number for each pair of image and class.
+    groups: int64 (n,), one number for each pair of image and class. A run for each is fastest on a
+    CPU (docs/results/notebook.md).
     """
-    if boxes_xyxy.device.type == "cpu" and len(groups) > FEW_BOXES:
-        return nms_in_each_group(boxes_xyxy, scores, groups, iou)
-    return nms_at_once(boxes_xyxy, groups, iou)
-
-
-def nms_in_each_group(boxes_xyxy: Tensor, scores: Tensor, groups: Tensor, iou: float) -> Tensor:
-    """``suppress`` with a run for each group, fastest on a CPU (docs/results/notebook.md)."""
     from torchvision.ops import nms
 
     sorted_groups, by_group = groups.sort(stable=True)  # best first inside each group
@@ -283,7 +281,7 @@ def nms_in_each_group(boxes_xyxy: Tensor, scores: Tensor, groups: Tensor, iou: f
 
 
 def nms_at_once(boxes_xyxy: Tensor, groups: Tensor, iou: float) -> Tensor:
-    """``suppress``, exactly, as an accelerator does it fast: all pairs in a group are compared.
+    """``nms_in_each_group``, exactly, as an accelerator does it fast: all pairs are compared.
 
     A box stays if no better one of its group that stays overlaps it. From all boxes on, each round
     of this settles at least the next of every chain of overlaps, until nothing changes. The host
