@@ -47,9 +47,9 @@ def find_set_file(folder: Path) -> Path | None:
         if (folder / name).is_file():
             return folder / name
     found = []
-    for path in folder.glob("*.y*ml"):
+    for path in folder.glob("*.[yY]*"):
         with suppress(DataError, OSError):  # any other YAML
-            if path.suffix in YAML_SUFFIXES and "train" in load_yaml(path):
+            if path.suffix.lower() in YAML_SUFFIXES and "train" in load_yaml(path):
                 found.append(path)
     return found[0] if len(found) == 1 else None
 

@@ -32,6 +32,8 @@ def test_a_split_may_have_images_of_its_own(yolo_set: YoloSet) -> None:
     assert val.path(0) == str(yolo_set.root / "more" / "b.jpg") and val.names == NAMES
     by_file = open_as_typed(yolo_set, yolo_set.root / "data.yaml", *more, split="val")
     assert by_file.path(0) == val.path(0), "paths start at the folder of the file"
+    (yolo_set.root / "data.yaml").rename(yolo_set.root / "set.YAML")
+    assert open_as_typed(yolo_set, yolo_set.root).names == NAMES
 
 
 OBJ = "classes= 3\ntrain  = {0}train.txt\nvalid  = {0}test.txt\nnames = {0}obj.names\nbackup = backup/\n"
