@@ -124,7 +124,7 @@ def from_dictionary(options: Options, schema: type[Config]) -> Config:
     for key, number in flat(options).items():
         _check_number(key, number)
     # A fresh schema refuses keys that Hydra accepted as `+section.key=1`.
-    tree: DictConfig = OmegaConf.structured(schema)
+    tree = OmegaConf.structured(schema)
     for section, choices in CHOICES.items():
         if section in options:
             name = options[section].get("name")
@@ -255,7 +255,7 @@ def _with_sections(schema: type) -> DictConfig:
 
 def _drop_missing(tree: Options) -> Options:
     """The tree without missing values and the sections without others; ``~`` is the home folder."""
-    full: Options = {}
+    full = {}
     for key, value in tree.items():
         content = at_home(value) if isinstance(value, str) and value[:2] in ("~", "~/") else value
         content = _drop_missing(content) if isinstance(content, dict) else content

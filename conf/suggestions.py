@@ -39,7 +39,7 @@ def refusal(arguments: Sequence[str], schema: Any, takes_words: bool = False) ->
 
 def answer(wrong: Sequence[Mistake], kinds: Kinds) -> ConfigError:
     """The error of all mistakes, with the options to type instead."""
-    options, notes = dict[str, None](), list[str]()
+    options, notes = dict[str, None](), []
     for typed, name, value in wrong:
         meant, note = _meant(name, value, kinds)
         if meant:

@@ -201,7 +201,7 @@ def split_gain(first: Group, second: Group, resamples: int, seed: int) -> list[G
 def image_ids(group: Group, shorten: Callable[[str], str]) -> dict[Any, int]:
     """The ids of its images in their order, by name, height and width; none if names repeat."""
     truth = group.best[0].truth
-    ids: dict[Any, int] = {}
+    ids = {}
     rows = zip(truth.image_ids.tolist(), truth.file_names, truth.sizes.tolist(), strict=False)
     for number, name, size in sorted(rows):
         ids[shorten(name), *size] = number

@@ -95,7 +95,7 @@ def resolve_auto(
     weights. All ranks call this together and get the same. ``optim.flat_fraction`` stays: the
     schedule knows the number of steps.
     """
-    notes: list[str] = []
+    notes = []
     if saved is not None:
         config, of_run = resumed_options(config, saved), saved["network"]  # neither .cfg nor weights are read
         model = models.network_of_checkpoint(of_run, f"resume={config.resume}", saved["model"])

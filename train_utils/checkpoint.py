@@ -175,7 +175,7 @@ def _content(file: Path, mapped: bool = False) -> State:
         kind = type(error).__name__
         damaged = f"{file} is damaged, or not a checkpoint of this project ({kind})", "use another one"
         raise CheckpointError(*of_pickle(file, error) or damaged) from error
-    about: State = content if isinstance(content, dict) else {}
+    about = content if isinstance(content, dict) else {}
     is_own = about.get("format") == FORMAT and about.get("version") == VERSION
     if not is_own or not isinstance(about.get("state"), dict):
         raise CheckpointError(

@@ -78,7 +78,7 @@ def match(truth: GroundTruth, detections: Detections, scorer: str | None = None,
     assert np.isin(detections["image_id"], truth.image_ids).all(), "a detection on an unknown image"
     by_id = np.argsort(truth.image_ids)
     crowd = truth.crowd.astype(bool)
-    images, categories = list[Any](), list[Any]()
+    images, categories = [], []
     for number in range(1, len(by_id) + 1):
         images.append({"id": number, "height": 1, "width": 1})  # sizes are for masks
     for number in range(1, len(truth.names) + 1):
@@ -168,7 +168,7 @@ def find_matches(truth: GroundTruth, detections: Detections, scorer: str | None 
     """The matches that AP is computed from; ``scorer`` is that of ``match``."""
     pairs = filter(None, match(truth, detections, scorer, every_size=False).evalImgs)
     boxes = np.zeros((len(truth.names), len(truth.image_ids)), np.int64)
-    places, scores, numbers = list[tuple[int, int]](), list[float](), list[int]()
+    places, scores, numbers = [], [], []
     matches, ignores = [np.zeros((10, 0))], [np.zeros((10, 0))]
     for pair in sorted(pairs, key=itemgetter("category_id", "image_id")):
         place = pair["category_id"] - 1, pair["image_id"] - 1

@@ -44,7 +44,7 @@ class Evaluator:
         options, data_options = config.evaluate, config.data
         assert data_options is not None
         timeout = config.timeout_seconds if isinstance(config, EvalConfig) else 0.0
-        self.loss: models.HeadLoss | None = None
+        self.loss = None
         if isinstance(config, TrainConfig):
             timeout = config.train.timeout_seconds
             # A separate instance: what it caches under inference_mode cannot be used in training.

@@ -103,7 +103,7 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimiz
             group["params"].append(parameter)
     if config.name == Optimizer.adamw:
         return torch.optim.AdamW(groups, lr=config.lr, fused=True)  # the plain one reads its count of steps
-    make: Any = OPTIMISERS.get(config.name, torch.optim.SGD)
+    make = OPTIMISERS.get(config.name, torch.optim.SGD)
     optimizer: torch.optim.Optimizer = make(groups, config.lr)
     return optimizer
 

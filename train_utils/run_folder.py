@@ -112,7 +112,7 @@ def _locked(folder: Path, key: str) -> Path:
     with open(descriptor, "r+", encoding="utf-8", errors="replace") as file:
         with suppress(OSError):  # some network disks know no such locks
             fcntl.flock(file, fcntl.LOCK_EX)  # of two processes that find a dead holder, one goes first
-        holder: object = None
+        holder = None
         with suppress(ValueError, RecursionError):  # of a free lock, one cut by a crash, or no lock of ours
             holder = json.load(file)
         if isinstance(holder, dict) and holder.keys() == ours.keys() and _is_held(holder, ours):

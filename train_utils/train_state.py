@@ -99,7 +99,7 @@ class TrainState:
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
         """The trained parameters, in the order of the optimiser."""
-        parameters: list[torch.nn.Parameter] = []
+        parameters = []
         for group in self.optimizer.param_groups:
             parameters += group["params"]
         return parameters

@@ -29,7 +29,7 @@ def options_and_flags(arguments: Words) -> tuple[list[str], list[str]]:
 
     ``--config-dir`` becomes an option. Raises ConfigError if there is no such folder.
     """
-    options, flags, waiting = list[str](), list[str](), list(arguments)
+    options, flags, waiting = [], [], list(arguments)
     while waiting:
         word = waiting.pop(0)
         if word in ("--config-dir", "-cd"):
@@ -56,7 +56,7 @@ def prepare_arguments(arguments: Words, schema: type, command: str, bare: str = 
     """
     if "--hydra-help" in arguments:  # Hydra composes nothing for it
         return ["--hydra-help"]
-    behind = list[str]()
+    behind = []
     if "--" in arguments:
         at = list(arguments).index("--")
         arguments, behind = arguments[:at], [override("options", arguments[at + 1 :])]

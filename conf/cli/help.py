@@ -96,14 +96,14 @@ def options_page(programs: Mapping[str, Any]) -> str:
 def sections(schema: type, values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[type, list[Row]]]:
     """Each section with its options; a section with choices is the chosen one."""
     meanings = {field.name: field.metadata.get("about", "") for field in fields(schema)}
-    rows, below = list[Row](), list[Any]()
+    rows, below = [], []
     for name, kind in get_type_hints(schema).items():
         value, part = values.get(name, "???"), section_of(kind)
         if part is None:
             typed = AS_TYPED.get(str(value), str(value))
             rows.append((f"{prefix}{name}", kind_in_words(kind), typed, meanings[name]))
         else:
-            inner: Mapping[str, Any] = value if isinstance(value, Mapping) else {}  # null, ???: none chosen
+            inner = value if isinstance(value, Mapping) else {}  # null, ???: none chosen
             chosen = CHOICES.get(name, {}).get(inner.get("name", ""), part)
             below.append((chosen, inner, f"{prefix}{name}."))
     yield schema, rows

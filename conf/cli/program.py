@@ -141,7 +141,7 @@ def escape_output() -> None:
 
 def run_by_hydra(name: str, program: Program, arguments: list[str]) -> None:
     """Let Hydra compose the options and call the program: once, or with ``-m`` for each job."""
-    exit_codes: list[int] = []  # of the jobs that failed
+    exit_codes = []  # of the jobs that failed
     options, flags = command_line.options_and_flags(arguments)
     is_multirun = "-m" in flags or "--multirun" in flags
     shows = "-c" in flags or "--cfg" in flags  # and what a run refuses is refused, files below the page

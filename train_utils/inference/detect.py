@@ -1,7 +1,7 @@
 """Detect on all batches of a loader, for evaluation and prediction."""
 
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from threading import Lock
 from typing import Any
@@ -88,7 +88,7 @@ def detect_batches(
         yield from map(detect, loader)
         return
     with one_thread_per_operator() as threads, ThreadPoolExecutor(threads, initializer=keep_to_one_thread) as pool:
-        waiting: list[Future[Found]] = []
+        waiting = []
         for batch in loader:
             waiting.append(pool.submit(detect, batch))
             # Yield results as soon as they are there: the next frame of a camera may be slow.
@@ -118,7 +118,7 @@ def _overlapped(
             beside.wait_event(computed)
             return finish(batch, raw_maps)
 
-    waiting: tuple[AnyBatch, RawMaps, torch.cuda.Event] | None = None
+    waiting = None
     for batch in loader:
         raw_maps = forward(batch)
         computed = torch.cuda.current_stream(device).record_event()

@@ -149,7 +149,7 @@ class ExportedNetwork(Darknet):
         self.image_size = known["image_size"]
         self.takes_any_size = "height" in known["open"]
         self.batch_size = None if "batch" in known["open"] else known["batch_size"]
-        self.limits: dict[str, float] = known["suppression"]
+        self.limits = known["suppression"]
         self.heads = []
         self.layers = nn.ModuleList()
         self.num_frozen = 0

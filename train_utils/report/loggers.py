@@ -90,7 +90,7 @@ class WandbLogger:
         self._run.finish(exit_code=0 if complete else 1)
 
 
-SERVICES: dict[str, Callable[[LoggedRun], Any]] = {"tensorboard": TensorBoardLogger, "wandb": WandbLogger}
+SERVICES = {"tensorboard": TensorBoardLogger, "wandb": WandbLogger}
 LOGGERS: dict[str, Callable[[LoggedRun], Any]] = {}  # of the plugins in use, by name
 END_SECONDS = 20.0  # that the end of a training waits for each logger
 

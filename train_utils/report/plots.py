@@ -147,8 +147,8 @@ def _points(table: ndarray, column: str) -> ndarray:
 
 NAMED_CLASSES = 10  # in the legend: as many colours differ
 OF_ALL = {"color": "black", "linewidth": 2.5}  # the line of all classes
-BESIDE: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}  # a legend
-SHARES: dict[str, Any] = {"xlim": (0, 1), "ylim": (0, 1.02)}  # an axis
+BESIDE = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}  # a legend
+SHARES = {"xlim": (0, 1), "ylim": (0, 1.02)}  # an axis
 
 
 def _lines(evaluation: Evaluation) -> dict[int | None, dict[str, Any]]:
