@@ -38,7 +38,7 @@ def predict(config: schema.PredictConfig) -> Path:
 
     A signal stops it: it writes the results, then exits with 128 + signal.
     """
-    world = distributed.init_distributed_mode(config.device.value, timeout_seconds=60)
+    world = distributed.init_distributed_mode(config.device, timeout_seconds=60)
     if world.world_size > 1:
         raise ConfigError("predict.py runs in one process", "start it without a launcher, once for each GPU")
     media = find_media(config.source)

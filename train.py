@@ -31,7 +31,7 @@ def train(requested: schema.TrainConfig) -> program.Outcome:  # noqa: PLR0915 - 
     From Python it takes a list of overrides as well: ``train(["data=coco", "train.epochs=2"])``.
     """
     with StopRequest(term_ends=True) as stop, ExitStack() as stack:
-        world = distributed.init_distributed_mode(requested.device.value, requested.train.timeout_seconds)
+        world = distributed.init_distributed_mode(requested.device, requested.train.timeout_seconds)
         numerics.prepare_numerics(requested.train)
         compile_mode = auto.choose_mode(requested.train, world)
 

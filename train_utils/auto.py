@@ -38,7 +38,7 @@ def choose_mode(options: TrainSection, world: World) -> str:
     For ``auto`` it is the one to take if that ``pays_back``. All ranks call this together. Raises
     TrainError for options that cannot go together, or not on this machine.
     """
-    mode: str = options.compile.value
+    mode: str = options.compile
     on_cpu, fused = world.device.type == "cpu", options.fused_norm is True
     if fused and (on_cpu or not can_generate_code()):
         raise TrainError("train.fused_norm=true needs a GPU, Triton and a C++ compiler", "train.fused_norm=false")
@@ -70,8 +70,8 @@ def fuses_norm(options: TrainSection, world: World, network: Darknet, images: in
     """Whether to use train.fused_norm; ``auto``: where a GPU was faster with ``images`` at once."""
     if options.fused_norm != AUTO:
         return bool(options.fused_norm)
-    is_alone = world.device.type != "cpu" and world.world_size == 1 and options.compile.value in (AUTO, "off")
-    if not is_alone or not can_generate_code() or options.precision.value not in numerics.DTYPES:
+    is_alone = world.device.type != "cpu" and world.world_size == 1 and options.compile in (AUTO, "off")
+    if not is_alone or not can_generate_code() or options.precision not in numerics.DTYPES:
         return False
     size = both_sides(options.image_size)
     values = []  # of each map that is normalised
@@ -100,7 +100,7 @@ def resolve_auto(
         config, of_run = resumed_options(config, saved), saved["network"]  # neither .cfg nor weights are read
         model = models.network_of_checkpoint(of_run, f"resume={config.resume}", saved["model"])
         try:
-            numerics.autocast_dtype(config.train.precision.value, world.device)
+            numerics.autocast_dtype(config.train.precision, world.device)
         except TrainError as error:  # the run began on another machine
             fix = f"resume it on such a machine, or start a new run with model.weights={config.resume}"
             raise CheckpointError(f"resume={config.resume}: {error.sentence}", fix) from error

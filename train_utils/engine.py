@@ -76,7 +76,7 @@ class ForwardPass:
         if compile_mode != "off":
             sizes = batches.sizes.count
             step = compile.compile_step(model, loss, to_input, compile_mode, sizes, log_line=log_line)
-        dtype = numerics.autocast_dtype(options.precision.value, world.device)
+        dtype = numerics.autocast_dtype(options.precision, world.device)
         return cls(distributed.wrap_ddp(model, world), *step, dtype, world)
 
     def positives_per_image(self, targets: Iterable[Tensor], images: int) -> Tensor:

@@ -55,7 +55,7 @@ class Evaluator:
         self.world = world
         self.classes = classes
         self.truth = results.GroundTruth.of(val_set)
-        self.dtype = numerics.autocast_dtype(options.precision.value, world.device, "evaluate.precision")
+        self.dtype = numerics.autocast_dtype(options.precision, world.device, "evaluate.precision")
         self.scorer = coco_eval.choose_scorer(options.scorer)
         self.postprocess = build.build_postprocess(options, model, classes, in_training=self.loss is not None)
         rect = options.rect and model.takes_any_size

@@ -49,7 +49,7 @@ class TrainState:
         """The state before the first step; ``model`` is on its device."""
         schedule = optim.Schedule(config.optim, steps_per_epoch, steps_per_epoch * config.train.epochs)
         device = next(model.parameters()).device
-        precision = numerics.autocast_dtype(config.train.precision.value, device)
+        precision = numerics.autocast_dtype(config.train.precision, device)
         average = optim.WeightAverage(model, schedule.ema_decay)
         optimizer = optim.make_optimizer(model, config.optim)
         # Low at first: only after its passes is a step divided by its positives.

@@ -182,7 +182,7 @@ def ranks_to_start(config: Any) -> int:
     from data.io import usable_cores
     from data.samplers import check_batch_sizes
 
-    gpus = torch.cuda.device_count() if config.device.value != "cpu" else 0
+    gpus = torch.cuda.device_count() if config.device != "cpu" else 0
     count = max(1, gpus) if devices == "auto" else int(devices)
     if 0 < gpus < count:
         fix = "devices=auto for all of them, or device=cpu"

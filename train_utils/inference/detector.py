@@ -188,7 +188,7 @@ class Predictor:
         self.config = config
         self.device = device
         self.network = open_checkpoint.open_detector(config.ckpt, config.model, config.names, config.image_size)
-        self.dtype = numerics.autocast_dtype(config.precision.value, device, "precision")
+        self.dtype = numerics.autocast_dtype(config.precision, device, "precision")
         self.model = self.for_one = for_detection(self.network.model.to(device), device)
         rect = config.rect and self.model.takes_any_size
         self.fit = InputFit(self.network.image_size, self.network.model.max_stride, config.resize, rect)
@@ -312,7 +312,7 @@ class Detector(_Answers):
         options = options if ckpt is None else {"ckpt": ckpt, **options}
         overrides = [command_line.override(key, value) for key, value in options.items()]
         config = program.options_of("predict", [*overrides, "source=''"])
-        self._predictor = network = Predictor(config, distributed.choose_device(config.device.value))
+        self._predictor = network = Predictor(config, distributed.choose_device(config.device))
         # Without fusing, batch norm would take a tenth of the time of a single picture.
         network.for_one = fuse_batch_norm(network.model).to(memory_format=torch.channels_last)
         self._batch_size = config.batch_size

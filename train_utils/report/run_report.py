@@ -116,7 +116,7 @@ class RunReport(contextlib.AbstractContextManager["RunReport"]):
         if config.plugins:
             self.line(f"plugins: {', '.join(config.plugins)}")
         ranks = f"{counted(world.world_size, 'process')} on {world.device.type} ({world.launcher})"
-        self.line(f"{ranks}, forward pass in {config.train.precision.value}")
+        self.line(f"{ranks}, forward pass in {config.train.precision}")
         self.line(
             f"{counted(config.train.epochs, 'epoch')} x {counted(batches.steps_per_epoch, 'step')} x "
             f"{counted(config.train.batch_size, 'image')} ({counted(world.world_size, 'rank')} x "
