@@ -11,7 +11,7 @@ from torch import Tensor
 import data
 import models
 from conf import ConfigError
-from conf.schema import EvalConfig, EvalPrecision, ExportConfig, TrainConfig
+from conf.schema import EvalConfig, ExportConfig, TrainConfig
 from data import Annotations, Batch
 from data.progress import Progress, counted, log
 from models import Darknet
@@ -55,7 +55,7 @@ class Evaluator:
         self.world = world
         self.classes = classes
         self.truth = results.GroundTruth.of(val_set)
-        self.dtype = numerics.autocast_dtype(options.precision, world.device, "evaluate.precision")
+        numerics.autocast_dtype(options.precision, world.device, "evaluate.precision")  # TrainError if it has none
         self.scorer = coco_eval.choose_scorer(options.scorer)
         self.postprocess = build.build_postprocess(options, model, classes, in_training=self.loss is not None)
         rect = options.rect and model.takes_any_size
@@ -90,8 +90,7 @@ class Evaluator:
             self.postprocess,
             device,
             on_raw_maps=keep_losses,
-            dtype=self.dtype,
-            tf32=self.options.precision is EvalPrecision.tf32,
+            precision=self.options.precision,
         )
         progress = Progress(self.num_images, "evaluate", self.world.is_main)
         found = detect.collect_detections(of_batches, self.to_original, progress)

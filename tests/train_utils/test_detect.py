@@ -38,8 +38,8 @@ def test_a_fused_network_in_channels_last_finds_the_same_and_waits_for_nothing()
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-def test_a_gpu_finds_what_a_cpu_finds(dtype: torch.dtype | None) -> None:
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_gpu_finds_what_a_cpu_finds(precision: str) -> None:
     """Scores by rank, because rounding may swap neighbours; the forward pass has no hidden wait."""
     torch.manual_seed(0)
     model = Darknet(zoo_cfg("yolov3-tiny"), 80, width=0.25).eval()
@@ -55,8 +55,9 @@ def test_a_gpu_finds_what_a_cpu_finds(dtype: torch.dtype | None) -> None:
             torch.cuda.set_sync_debug_mode("default")
 
     batches = [Batch(one, torch.zeros(0, 6), torch.arange(4)) for one in images]
-    found = [rows for _, batch in detect_batches(computed, batches, postprocess, CUDA, dtype=dtype) for rows in batch]
+    on_gpu = detect_batches(computed, batches, postprocess, CUDA, precision=precision)
+    found = [rows for _, batch in on_gpu for rows in batch]
     on_cpu = detect_batches(model.cpu(), batches, postprocess, torch.device("cpu"))
     expected = [rows for _, batch in on_cpu for rows in batch]
     for ours, theirs in zip(found, expected, strict=True):
-        assert torch.allclose(ours[:, 4], theirs[:, 4], atol=1e-4 if dtype is None else 2e-2)
+        assert torch.allclose(ours[:, 4], theirs[:, 4], atol=1e-4 if precision == "float32" else 2e-2)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.backends import cudnn
 
 from data.progress import Progress
-from train_utils.numerics import keep_to_one_thread, one_thread_per_operator
+from train_utils.numerics import DTYPES, keep_to_one_thread, one_thread_per_operator
 from train_utils.results import DETECTION, Detections, make_detections
 
 AnyBatch = Any  # data.Batch, or FrameBatch without indices
@@ -44,21 +44,21 @@ def detect_batches(
     postprocess: Callable[[RawMaps], list[Tensor]],
     device: torch.device,
     *,
-    dtype: torch.dtype | None = None,
-    tf32: bool = False,
+    precision: str = "float32",
     on_raw_maps: Callable[[AnyBatch, RawMaps], object] | None = None,
     in_turn: bool = False,
 ) -> Iterator[Found]:
     """Yield each batch with its detections, in order; ``model`` is on ``device``, in eval mode.
 
     ``postprocess`` turns raw maps into one (n, 6) tensor per image, on the CPU: x1, y1, x2, y2,
-    score, class, at network scale. ``on_raw_maps`` gets each batch and its raw maps. ``dtype`` is
-    that of autocast, if any; otherwise ``tf32`` lets convolutions on a GPU round their factors.
+    score, class, at network scale. ``on_raw_maps`` gets each batch and its raw maps. ``precision``
+    is one of EvalPrecision: tf32 lets convolutions on a GPU round their factors, auto is float32.
 
     On a CPU the last bits of a convolution depend on how many threads share it. So each batch is
     computed by one thread, several at a time. With ``in_turn`` all threads share a batch, which is
     faster for a single one. On a GPU a batch is finished while the next one is computed.
     """
+    dtype, tf32 = DTYPES.get(precision), precision == "tf32"
 
     # The mode is thread-local, so it is entered in each function.
     def forward(batch: AnyBatch) -> RawMaps:

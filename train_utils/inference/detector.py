@@ -20,7 +20,7 @@ from numpy import ndarray
 from conf import ConfigError, TrainError, compose, suggestions
 from conf.cli import command_line, program
 from conf.cli.run_files import refuse_existing
-from conf.schema import DetectConfig, EvalPrecision, require
+from conf.schema import DetectConfig, require
 from data import DataError, Exif, OnBadFile, cut_at_edges
 from data.layouts import class_numbers
 from data.media import Frame, FrameBatch, FrameBatches, InputFit, Medium, find_media, pixels_of, read_picture
@@ -188,7 +188,7 @@ class Predictor:
         self.config = config
         self.device = device
         self.network = open_checkpoint.open_detector(config.ckpt, config.model, config.names, config.image_size)
-        self.dtype = numerics.autocast_dtype(config.precision, device, "precision")
+        numerics.autocast_dtype(config.precision, device, "precision")  # TrainError if it has none
         self.model = self.for_one = for_detection(self.network.model.to(device), device)
         rect = config.rect and self.model.takes_any_size
         self.fit = InputFit(self.network.image_size, self.network.model.max_stride, config.resize, rect)
@@ -199,7 +199,7 @@ class Predictor:
         height, width = self.model.nearest_size(1, 1)
         blank = FrameBatch([], torch.zeros(1, 3, height, width, dtype=torch.uint8), [])
         every_box = replace(self.postprocess, confidence=0.0, classes=None)
-        list(detect.detect_batches(self.model, [blank], every_box, device, dtype=self.dtype))
+        list(detect.detect_batches(self.model, [blank], every_box, device, precision=config.precision))
 
     def at(self, **limits: Any) -> Self:
         """The same with other options of NMS. Raises ConfigError, DataError for unknown classes."""
@@ -228,8 +228,7 @@ class Predictor:
             batches,
             self.postprocess,
             self.device,
-            dtype=self.dtype,
-            tf32=self.config.precision is EvalPrecision.tf32,
+            precision=self.config.precision,
             in_turn=in_turn,
         )
         for batch, tables in found:
