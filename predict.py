@@ -43,11 +43,9 @@ def predict(config: schema.PredictConfig) -> Path:
         raise ConfigError("predict.py runs in one process", "start it without a launcher, once for each GPU")
     media = find_media(config.source)
     predictor = Predictor(config, world.device)
-    frames = predictor.frames(media, config.on_error, config.batch_size)
+    frames = predictor.frames(media, config.on_error)
     out = run_folder.open_out(world, config.out, "predict")
-    writer = ResultWriter(
-        media, predictor.network, out, draws=config.draw, save_json=config.save_json, save_txt=config.save_txt
-    )
+    writer = ResultWriter(media, predictor, out)
     log.info(f"{predictor.network.note}; {predictor.network.image_size} pixels on {world.device.type}")
     # Images under way together finish at once, so only those after them tell the pace.
     passes = torch.get_num_threads() if world.device.type == "cpu" else 1
@@ -70,7 +68,8 @@ def predict(config: schema.PredictConfig) -> Path:
         left_out = f", {counted(len(frames.skipped), 'file')} left out" if frames.skipped else ""
         left_out += f", stopped by {stop.signal.name}" if stop.signal is not None else ""
         log.info(format_counts(writer.counts) or "nothing found")
-        log.info(f"{writer.summary()}{left_out}, in {out}{pace}")
+        found = f"{counted(writer.num_images, 'image')}, {counted(writer.counts.total(), 'detection')}"
+        log.info(f"{found}{left_out}, in {out}{pace}")
     frames.check_whole()
     if stop.signal is not None:  # Ctrl-C has raised KeyboardInterrupt
         sys.exit(128 + stop.signal)

@@ -20,11 +20,10 @@ from numpy import ndarray
 from conf import ConfigError, TrainError, compose, suggestions
 from conf.cli import command_line, program
 from conf.cli.run_files import refuse_existing
-from conf.schema import DetectConfig, require
+from conf.schema import DetectConfig, PredictConfig, require
 from data import DataError, Exif, OnBadFile, cut_at_edges
 from data.layouts import class_numbers
 from data.media import Frame, FrameBatch, FrameBatches, InputFit, Medium, find_media, pixels_of, read_picture
-from data.progress import counted
 from models import Postprocess, for_detection
 from models.darknet import fuse_batch_norm
 from train_utils import build, distributed, numerics, results
@@ -184,7 +183,7 @@ def format_counts(counts: Counter[str]) -> str:
 class Predictor:
     """A network with its preprocessing and NMS, as configured; threads may share it."""
 
-    def __init__(self, config: DetectConfig, device: torch.device) -> None:
+    def __init__(self, config: PredictConfig, device: torch.device) -> None:
         self.config = config
         self.device = device
         self.network = open_checkpoint.open_detector(config.ckpt, config.model, config.names, config.image_size)
@@ -215,9 +214,9 @@ class Predictor:
             classes = class_numbers(self.config.classes, self.network.names, "classes")
         return build.build_postprocess(self.config, self.model, classes)
 
-    def frames(self, media: Sequence[Medium], on_error: OnBadFile, batch_size: int | None) -> FrameBatches:
-        """The frames of ``media`` in batches; ``batch_size`` None: 1 on a CPU, else 8."""
-        size = batch_size or (1 if self.device.type == "cpu" else GPU_BATCH_SIZE)
+    def frames(self, media: Sequence[Medium], on_error: OnBadFile) -> FrameBatches:
+        """The frames of ``media`` in batches; of 1 on a CPU, else 8, if ``batch_size`` is null."""
+        size = self.config.batch_size or (1 if self.device.type == "cpu" else GPU_BATCH_SIZE)
         exif, threads = self.config.exif, self.config.workers
         return FrameBatches(media, self.fit, size, exif=exif, on_error=on_error, threads=threads)
 
@@ -246,13 +245,11 @@ class ResultWriter:
     """Writes the files of one prediction below ``out``, and counts what it found."""
 
     media: Sequence[Medium]
-    network: open_checkpoint.TrainedNetwork
+    predictor: Predictor
     out: Path
-    draws: bool = True
-    save_json: bool = True
-    save_txt: bool = False
 
     def __post_init__(self) -> None:
+        self.config = self.predictor.config
         names = [medium.name for medium in self.media]
         videos = [medium.name for medium in self.media if medium.is_video]
         kept = {name: name for name in names if name.lower().endswith(draw.PICTURE_SUFFIXES)}
@@ -268,26 +265,23 @@ class ResultWriter:
         frame, medium = prediction.frame, prediction.frame.medium
         rows = results.make_detections(0, prediction.classes, prediction.scores, prediction.boxes_xyxy)
         result = results.ImageResult(medium.name, frame.number if medium.is_video else None, frame.size, rows)
-        if self.save_json:  # otherwise a camera may run for days without filling memory
+        if self.config.save_json:  # otherwise a camera may run for days without filling memory
             self.results.append(result)
         self.num_images += 1
         self.counts.update(prediction.class_names)
-        if self.save_txt and not medium.is_video:
+        if self.config.save_txt and not medium.is_video:
             results.write_yolo(self.out / "labels" / self.label_names[medium.name], result)
         path = self.out / self.drawn_names[medium.name]
-        if self.draws and medium.is_video:
+        if self.config.draw and medium.is_video:
             self.drawn.frame(path, frame.frames_per_second, frame.seconds, prediction.plot)
-        elif self.draws:
+        elif self.config.draw:
             self.drawn.picture(path, prediction.plot)
-
-    def summary(self) -> str:
-        """The numbers of images and detections."""
-        return f"{counted(self.num_images, 'image')}, {counted(self.counts.total(), 'detection')}"
 
     def close(self) -> None:
         """Write the files that hold all results."""
-        if self.save_json:
-            images, found = results.coco_files(self.results, self.network.names, self.network.category_ids)
+        if self.config.save_json:
+            network = self.predictor.network
+            images, found = results.coco_files(self.results, network.names, network.category_ids)
             refuse_existing(self.out / "detections.json", "out")  # of another program that began meanwhile
             results.write_json(self.out / "images.json", images)
             results.write_json(self.out / "detections.json", found)
@@ -314,8 +308,6 @@ class Detector(_Answers):
         self._predictor = network = Predictor(config, distributed.choose_device(config.device))
         # Without fusing, batch norm would take a tenth of the time of a single picture.
         network.for_one = fuse_batch_norm(network.model).to(memory_format=torch.channels_last)
-        self._batch_size = config.batch_size
-        self._on_error = config.on_error
         self.names = list(network.network.names)
         self._forks = len(FORKS)
 
@@ -350,12 +342,12 @@ class Detector(_Answers):
         exif = predictor.config.exif
         if isinstance(source, list | tuple):
             media = [_picture(one, number, exif) for number, one in enumerate(source)]
-            found = predictor.predict(predictor.frames(media, OnBadFile.stop, self._batch_size))
+            found = predictor.predict(predictor.frames(media, OnBadFile.stop))
             return sorted(found, key=lambda prediction: int(prediction.frame.medium.name))
         text = str(source) if isinstance(source, str | os.PathLike) or type(source) is int else ""
         one = Medium.at(text, text)
         if text and (one.is_video or not (one.address or os.path.isfile(text))):
-            frames = predictor.frames(find_media(text), self._on_error, self._batch_size)
+            frames = predictor.frames(find_media(text), predictor.config.on_error)
             return _all_of(predictor, frames)
         frame = read_picture(_picture(source, 0, exif), exif)
         batch = FrameBatch.of([predictor.fit.prepare(frame)])
