@@ -202,11 +202,9 @@ def over_scores(matches: Matches, index: int | None) -> tuple[ndarray, ...]:
     if index is not None:
         chosen &= matches.classes == index
         boxes = matches.boxes[index].sum()
-    falling, found = np.unique(-matches.scores[chosen], return_counts=True)  # equal scores count together
-    found = found.cumsum()
-    hits = np.bincount(
-        np.searchsorted(falling, -matches.scores[matches.right[0] & chosen]), minlength=len(found)
-    ).cumsum()
+    # Equal scores count together.
+    falling, ranks, counts = np.unique(-matches.scores[chosen], return_inverse=True, return_counts=True)
+    found, hits = counts.cumsum(), np.bincount(ranks, matches.right[0, chosen]).cumsum()
     return -falling, 2 * hits / (found + boxes), hits / found, hits / max(boxes, 1)
 
 
