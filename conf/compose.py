@@ -25,7 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from conf import CONF_DIR, ConfigError, suggestions
 from conf.options import Options, Words, at_home, choices_of, flat, is_path, kind_in_words
-from conf.schema import CHOICES, SIZE, is_image_size, kinds_of
+from conf.schema import CHOICES, SIZE, is_image_size, kinds_of, section_of
 from data import DataConfig, errors, layouts
 from data.recognise import recognise
 
@@ -246,10 +246,9 @@ def _with_sections(schema: type) -> DictConfig:
     """The empty typed tree with all sections, also those that a checkpoint fills in."""
     tree: DictConfig = OmegaConf.structured(schema)
     for key, kind in get_type_hints(schema).items():
-        for part in (kind, *get_args(kind)):  # also that of `DataConfig | None`
-            if is_dataclass(part) and key not in CHOICES:
-                assert isinstance(part, type)
-                tree[key] = _with_sections(part)
+        part = section_of(kind)
+        if part is not None and key not in CHOICES:
+            tree[key] = _with_sections(part)
     return tree
 
 
