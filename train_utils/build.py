@@ -128,10 +128,11 @@ def suitable_loss(heads: Sequence[Head], config: LossConfig) -> LossConfig:
     name = "yolox" if min(head.scale_x_y for head in heads) >= MIN_DECOUPLED_SCALE else "yolov3"
     schema, options = CHOICES["loss"][name], compose.values_of_choice("loss", name)
     for key, value in compose.to_dictionary(config).items():
-        if value is not None and key not in get_type_hints(schema):
+        if value is None:
+            continue
+        if key not in get_type_hints(schema):
             raise ConfigError(f"loss.{key} is not an option of loss={name}, which suits these heads", "leave it out")
-        if value is not None:
-            options[key] = value
+        options[key] = value
     chosen: LossConfig = compose.from_dictionary(options | {"name": name}, schema)
     return chosen
 
