@@ -102,6 +102,6 @@ def train(requested: schema.TrainConfig) -> program.Outcome:  # noqa: PLR0915 - 
         if stop.agreed is not None and stop_reason is None:
             report.stopped(state, stop.agreed)
             ask_for_requeue(world, stop.agreed)
-            return program.Outcome(state.best_metrics, report.folder)
-        report.finish(state, val_set, evaluation, stop_reason)
+        else:
+            report.finish(state, val_set, evaluation, stop_reason)
         return program.Outcome(state.best_metrics, report.folder)
