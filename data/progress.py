@@ -12,6 +12,7 @@ from rich.console import Console
 from data.output import STDERR, STDOUT, Output
 
 T = TypeVar("T")
+LogLine = Callable[[str], object]  # takes a line, such as log.info
 
 SECONDS_BETWEEN_UPDATES = 0.5  # of a live line: reading a loss waits for the device
 SECONDS_BETWEEN_LINES = 10.0  # where no line can be rewritten

@@ -7,7 +7,6 @@ are only read with ``weights_only=True``, so none can run code.
 import errno
 import hashlib
 import time
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +22,7 @@ from conf.cli import run_files
 from conf.schema import TrainSection
 from data.errors import printable
 from data.index import UNREADABLE_FIX
+from data.progress import LogLine
 from models.weights import of_pickle, plain_content
 from train_utils.report.mirror import Mirror
 
@@ -239,7 +239,7 @@ class CheckpointWriter:
     def __init__(
         self,
         folder: Path,
-        log_line: Callable[[str], None],
+        log_line: LogLine,
         options: TrainSection | None = None,
         run_mirror: str | None = None,
     ) -> None:

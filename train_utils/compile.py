@@ -13,7 +13,7 @@ from torch import Tensor
 
 from conf.cli import launch, run_files
 from data import Batch
-from data.progress import log
+from data.progress import LogLine, log
 from models.loss import HeadLoss, LossParts
 
 INPUT_ONLY = "input"  # colours are a dozen kernels; as one they save a GPU some milliseconds a batch
@@ -29,7 +29,7 @@ def compile_step(
     mode: str,
     sizes: int,
     *,
-    log_line: Callable[[str], object] = log.info,
+    log_line: LogLine = log.info,
 ) -> tuple["HeadLoss | CompiledLoss", ToInput]:
     """Compile ``network`` in place, for ``sizes`` image sizes; return loss and input compiled."""
     launch.keep_compiled(run_files.weights_folder() / "compiled")

@@ -17,7 +17,7 @@ from torch.nn.utils import get_total_norm
 from conf import TrainError
 from conf.schema import Compile, TrainSection
 from data import Batch, TrainBatchSampler
-from data.progress import Progress, counted
+from data.progress import LogLine, Progress, counted
 from models import Darknet
 from models.layers import Dropout
 from models.loss import HeadLoss, LossParts
@@ -44,7 +44,7 @@ class ForwardPass:
 
     model: torch.nn.Module  # the plain model, or as ``wrap_ddp`` returned it
     loss: HeadLoss | compile.CompiledLoss
-    to_input: Callable[[Batch], Tensor]  # turns a batch, on its device, into the network's floats
+    to_input: compile.ToInput  # turns a batch, on its device, into the network's floats
     autocast_dtype: torch.dtype | None  # None: that of the weights
     world: World
 
@@ -58,7 +58,7 @@ class ForwardPass:
         *,
         batches: TrainBatchSampler,
         world: World,
-        log_line: Callable[[str], None],
+        log_line: LogLine,
     ) -> Self:
         """Compile the step for ``batches`` by the mode that choose_mode gave; wrap for DDP."""
         for layer in model.modules():
@@ -237,7 +237,7 @@ def check_weights(state: TrainState) -> None:
 class NonFiniteGuard:
     """Undoes what a bad step did to batch norm of ``model``; ``limit`` in a row may be skipped."""
 
-    def __init__(self, model: torch.nn.Module, limit: int, log_line: Callable[[str], None]) -> None:
+    def __init__(self, model: torch.nn.Module, limit: int, log_line: LogLine) -> None:
         self.in_a_row = 0  # steps skipped; the caller sets it to 0 after a good step
         self._limit, self._log_line = limit, log_line
         self._buffers = optim.pairs_by_dtype(map(torch.clone, model.buffers()), model.buffers())

@@ -1,7 +1,6 @@
 """Scores of a network on a data set, for train.py, eval.py and export.py."""
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -13,7 +12,7 @@ import models
 from conf import ConfigError
 from conf.schema import EvalConfig, ExportConfig, TrainConfig
 from data import Annotations, Batch
-from data.progress import Progress, counted, log
+from data.progress import LogLine, Progress, counted, log
 from models import Darknet
 from train_utils import build, coco_eval, distributed, numerics, results
 from train_utils.distributed import World
@@ -70,9 +69,7 @@ class Evaluator:
         largest = 3 * options.batch_size * math.prod(data.both_sides(size))
         self.loader = data.make_loader(dataset, batches, workers, world.device, timeout, batch_bytes=largest)
 
-    def __call__(
-        self, model: torch.nn.Module, log_line: Callable[[str], object], refines: bool = False
-    ) -> coco_eval.Evaluation | None:
+    def __call__(self, model: torch.nn.Module, log_line: LogLine, refines: bool = False) -> coco_eval.Evaluation | None:
         """Score ``model``, in eval mode; None on all ranks but 0. ``refines`` is for the loss."""
         assert isinstance(model, Darknet)
         device = self.world.device

@@ -16,6 +16,7 @@ import yaml
 
 from conf import TrainError, first_line
 from conf.cli import run_files
+from data.progress import LogLine
 
 
 class LoggedRun(NamedTuple):
@@ -98,7 +99,7 @@ END_SECONDS = 20.0  # that the end of a training waits for each logger
 class LoggerThread(threading.Thread):
     """Calls a logger in a thread that Python does not wait for: a failure is one warning."""
 
-    def __init__(self, name: str, logger: Any, log_line: Callable[[str], None]) -> None:
+    def __init__(self, name: str, logger: Any, log_line: LogLine) -> None:
         super().__init__(name=f"logger={name}", daemon=True)
         self._logger = logger
         self._log_line = log_line
@@ -134,7 +135,7 @@ class LoggerThread(threading.Thread):
 
 
 def start_services(
-    names: Sequence[str], folder: Path, step: int, options: dict[str, Any], log_line: Callable[[str], None]
+    names: Sequence[str], folder: Path, step: int, options: dict[str, Any], log_line: LogLine
 ) -> list[LoggerThread]:
     """Start these services and the loggers of plugins, a thread each.
 

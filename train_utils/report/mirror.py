@@ -1,6 +1,5 @@
 """A run's checkpoints and tables in a bucket, from which another machine continues it."""
 
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import IO
 from conf import TrainError, first_line
 from conf.cli import run_files
 from data import DataError, remote
+from data.progress import LogLine
 
 LAST, PREVIOUS, BEST = (f"{run_files.CHECKPOINTS}/{name}.pt" for name in ("last", "last.previous", "best"))
 # Whatever else a resumed run needs; the options, with which there is a run, come first.
@@ -18,7 +18,7 @@ BESIDE = [*"config.yaml run_id.txt metrics.csv times.csv steps.csv best_detectio
 class Mirror:
     """Copies a run to ``address`` behind its training; ``log_line`` gets failures in a thread."""
 
-    def __init__(self, folder: Path, address: str, log_line: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, address: str, log_line: LogLine) -> None:
         self._folder, self._address, self._log_line = folder, address, log_line
         self._pool = ThreadPoolExecutor(1, "mirror")
         self._next: Future[None] | None = None

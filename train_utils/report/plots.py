@@ -12,6 +12,7 @@ from numpy import ndarray
 
 from data import Annotations
 from data.errors import printable
+from data.progress import LogLine
 from train_utils.coco_eval import ABSENT, Evaluation, find_matches, match, over_scores
 from train_utils.report import mistakes
 from train_utils.report.draw import draw_cell, save_sheet
@@ -41,12 +42,11 @@ STYLE: dict[Any, Any] = {
     "font.family": ["sans-serif", "Noto Sans CJK SC", "WenQuanYi Zen Hei", "PingFang SC"],
 }
 
-Warn = Callable[[str], object]
 Read = Callable[[int], ndarray | None]  # image (uint8 RGB) at a position of the data set; None: unreadable
 NameOf = Callable[[int], str]
 
 
-def draw_evaluation(folder: Path, evaluation: Evaluation, read: Read, name_of: NameOf, warn: Warn) -> None:
+def draw_evaluation(folder: Path, evaluation: Evaluation, read: Read, name_of: NameOf, warn: LogLine) -> None:
     """Draw the other PLOTS into ``folder``.
 
     ``read`` gives the image at a position, ``name_of`` its file name. Errors go to ``warn`` and
@@ -64,7 +64,7 @@ def draw_evaluation(folder: Path, evaluation: Evaluation, read: Read, name_of: N
     save_plot(sheet, warn, mistakes.draw_mistakes, evaluation, threshold, read, name_of, sheet)
 
 
-def save_plot(out: Path, warn: Warn, draw: Callable[..., Any], *arguments: Any) -> None:
+def save_plot(out: Path, warn: LogLine, draw: Callable[..., Any], *arguments: Any) -> None:
     """Draw, and save the figure if there is one; an error is only a warning: the run goes on."""
     try:
         import matplotlib
