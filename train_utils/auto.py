@@ -4,7 +4,6 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +18,7 @@ from data.anchors import Sizes, choose_anchors
 from data.samplers import TABLE_IMAGES
 from models import Darknet
 from models.config import AUTO
-from train_utils import build, numerics
+from train_utils import build, checkpoint, numerics
 from train_utils.compile import INPUT_ONLY
 from train_utils.distributed import World, any_rank, broadcast_text
 
@@ -87,7 +86,7 @@ def can_generate_code() -> bool:
 
 
 def resolve_auto(
-    config: TrainConfig, train_set: Annotations, world: World, saved: dict[str, Any] | None
+    config: TrainConfig, train_set: Annotations, world: World, saved: checkpoint.State | None
 ) -> tuple[TrainConfig, Darknet, list[str]]:
     """The options without ``auto``, the network with its initial weights, and lines for the log.
 
@@ -170,7 +169,7 @@ def anchors_of(heads: Sequence[models.Head]) -> tuple[Sizes, list[int]]:
 
 def describe_run(
     config: TrainConfig, requested: TrainConfig, model: Darknet, train_set: Annotations, val_set: Annotations
-) -> dict[str, Any]:
+) -> checkpoint.State:
     """Everything besides its tensors that makes a checkpoint self-contained."""
     return {
         "network": build.describe_network(model, config.model),
@@ -185,6 +184,6 @@ def describe_run(
     }
 
 
-def content_of(annotations: Annotations) -> dict[str, Any]:
+def content_of(annotations: Annotations) -> checkpoint.State:
     """What tells whether a resumed run has the same images and boxes, wherever they lie."""
     return {"images": len(annotations), "boxes": len(annotations.classes), "digest": annotations.digest()}

@@ -5,7 +5,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 import numpy as np
 import torch
@@ -103,7 +103,7 @@ def build_model(
     return model, report
 
 
-def own_checkpoint(path: Path) -> dict[str, Any] | None:
+def own_checkpoint(path: Path) -> checkpoint.State | None:
     """The state of a checkpoint of this project, or of a run's best.pt; None for another file."""
     if path.is_dir():
         path = run_files.find_checkpoint(path, "best")
@@ -115,7 +115,7 @@ def own_checkpoint(path: Path) -> dict[str, Any] | None:
     return checkpoint.check_entries(checkpoint.load_checkpoint(path), path)  # which also verifies its digest
 
 
-def describe_network(model: Darknet, config: ModelConfig) -> dict[str, Any]:
+def describe_network(model: Darknet, config: ModelConfig) -> checkpoint.State:
     """The network as a checkpoint stores it, for open_checkpoint."""
     cfg = model.cfg
     return {"cfg": cfg.text, "source": cfg.source, "num_classes": model.num_classes, "width": config.width}

@@ -39,7 +39,7 @@ State = dict[str, Any]  # the plain data of a checkpoint, or a part of them
 class ConfigState(msgspec.Struct):
     """What a state needs to tell its options, which conf checks."""
 
-    config: dict[str, Any]
+    config: State
 
 
 class Shape(msgspec.Struct):
@@ -78,9 +78,9 @@ class TrainingState(NetworkState):
     ema_updates: Whole
     world_size: Whole
     metrics: dict[str, float]
-    data: dict[str, Any]
+    data: State
     model: Tensors
-    optimizer: dict[str, Any]
+    optimizer: State
     scaler: dict[str, Annotated[float, Meta(ge=0, le=2**32)]]
 
 
