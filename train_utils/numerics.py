@@ -56,7 +56,7 @@ def has_native_bfloat16() -> bool:
 
 
 def prepare_numerics(options: TrainSection) -> None:
-    """Set seeds, determinism, TF32 and cuDNN's benchmark of a training, before CUDA computes."""
+    """Set seeds, determinism, TF32, benchmark and memory of a training, before CUDA computes."""
     random.seed(options.seed)
     np.random.seed(options.seed % 2**32)
     torch.manual_seed(options.seed)
@@ -70,11 +70,7 @@ def prepare_numerics(options: TrainSection) -> None:
     # torch allows TF32, which has 11 bits of mantissa, in convolutions. Not by ``fp32_precision``:
     # torch refuses to read these flags after that, and cudnn.flags does.
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = options.precision is Precision.tf32
-    keep_freed_memory()
-
-
-def keep_freed_memory() -> None:
-    """Make glibc keep freed memory: page faults would cost a CPU a third of a step."""
+    # glibc keeps freed memory: page faults would cost a CPU a third of a step.
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
         libc.mallopt(M_MMAP_MAX, 0)
