@@ -145,16 +145,11 @@ def print_groups(groups: Sequence[Group]) -> None:
         if len(set(texts)) > 1:
             options.append([key, *texts])
     for table in (metrics, options, folders):
-        print_table(table)
-
-
-def print_table(rows: Sequence[Sequence[str]]) -> None:
-    """Print cells in columns, and an empty line."""
-    shown = [list(map(printable, row)) for row in rows]
-    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
-    for row in shown:
-        log.info("  ".join(map(str.ljust, row, widths)).rstrip())
-    log.info("")
+        shown = [list(map(printable, row)) for row in table]
+        widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+        for row in shown:
+            log.info("  ".join(map(str.ljust, row, widths)).rstrip())
+        log.info("")
 
 
 def split_gain(first: Group, second: Group, resamples: int, seed: int) -> list[Gain]:
