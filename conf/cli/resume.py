@@ -25,9 +25,11 @@ def continue_run(options: Options, named: Words) -> Options:
     not a run, or a run with a checkpoint would change options outside MAY_CHANGE, and FetchError.
     """
     if options["resume"] == "auto":
-        run, mirror = _find_run(options), options.get("run_mirror")
-        is_here = run is not None and run_files.read_config(run).get("run_mirror") == mirror
-        if mirror is not None and run_files.is_mirrored(mirror) and not (is_here and _is_newest(run, mirror)):
+        run, mirror = _find_run(options), options["run_mirror"]
+        is_ahead = mirror is not None and run_files.is_mirrored(mirror)
+        if is_ahead and run is not None and run_files.read_config(run).get("run_mirror") == mirror:
+            is_ahead = run_files.progress_of(run) < run_files.progress_of(mirror)
+        if is_ahead:
             options = options | {"resume": mirror}
         elif run is None:
             return options | {"resume": None}
@@ -52,10 +54,6 @@ def continue_run(options: Options, named: Words) -> Options:
         fix = f"the folder of a run, copied as a whole, or a new run with model.weights={given}"
         raise ConfigError(f"resume={given}: a checkpoint without its run folder cannot be resumed", fix)
     return _with_changes(folder, options, named, run_files.has_checkpoint(folder))
-
-
-def _is_newest(run: Path | None, mirror: str) -> bool:
-    return run is not None and run_files.progress_of(run) >= run_files.progress_of(mirror)
 
 
 def _find_run(options: Options) -> Path | None:
