@@ -26,7 +26,6 @@ from conf.cli import program
 from data import count_frames, find_media
 from data.progress import Progress, counted, log
 from train_utils import distributed, run_folder
-from train_utils.distributed import StopRequest
 from train_utils.inference.detector import Detector, Predictor, ResultWriter, format_counts
 
 __all__ = ["Detector", "predict"]
@@ -51,7 +50,7 @@ def predict(config: schema.PredictConfig) -> Path:
     passes = torch.get_num_threads() if world.device.type == "cpu" else 1
     together = max(frames.threads, frames.batch_size * passes)
     since = 0.0
-    with StopRequest() as stop:
+    with distributed.StopRequest() as stop:
         with Progress(count_frames(media), "predict", enabled=True) as progress, writer.drawn:
             for prediction in predictor.predict(frames):
                 writer.add(prediction)

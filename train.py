@@ -18,7 +18,6 @@ import data
 from conf import schema
 from conf.cli import program
 from train_utils import auto, build, checkpoint, distributed, engine, numerics, run_folder, sync_batchnorm
-from train_utils.distributed import StopRequest, ask_for_requeue
 from train_utils.evaluator import Evaluator
 from train_utils.report.run_report import RunReport
 from train_utils.train_state import TrainState
@@ -30,7 +29,7 @@ def train(requested: schema.TrainConfig) -> program.Outcome:  # noqa: PLR0915 - 
 
     From Python it takes a list of overrides as well: ``train(["data=coco", "train.epochs=2"])``.
     """
-    with StopRequest(term_ends=True) as stop, ExitStack() as stack:
+    with distributed.StopRequest(term_ends=True) as stop, ExitStack() as stack:
         world = distributed.init_distributed_mode(requested.device, requested.train.timeout_seconds)
         numerics.prepare_numerics(requested.train)
         compile_mode = auto.choose_mode(requested.train, world)
@@ -101,7 +100,7 @@ def train(requested: schema.TrainConfig) -> program.Outcome:  # noqa: PLR0915 - 
         run_folder.on_main(world, writer.close)  # all ranks fail if the last checkpoint was not written
         if stop.agreed is not None and stop_reason is None:
             report.stopped(state, stop.agreed)
-            ask_for_requeue(world, stop.agreed)
+            distributed.ask_for_requeue(world, stop.agreed)
         else:
             report.finish(state, val_set, evaluation, stop_reason)
         return program.Outcome(state.best_metrics, report.folder)

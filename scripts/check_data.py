@@ -28,7 +28,6 @@ import numpy as np
 import models
 from conf import schema
 from conf.cli import run_files
-from conf.schema import is_installed
 from data import Annotations, DataConfig, DataError, ImageSource, OnError, check_same_classes, images, layouts, validate
 from data.anchors import LOW_RECALL, Sizes, fix_of_anchors, network_sizes, objects_per_image, recall, too_small
 from data.geometry import ImageSize
@@ -132,7 +131,7 @@ def check_dataset(config: DataConfig, image_size: ImageSize, anchors: Sizes, min
             check_same_classes(checked.splits["train"], annotations)
         except DataError as error:
             checked.problems[f"train and {split}"].add("classes that differ", [error.sentence])
-    if not is_installed("simplejpeg"):
+    if not schema.is_installed("simplejpeg"):
         checked.notes[BOTH].add("checks left out", ["JPEG files are not checked inside: uv pip install simplejpeg"])
     _check_images(checked)
     return checked

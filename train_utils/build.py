@@ -14,7 +14,6 @@ import data
 import models
 from conf import ConfigError, compose
 from conf.cli import run_files
-from conf.cli.run_files import fetch_weights
 from conf.schema import CHOICES, DetectConfig, EvaluateConfig, Precision, TrainConfig, TrainSection
 from data import Annotations, DataConfig, DataError, ImageSource, TrainDataset, TrainSampler, progress
 from data.dataset import AUGMENTATIONS
@@ -66,7 +65,7 @@ def build_model(
     waits = world is not None and distributed.any_rank(published is not None)
     path = Path(config.weights) if config.weights is not None else None
     with torch_distributed_zero_first(world if waits else None):
-        path = fetch_weights(published) if published is not None else path
+        path = run_files.fetch_weights(published) if published is not None else path
     state = own_checkpoint(path) if path is not None else None
     if state is not None and config.anchors is None:
         ours = build_meta_model(config, num_classes)

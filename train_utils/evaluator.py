@@ -5,7 +5,6 @@ import math
 import numpy as np
 import torch
 from numpy import ndarray
-from torch import Tensor
 
 import data
 import models
@@ -14,9 +13,8 @@ from conf.schema import EvalConfig, ExportConfig, TrainConfig
 from data import Annotations, Batch
 from data.progress import LogLine, Progress, counted, log
 from models import Darknet
-from train_utils import build, coco_eval, distributed, numerics, results
+from train_utils import build, coco_eval, distributed, engine, numerics, results
 from train_utils.distributed import World
-from train_utils.engine import HELP
 from train_utils.inference import detect
 from train_utils.inference.open_checkpoint import TrainedNetwork
 from train_utils.train_state import LOSS_NAMES
@@ -76,7 +74,7 @@ class Evaluator:
         distributed.broadcast_module(model)  # without SyncBatchNorm the statistics of the ranks differ
         rows = [torch.zeros(1 + len(LOSS_NAMES), device=device)]  # images, losses of batches; read at the end
 
-        def keep_losses(batch: Batch, raw_maps: list[Tensor]) -> None:
+        def keep_losses(batch: Batch, raw_maps: list[torch.Tensor]) -> None:
             if self.loss is not None:
                 losses = self.loss(raw_maps, batch.targets.to(device, non_blocking=True), refines=refines)
                 rows.append(torch.stack((torch.full_like(losses.total, len(batch.images)), *losses)))
@@ -109,7 +107,7 @@ class Evaluator:
             return evaluation
         means = mean_losses(np.concatenate(losses_of_ranks))
         if not np.isfinite(list(means.values())).all():
-            log_line(f"val: the loss is not finite. fix: {HELP}")
+            log_line(f"val: the loss is not finite. fix: {engine.HELP}")
         return evaluation._replace(losses=means)
 
     def to_original(self, batch: Batch, i: int, boxes_xyxy: ndarray) -> ndarray:

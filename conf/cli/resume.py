@@ -13,7 +13,6 @@ from conf.compose import NOT_COMPOSED, explain, from_dictionary, plain, to_dicti
 from conf.options import MAY_CHANGE, OF_THE_MACHINE, Options, Words, changed_values, is_covered
 from conf.schema import TrainConfig
 from data import remote
-from data.remote import Place
 
 
 def continue_run(options: Options, named: Words) -> Options:
@@ -73,7 +72,7 @@ def _find_run(options: Options) -> Path | None:
     return None
 
 
-def _with_changes(folder: Place, options: Options, named: Words, has_checkpoint: bool) -> Options:
+def _with_changes(folder: remote.Place, options: Options, named: Words, has_checkpoint: bool) -> Options:
     before = run_files.read_config(folder)
     run_files.ask_for_plugins(before, f"resume={folder}", named)
     now, wanted = OmegaConf.create(before), OmegaConf.create(options)
