@@ -34,10 +34,10 @@ CLASSES, BOXES = 80, 20  # classes, and boxes per image: COCO has 7, a mosaic up
 STEPS = 100_000  # of the pretended training, so that a measurement lies at the start of the warm-up
 
 
-def new_network(name: str, width: float = 1.0) -> Darknet:
+def new_network(name: str) -> Darknet:
     """A network of the zoo, with the same random weights each time."""
     torch.manual_seed(0)
-    network = Darknet(load_network(configured(f"model={name}").model), CLASSES, width)
+    network = Darknet(load_network(configured(f"model={name}").model), CLASSES)
     network.init_head_biases()
     return network
 
