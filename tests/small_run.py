@@ -47,7 +47,7 @@ def dying_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> Iterator[None]:
 
     def dies(self: CheckpointWriter, step: int) -> bool:
         if step > steps:
-            self.wait()  # a thread writes it
+            assert self.pending is not None and self.pending.exception() is None, "a thread writes it"
             raise TrainError("power cut")
         return is_due(self, step)
 

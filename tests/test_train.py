@@ -161,7 +161,7 @@ def test_images_that_vanish_end_a_training_and_a_damaged_one_is_counted(split, s
             shutil.rmtree(folder)
 
     monkeypatch.setattr(TrainState, "end_epoch", end_and_lose_the_disk)
-    monkeypatch.setattr(CheckpointWriter, "save", lambda writer, *state: (save(writer, *state), writer.wait()))
+    monkeypatch.setattr(CheckpointWriter, "save", lambda one, *state: (save(one, *state), one.pending.exception()))
     with pytest.raises(DataError, match=rf"{folder}, a folder of images, is gone, .* fix: restore"):
         train(config)
     epochs, total, what = (2, 18, "epoch 1, train") if split == "train" else (1, 5, "val")

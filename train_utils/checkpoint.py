@@ -248,7 +248,7 @@ class CheckpointWriter:
         self._options = options
         self._last_save = time.monotonic()
         self._pool = ThreadPoolExecutor(1, "checkpoint")
-        self._pending: Future[None] | None = None
+        self.pending: Future[None] | None = None  # the last write
         self._mirror = Mirror(folder, run_mirror, log_line) if run_mirror is not None else None
 
     def is_due(self, step: int) -> bool:
@@ -269,29 +269,22 @@ class CheckpointWriter:
         if state is None:
             return
         copy: State = to_plain(state, copied=True)
-        error = self.wait()
-        if error is not None:
-            self._log_line(f"{error}. Training continues with the previous checkpoint and will try again")
-        self._pending = self._pool.submit(self._write, copy, is_best)
-        if self._mirror is not None:
-            self._mirror.follow(self._pending)
-
-    def wait(self) -> CheckpointError | None:
-        """Wait for the write under way; return its error if it failed."""
         try:
-            if self._pending is not None:
-                self._pending.result()
+            if self.pending is not None:
+                self.pending.result()
         except CheckpointError as error:
-            return error
-        return None
+            self._log_line(f"{error}. Training continues with the previous checkpoint and will try again")
+        self.pending = self._pool.submit(self._write, copy, is_best)
+        if self._mirror is not None:
+            self._mirror.follow(self.pending)
 
     def close(self) -> None:
         """End the threads. Raises CheckpointError if the last write failed."""
         self._pool.shutdown()
         if self._mirror is not None:
             self._mirror.close()
-        if self._pending is not None:
-            self._pending.result()
+        if self.pending is not None:
+            self.pending.result()
 
     def _write(self, state: State, is_best: bool) -> None:
         if is_best:

@@ -272,7 +272,7 @@ def test_writes_that_fail_are_logged_and_the_last_one_ends_the_run(tmp_path, mon
     monkeypatch.setattr(checkpoint, "save_checkpoint", save)
     for full[0] in (True, True, False, True, True):
         writer.save({"step": 1}, is_best=True)
-        assert (writer.wait() is not None) == full[0]
+        assert (writer.pending.exception() is not None) == full[0]
     assert len(said) == 3 and all(f"cannot write {tmp_path}/checkpoints/best.pt" in line for line in said)
     with pytest.raises(CheckpointError, match="cannot write"):
         writer.close()
