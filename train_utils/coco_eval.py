@@ -34,7 +34,6 @@ COCO, COCOeval = _silent("pycocotools.coco").COCO, _silent("pycocotools.cocoeval
 # In the order of pycocotools' stats; s, m, l: boxes of less than 32**2, up to 96**2, more pixels.
 METRICS = tuple("AP AP50 AP75 APs APm APl AR1 AR10 AR100 ARs ARm ARl".split())
 PER_CLASS = "AP AP50 APs APm APl".split()
-SHORT_NAMES = "P R F1 score".split()  # of OPERATING_POINT, in tables
 OPERATING_POINT = ("precision", "recall", "f1", "threshold")  # at the best F1, as best_f1 finds it
 ABSENT = -1.0  # pycocotools' metric where there is no ground truth
 Metrics = dict[str, float]  # by name
@@ -80,7 +79,7 @@ def match(truth: GroundTruth, detections: Detections, scorer: str | None = None,
     crowd = truth.crowd.astype(bool)
     images, categories = [], []
     for number in range(1, len(by_id) + 1):
-        images.append({"id": number, "height": 1, "width": 1})  # sizes are for masks
+        images.append({"id": number})  # sizes are for masks
     for number in range(1, len(truth.names) + 1):
         categories.append({"id": number, "name": str(number)})
     image_of_label = np.argsort(by_id)[truth.image_of_box] + 1
@@ -217,7 +216,7 @@ def rows_of_classes(result: Evaluation) -> tuple[list[str], list[list[str]]]:
     for name, row in (("all", of_all), *result.per_class.items()):
         cells = map(format_metric, itemgetter(*PER_CLASS, *OPERATING_POINT)(row))
         rows.append([name, f"{row['images']:.0f}", f"{row['boxes']:.0f}", *cells])
-    return ["class", "images", "boxes", *PER_CLASS, *SHORT_NAMES], rows
+    return ["class", "images", "boxes", *PER_CLASS, *"P R F1 score".split()], rows
 
 
 def format_table(result: Evaluation) -> str:
