@@ -9,7 +9,6 @@ from numpy import ndarray
 from data.progress import tracked
 from train_utils.coco_eval import Evaluation, Matches, find_matches
 
-INTERVAL = (0.025, 0.975)  # quantiles of the samples
 SIMULATED = 200_000  # sums of two errors, for their quantiles
 RECALLS = np.linspace(0, 1, 101)
 
@@ -62,7 +61,7 @@ def with_interval(first: ndarray, second: ndarray, seed: int) -> Gain:
         of_images = generator.choice(values, SIMULATED)
         of_seeds = generator.standard_t(freedom, SIMULATED) * np.sqrt(variance)
         values = of_images + of_seeds
-    low, high = np.quantile(values, INTERVAL)
+    low, high = np.quantile(values, (0.025, 0.975))
     return Gain(float(value), float(low), float(high), source)
 
 

@@ -18,7 +18,6 @@ from models.loss import HeadLoss, LossParts
 
 INPUT_ONLY = "input"  # colours are a dozen kernels; as one they save a GPU some milliseconds a batch
 TARGET_ROWS = 256  # targets are filled up to multiples of this, for few graphs of the loss
-GRAPHS_OF_A_SIZE = 16  # at most: one for each multiple
 ToInput = Callable[[Batch], Tensor]
 
 
@@ -37,7 +36,7 @@ def compile_step(
         return loss, torch.compile(to_input, dynamic=True, fullgraph=True)
     from torch._dynamo import config as limits  # slow
 
-    graphs = sizes * GRAPHS_OF_A_SIZE
+    graphs = sizes * 16  # at most: one for each multiple of TARGET_ROWS
     limits.recompile_limit = max(limits.recompile_limit, graphs)
     limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, graphs)
     network.compile(dynamic=False)
