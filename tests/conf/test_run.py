@@ -207,7 +207,6 @@ def test_a_training_and_its_evaluation_called_twice_in_one_process(tmp_path, mon
 @pytest.mark.parametrize(
     ("overrides", "error", "sentence"),
     [
-        (["train.epoch=3"], ConfigError, "train.epoch=3 is not an option here. fix: train.epochs=3"),
         (["-m", "train.seed=1,2"], ConfigError, "-m is for the command line"),
         ("epochs=3 nbs=64", ConfigError, "fix: train.epochs=3 (nbs=64: leave it out"),
         ({"data": "shapes", "epochs": 3}, ConfigError, "fix: train.epochs=3"),
