@@ -136,18 +136,15 @@ def score(truth: GroundTruth, detections: Detections, scorer: str | None = None)
     for index, name in enumerate(truth.names):
         # Precision has the axes IoU, recall, class, area and limit, of which the last is 100.
         every, small, medium, large = np.moveaxis(evaluation.eval["precision"][:, :, index, :, 2], -1, 0)
-        means = map(_mean_of_present, (every, every[0], small, medium, large))
-        row = dict(zip(PER_CLASS, means, strict=True))
+        row = {}
+        for metric, values in zip(PER_CLASS, (every, every[0], small, medium, large), strict=True):
+            present = values[values > ABSENT]
+            row[metric] = float(present.mean()) if present.size else ABSENT
         row |= best_f1(matches, index) or absent
         images = truth.image_of_box[counted & (truth.classes == index)]
         per_class[name] = row | {"images": len(np.unique(images)), "boxes": len(images)}
     at_best = best_f1(matches) or absent
     return Evaluation(metrics, per_class, at_best, truth, detections, {}, scorer, matches=matches)
-
-
-def _mean_of_present(values: ndarray) -> float:
-    present = values[values > ABSENT]
-    return float(present.mean()) if present.size else ABSENT
 
 
 class Matches(NamedTuple):
