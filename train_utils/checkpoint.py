@@ -135,13 +135,13 @@ def load_last(run_dir: Path) -> tuple[State, str | None]:
     if not present:
         raise CheckpointError(f"there is no checkpoint in {last.parent.absolute()}", "give a run's folder")
     damaged: list[str] = []
+    why = f"there is no {last}"
     for file in present:
-        why = "; ".join(damaged) or f"there is no {last}"
         try:
             return load_checkpoint(file), None if file == last else f"resuming from {file}, because {why}"
         except CheckpointError as error:
             damaged.append(error.sentence)
-    why = "; ".join(damaged)
+            why = "; ".join(damaged)
     raise CheckpointError(f"no checkpoint of {run_dir} can be read: {why}", "start a new run")
 
 
