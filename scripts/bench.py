@@ -22,9 +22,7 @@ from conf import compose, schema
 from data import Batch, progress
 from models import Darknet, count_flops, count_parameters, for_detection
 from models.cfg import ZOO
-from train_utils import checkpoint, distributed, engine, numerics, sync_batchnorm, train_state
-from train_utils.build import build_loss, load_network
-from train_utils.compile import compile_step
+from train_utils import build, checkpoint, compile, distributed, engine, numerics, sync_batchnorm, train_state
 
 ON_CPU = ("float32", "float32 sync_bn", "bfloat16", "bfloat16 sync_bn")
 ON_GPU = ("bfloat16", "bfloat16 fused_norm", "bfloat16 compiled", "float16")
@@ -37,7 +35,7 @@ STEPS = 100_000  # of the pretended training, so that a measurement lies at the 
 def new_network(name: str) -> Darknet:
     """A network of the zoo, with the same random weights each time."""
     torch.manual_seed(0)
-    network = Darknet(load_network(configured(f"model={name}").model), CLASSES)
+    network = Darknet(build.load_network(configured(f"model={name}").model), CLASSES)
     network.init_head_biases()
     return network
 
@@ -57,10 +55,10 @@ def new_step(
     config = configured()
     state = train_state.TrainState.create(network, config, STEPS // config.train.epochs, {})
     state.scaler = torch.amp.GradScaler(world.device.type, enabled=dtype is torch.float16)
-    loss: Any = build_loss(network.heads, config.loss)
+    loss: Any = build.build_loss(network.heads, config.loss)
     to_input: Any = Batch.network_input
     if compiled != "off":
-        loss, to_input = compile_step(network, loss, to_input, compiled, 1)
+        loss, to_input = compile.compile_step(network, loss, to_input, compiled, 1)
     forward = engine.ForwardPass(distributed.wrap_ddp(network, world), loss, to_input, dtype, world)
     return partial(
         engine.train_one_epoch,

@@ -35,8 +35,7 @@ from data.index import read_annotations
 from data.io import Findings
 from data.progress import counted, log, tracked
 from train_utils import build
-from train_utils.report import plots
-from train_utils.report.draw import draw_cell, save_sheet
+from train_utils.report import draw, plots
 
 BOTH = "train and val"
 FAULTS = (validate.CUT, validate.SCORED_OUTSIDE, validate.SCORED_EMPTY, validate.TINY_BOXES, validate.UNLIKE)
@@ -81,10 +80,10 @@ def check(config: schema.CheckDataConfig) -> CheckedSet:
             classes, boxes = annotations.training_boxes(index)
             with suppress(DataError):  # the report names it
                 image = np.asarray(ImageSource(annotations, OnError.stop).read(index))
-                drawn = draw_cell(image, boxes, classes, annotations.names)
+                drawn = draw.draw_cell(image, boxes, classes, annotations.names)
                 cells.append((drawn, f"{split}: {annotations.file_name(index)}"))
     if cells:
-        save_sheet(cells, out / "labels.jpg")
+        draw.save_sheet(cells, out / "labels.jpg")
         plots.save_plot(out / "statistics.png", log.info, plots.draw_labels, checked.splits)
     lines = [f"{config.data.name}: {config.data.root}", *text_report(checked)]
     (out / "report.txt").write_text("\n".join(lines) + "\n", encoding="utf-8", errors="backslashreplace")

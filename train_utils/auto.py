@@ -10,16 +10,14 @@ import torch
 
 import models
 from conf import CheckpointError, ConfigError, TrainError, compose
-from conf.cli import launch
-from conf.cli.resume import resumed_options
+from conf.cli import launch, resume
 from conf.schema import Precision, TrainConfig, TrainSection, is_installed
 from data import Annotations, Colour, both_sides
 from data.anchors import Sizes, choose_anchors
 from data.samplers import TABLE_IMAGES
 from models import Darknet
 from models.config import AUTO
-from train_utils import build, checkpoint, numerics
-from train_utils.compile import INPUT_ONLY
+from train_utils import build, checkpoint, compile, numerics
 from train_utils.distributed import World, any_rank, broadcast_text
 
 # yolov3-spp at 640 pixels on an H100, torch 2.11: compiling its 76 convolutions takes 98 s, and an
@@ -45,7 +43,7 @@ def choose_mode(options: TrainSection, world: World) -> str:
         if on_cpu or any_rank(not can_generate_code()):
             return "off"
         many_sizes = options.rect or options.multi_scale[0] < options.multi_scale[1]
-        return INPUT_ONLY if fused or many_sizes else "default"
+        return compile.INPUT_ONLY if fused or many_sizes else "default"
     if mode == "off":
         return mode
     if fused:
@@ -96,7 +94,7 @@ def resolve_auto(
     """
     notes = []
     if saved is not None:
-        config, of_run = resumed_options(config, saved), saved["network"]  # neither .cfg nor weights are read
+        config, of_run = resume.resumed_options(config, saved), saved["network"]  # neither .cfg nor weights are read
         model = models.network_of_checkpoint(of_run, f"resume={config.resume}", saved["model"])
         try:
             numerics.autocast_dtype(config.train.precision, world.device)

@@ -20,8 +20,7 @@ from data.progress import counted
 from models import Darknet, ModelConfig, ModelError
 from models.config import COCO_NAMES
 from models.export import RUNS, read_metadata
-from train_utils import build, checkpoint
-from train_utils.distributed import World
+from train_utils import build, checkpoint, distributed
 
 LARGEST = 2**16  # side, stride or batch of an exported file
 
@@ -64,7 +63,7 @@ def open_detector(
 
 
 def open_weights(
-    config: ModelConfig, names: list[str], category_ids: list[int] | None, world: World | None = None
+    config: ModelConfig, names: list[str], category_ids: list[int] | None, world: distributed.World | None = None
 ) -> TrainedNetwork:
     """The network of ``config`` with Darknet weights; without ``names`` COCO's 80, or numbers."""
     model, report = build.build_model(config, len(names) or None, whole=True, world=world, names=names)

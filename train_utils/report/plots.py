@@ -14,8 +14,7 @@ from data import Annotations
 from data.errors import printable
 from data.progress import LogLine
 from train_utils.coco_eval import ABSENT, Evaluation, find_matches, match, over_scores
-from train_utils.report import mistakes
-from train_utils.report.draw import draw_cell, save_sheet
+from train_utils.report import draw, mistakes
 from train_utils.results import DETECTION_AS_READ, canonical_order, to_xyxy
 from train_utils.train_state import LOSS_NAMES
 
@@ -301,11 +300,11 @@ def draw_detections(result: Evaluation, read: Read, name_of: NameOf, confidence:
         if image is None:
             continue
         labels = np.flatnonzero((truth.image_of_box == i) & counted)
-        drawn = draw_cell(image, to_xyxy(truth.boxes_xywh[labels]), truth.classes[labels], truth.names)
+        drawn = draw.draw_cell(image, to_xyxy(truth.boxes_xywh[labels]), truth.classes[labels], truth.names)
         cells.append((drawn, f"{name_of(i)}, labels: {len(labels)}"))
         best = found[(found["image_id"] == number) & (found["score"] >= confidence)]
         best = best[np.argsort(-best["score"], kind="stable")][:MOST_DRAWN]
-        drawn = draw_cell(image, to_xyxy(best["box_xywh"]), best["class"], truth.names, best["score"])
+        drawn = draw.draw_cell(image, to_xyxy(best["box_xywh"]), best["class"], truth.names, best["score"])
         cells.append((drawn, f"detections: {len(best)}, score from {confidence:.3g}"))
     if cells:
-        save_sheet(cells, out)
+        draw.save_sheet(cells, out)
