@@ -256,7 +256,7 @@ def open_images(annotations: Annotations, config: DataConfig, world: World) -> I
         with torch_distributed_zero_first(world):
             data.build_image_cache(images, path, config.cache)
             images = ImageSource(annotations, config.on_error, path)
-        distributed.barrier()
+        distributed.any_rank(False)  # all have it open; waits at most for the group's time-out
     finally:
         if world.is_local_main and not on_disk:
             path.unlink(missing_ok=True)

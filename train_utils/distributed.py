@@ -193,11 +193,6 @@ def torch_distributed_zero_first(world: World | None) -> Iterator[None]:
     wait_for(world.num_nodes)
 
 
-def barrier() -> None:
-    """Wait until every rank is here, at most for the group's time-out."""
-    any_rank(False)
-
-
 def sum_over_ranks(tensor: Tensor) -> Tensor:
     """Sum ``tensor`` (same shape and dtype everywhere) over all ranks, without autograd."""
     if not dist.is_initialized():
