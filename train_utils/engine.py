@@ -22,7 +22,6 @@ from models import Darknet
 from models.layers import Dropout
 from models.loss import HeadLoss, LossParts
 from train_utils import auto, checkpoint, compile, distributed, numerics, optim
-from train_utils.distributed import StopRequest, World
 from train_utils.train_state import LOSS_NAMES, TrainState
 
 # By these the CPU's allocator, CUDA, cuDNN and cuBLAS say that memory is full.
@@ -46,7 +45,7 @@ class ForwardPass:
     loss: HeadLoss | compile.CompiledLoss
     to_input: compile.ToInput  # turns a batch, on its device, into the network's floats
     autocast_dtype: torch.dtype | None  # None: that of the weights
-    world: World
+    world: distributed.World
 
     @classmethod
     def create(
@@ -57,7 +56,7 @@ class ForwardPass:
         compile_mode: str,
         *,
         batches: TrainBatchSampler,
-        world: World,
+        world: distributed.World,
         log_line: LogLine,
     ) -> Self:
         """Compile the step for ``batches`` by the mode that choose_mode gave; wrap for DDP."""
@@ -110,7 +109,7 @@ def train_one_epoch(
     state: TrainState,
     loader: Iterable[Batch],
     guard: "NonFiniteGuard",
-    stop: StopRequest,
+    stop: distributed.StopRequest,
     *,
     writer: checkpoint.CheckpointWriter,
     log_step: Callable[[int, Mapping[str, float]], None],
@@ -279,7 +278,7 @@ class NonFiniteGuard:
 
 
 @contextmanager
-def explain_out_of_memory(batches: TrainBatchSampler, world: World) -> Iterator[None]:
+def explain_out_of_memory(batches: TrainBatchSampler, world: distributed.World) -> Iterator[None]:
     """Raise TrainError with the next lower train.micro_batch_size if torch runs out of memory."""
     try:
         yield

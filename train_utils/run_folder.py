@@ -16,14 +16,13 @@ from conf.cli import launch, run_files
 from conf.schema import TrainConfig
 from data.remote import is_remote
 from train_utils import distributed
-from train_utils.distributed import World
 from train_utils.report import mirror
 
 LOCK = ".lock"
 
 
 @contextmanager
-def reserve_run_folder(world: World, config: TrainConfig) -> Iterator[Callable[[], Path]]:
+def reserve_run_folder(world: distributed.World, config: TrainConfig) -> Iterator[Callable[[], Path]]:
     """Yield a function that returns the run's folder, created and locked, the same on every rank.
 
     It stays locked while the body runs. That of ``resume`` is locked at once: another run could
@@ -69,7 +68,7 @@ def reserve_run_folder(world: World, config: TrainConfig) -> Iterator[Callable[[
                 os.close(os.open(folder / LOCK, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW))
 
 
-def open_out(world: World, out: str | None, name: str) -> Path:
+def open_out(world: distributed.World, out: str | None, name: str) -> Path:
     """Create the folder ``out``, null: runs/<name>/<time>. TrainError if it has other files."""
     folder = Path(out or "").resolve()
 
@@ -87,7 +86,7 @@ def open_out(world: World, out: str | None, name: str) -> Path:
     return Path(distributed.broadcast_text(str(folder)))
 
 
-def on_main(world: World, function: Callable[[], object]) -> None:
+def on_main(world: distributed.World, function: Callable[[], object]) -> None:
     """Run ``function`` on rank 0; if it fails with an error for users, raise TrainError on all."""
     error = ""
     if world.is_main:
