@@ -13,6 +13,8 @@ from pathlib import Path
 from urllib.parse import parse_qsl, unquote
 from xml.sax.saxutils import escape
 
+from data import remote
+
 SECRET = "wJalrXUtnFEMI-not-to-be-shown"
 
 
@@ -208,6 +210,7 @@ class _BucketHandler(BaseHTTPRequestHandler):
 @contextmanager
 def serving_bucket(folder: Path, latency: float = 0.0) -> Iterator[Bucket]:
     """The files of a folder in a bucket while the body runs."""
+    remote._store.cache_clear()  # of an earlier bucket
     with Bucket(folder, latency) as running:
         running.daemon_threads = True
         threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True).start()
