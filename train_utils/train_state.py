@@ -116,8 +116,8 @@ class TrainState:
         self.loss_steps += 1
 
     def mean_losses(self, world: World) -> dict[str, float]:
-        """Means over the epoch's steps and all ranks, which call this together, by LOSS_NAMES."""
-        means = distributed.sum_over_ranks(self.loss_sums) / max(1, self.loss_steps * world.world_size)
+        """Means over the epoch's steps and all ranks, which call this together, by name, or NaN."""
+        means = distributed.sum_over_ranks(self.loss_sums) / (self.loss_steps * world.world_size)
         return dict(zip(LOSS_NAMES, means.tolist(), strict=True))
 
     @property

@@ -110,6 +110,12 @@ def test_a_bad_step_leaves_no_trace() -> None:
         trained(8, 1, model=Explosive(*network_with_norm().children()), limit=0, log_line=said.append)
 
 
+def test_an_epoch_of_bad_steps_has_no_loss_of_zero() -> None:
+    state = new_state(Explosive(*network_with_norm().children()), Schedule(CONFIG, steps_per_epoch=1, total_steps=6))
+    result = train_epoch(state, batches(8, 24)[1:2], limit=1, log_line=lambda _: None)
+    assert state.average.updates == 0 and np.isnan(list(result.losses.values())).all()
+
+
 def train_with_a_bad_batch_on_rank_one() -> tuple[int, list[str]]:
     """This rank's number of updates and its log lines, the same with the loss scale of float16."""
     world = init_distributed_mode("cpu", 60)
