@@ -170,6 +170,11 @@ def test_the_tests_are_checked_too_and_their_absence_is_said(drawn: DrawnSet) ->
     assert not warned and cv2.imread(str(drawn.root / "new" / "statistics.png")).std() > 10
 
 
+def test_classes_whose_names_begin_alike_have_a_place_each(drawn: DrawnSet) -> None:
+    found = replace(check_of(drawn, COCO).splits["train"], names=["x" * 40 + "1", "x" * 40 + "2"])
+    assert draw_labels({"train": found}).axes[0].lines[0].get_xdata().tolist() == [0, 1]
+
+
 def test_the_boxes_of_each_class_are_counted(drawn: DrawnSet) -> None:
     lines = text_report(check_of(drawn, COCO))
     assert [line.split() for line in lines if line[:3] in ("cat", "dog")] == [["cat", "5", "3"], ["dog", "5", "3"]]
