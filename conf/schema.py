@@ -230,6 +230,8 @@ class TrainConfig(PluggedConfig):
             check_bucket(self.run_mirror, "run_mirror")
         if self.resume is not None and self.run_dir is not None and not is_remote(self.resume):
             raise ConfigError("resume continues in its own folder", "leave run_dir out")
+        if self.train.patience > 0 and self.evaluate.every == 0:
+            raise ConfigError("train.patience has no AP to follow with evaluate.every=0", "evaluate.every=1")
         self.data.check_two_sets()
 
 

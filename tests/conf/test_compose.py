@@ -74,6 +74,7 @@ MISFITS = [
     ("model.weights=nothing.weights", "nothing.weights"),
     ("data.names=[circle,hexagon]", "'hexagon'"),
     ("resume=a run_dir=b", "leave run_dir out"),
+    ("train.patience=3 evaluate.every=0", "evaluate.every=1"),
 ]
 
 

@@ -172,7 +172,8 @@ def test_a_resume_that_would_train_otherwise_is_refused_by_name(tmp_path: Path) 
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "last.pt").write_text("")
     resume = f"resume={tmp_path}"
-    config = compose_training(resume, "train.epochs=9", "train.patience=3", "train.timeout_seconds=9", "data.workers=1")
+    machine = "evaluate.every=1", "train.timeout_seconds=9", "data.workers=1"
+    config = compose_training(resume, "train.epochs=9", "train.patience=3", *machine)
     assert (config.loss.name, config.train.epochs, config.train.patience) == ("darknet", 9, 3)
     for given in (["train.seed=3", "train.micro_batch_size=4", "train.epochs=9"], ["experiment=from-scratch"]):
         with pytest.raises(ConfigError, match=r"the training would change \(.*\)\. fix: ") as refused:

@@ -75,6 +75,8 @@ def test_every_row_of_the_table_can_be_pasted_and_means_its_key(program, tmp_pat
     for line in lines:
         if "run_dir" in line:
             line.pop("resume", None)  # which excludes it
+        if "evaluate.every=0" in line.values():
+            line.pop("train.patience", None)
         config: Any = compose(program, PROGRAMS[program].schema, [*BASES[program], *line.values()])
         for key, fix in line.items():
             found, meant = attrgetter(key)(config), fix.partition("=")[2]
