@@ -125,6 +125,7 @@ def test_an_onnx_file_lies_beside_its_checkpoint(wide: list[str], tmp_path: Path
     assert "all images at one size (rect=false), confidence=0.3, nms_iou=0.6, max_detections=50" in repr(detector)
     for refused in (
         lambda: Detector(path, confidence=0.2), lambda: Detector(path, max_detections=51),
+        lambda: Detector(path, merge_nms=True), lambda: Detector(path, multi_label=True),
         lambda: detector(np.zeros((9, 9, 3), np.uint8), confidence=0.2),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=r"is looser than .*, by which the file drops detections\. fix: "):

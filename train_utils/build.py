@@ -186,16 +186,18 @@ def build_postprocess(
 
     ``classes`` are the numbers of those that are reported; None: all. Only a training goes on with
     raw maps that are not finite, which its loss shows. Raises ConfigError for limits looser than
-    those of an exported file that has dropped detections by them.
+    those of an exported file that has dropped detections by them, or what needs these.
     """
     prefix = "evaluate." if isinstance(config, EvaluateConfig) else ""
-    for key, limit in getattr(model, "limits", {}).items():
+    needs_all = {"merge_nms": False} if prefix else {"merge_nms": False, "multi_label": False}
+    limits = getattr(model, "limits", {})
+    for key, limit in (limits and needs_all | limits).items():
         wanted = getattr(config, key)
         if wanted != (max if key == "confidence" else min)(wanted, limit):
             says = f"{prefix}{key}={wanted} is looser than {limit}, by which the file drops detections"
             raise ConfigError(says, f"{prefix}{key}={limit}, or export it anew")
-    limits = config.confidence, config.nms_iou, config.max_detections, config.multi_label
-    return Postprocess(model.heads, *limits, merge=config.merge_nms, classes=classes, refuse_nonfinite=not in_training)
+    options = config.confidence, config.nms_iou, config.max_detections, config.multi_label
+    return Postprocess(model.heads, *options, merge=config.merge_nms, classes=classes, refuse_nonfinite=not in_training)
 
 
 def loader_workers(wanted: int | str, world: World) -> int:
