@@ -257,21 +257,21 @@ class NonFiniteGuard:
             torch._foreach_copy_(now, before)
         check_weights(state)
         loss_broke = distributed.any_rank(not all(map(math.isfinite, losses.values())))
-        scale = state.scaler.get_scale()
+        scale, step = state.scaler.get_scale(), state.step + 1  # as in steps.csv
         state.scaler.update()
         if not loss_broke and scale > max(1.0, state.scaler.get_scale()):
             self._log_line(
-                f"step {state.step}: a gradient overflows at a loss scale of {scale:g}: update skipped, "
+                f"step {step}: a gradient overflows at a loss scale of {scale:g}: update skipped, "
                 "the scale falls. float16 does this in its first steps and sometimes later; "
                 "it counts once the scale is at 1"
             )
             return
         self.in_a_row += 1
         named = ", ".join(f"{name} {value:.4g}" for name, value in losses.items())
-        self._log_line(f"step {state.step}: loss or gradient is not finite ({named}): update skipped")
+        self._log_line(f"step {step}: loss or gradient is not finite ({named}): update skipped")
         if self.in_a_row > self._limit:
             raise TrainError(
-                f"loss or gradient is no longer finite at step {state.step} ({named}), "
+                f"loss or gradient is no longer finite at step {step} ({named}), "
                 f"{counted(self.in_a_row, 'step')} in a row",
                 HELP,
             )

@@ -103,10 +103,10 @@ def test_a_bad_step_leaves_no_trace() -> None:
     assert all(value.isfinite().all() for value in state.average.module.state_dict().values())
     assert state.average.updates == 2 and int(model[1].num_batches_tracked) == 2
     (line,) = said
-    assert "step 1" in line and "update skipped" in line
+    assert "step 2" in line and "update skipped" in line
     train_epoch(state, batches(8, 24) * 2, limit=1, log_line=said.append)
     assert state.average.updates == 6 and len(said) == 3, "bad steps, but not in a row"
-    with pytest.raises(TrainError, match=r"no longer finite at step 1 .* 1 step in a row.*optim\.lr"):
+    with pytest.raises(TrainError, match=r"no longer finite at step 2 .* 1 step in a row.*optim\.lr"):
         trained(8, 1, model=Explosive(*network_with_norm().children()), limit=0, log_line=said.append)
 
 
@@ -255,7 +255,7 @@ def test_a_step_is_made_or_changes_no_bit(precision, loss_scale, optimizer, froz
 def test_gradients_that_stay_broken_under_a_loss_scale_end_the_training(clip_norm: float | None, factor: float) -> None:
     state = start(clip_norm, loss_scale=8.0)
     before, said = snapshot(state), list[str]()
-    with pytest.raises(TrainError, match=r"no longer finite at step 4 .* 2 steps in a row\. fix: .*float32"):
+    with pytest.raises(TrainError, match=r"no longer finite at step 5 .* 2 steps in a row\. fix: .*float32"):
         train_epoch(state, BATCH * 9, loss=spoilt(factor), limit=1, log_line=said.append)
     assert state.step == 4 and all(same(before, snapshot(state)))
     assert ["at a loss scale of" in line for line in said] == [True] * 3 + [False] * 2, "then the steps that count"
@@ -287,7 +287,7 @@ def test_a_broken_weight_ends_the_training_before_it_is_saved_or_evaluated(
 def test_a_norm_that_overflows_under_a_loss_scale_is_not_excused_by_it() -> None:
     """Each gradient is finite, so the scale stays, and nothing would ever change."""
     state = start(None, loss_scale=8.0)
-    with pytest.raises(TrainError, match="no longer finite at step 0"):
+    with pytest.raises(TrainError, match="no longer finite at step 1"):
         train_epoch(state, BATCH, loss=spoilt(1e30))
 
 
