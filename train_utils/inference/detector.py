@@ -150,7 +150,8 @@ class Prediction(_Answers):
         for number, (box, _, _, name) in enumerate(self):
             left, top, right, bottom = map(int, box)
             path = Path(folder, re.sub(r"^\.|/", "_", name), f"{stem}_{number}.jpg")
-            refuse_existing(path, "folder")  # of another picture of this name: arrays have none
+            if path.exists():  # arrays have no names, and pictures of two folders may have one
+                raise TrainError(f"{path} is there already", "another folder for this picture")
             draw.write_image(path, image[top : bottom + 1, left : right + 1], "or another folder")
 
     def plot(self) -> ndarray:

@@ -39,7 +39,7 @@ def find_mistakes(evaluation: Evaluation, matches: Matches) -> Any:
     find a label that none finds, or that label. suspicion: 0 to 1, that the labels are wrong.
 
     cost: the part of what the mean precision at the labels' detections (0 without one) lacks to 1.
-    Of k detections each false one takes 1 / k. All costs add up to the whole.
+    Of k detections each false one takes 1 / k. A label and what would find it count twice.
     """
     truth, count, is_right = evaluation.truth, len(matches.scores), matches.right[0]
     image = np.append(np.argsort(truth.image_ids)[matches.images], truth.image_of_box)
