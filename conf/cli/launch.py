@@ -3,7 +3,6 @@
 The launcher is torch's, SLURM's ``srun`` with one task per process, or none.
 """
 
-import atexit
 import ctypes
 import fcntl
 import os
@@ -34,7 +33,9 @@ PACKAGES = "torch torchvision hydra-core numpy opencv-python-headless pycocotool
 OF_A_BUCKET = re.compile(r"(AWS|AZURE_STORAGE)_(?!.*(FILE|PATH|PROFILE)$).*")  # others may have any letters
 # Of OpenMPI, MPICH and Intel, MVAPICH, IBM, Flux; the ranks would each train alone.
 UNKNOWN_LAUNCHERS = "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "JSM_NAMESPACE_SIZE", "FLUX_JOB_SIZE"
-LAUNCHER_SECONDS = 4.0  # within which the launcher ends this rank, once another one has failed and said why
+LAUNCHER_SECONDS = 4.0  # within which the launcher ends this rank, once one of another node has failed
+EXIT_SECONDS = 30  # for a rank that has said why it fails: one that hangs as it ends is left to the launcher
+STARTED = time.time()
 
 
 class Launch(NamedTuple):
@@ -241,8 +242,9 @@ def leave_out_current_folder() -> None:
 def claim_error() -> bool:
     """Whether this rank prints the error that ends it: of those of a node that fail, the first.
 
-    It locks a file in the name of its group until it has ended. The others wait here: the launcher
-    ends all ranks once one has ended, and that must be the one that prints.
+    It locks a file in the name of its group until it has ended. The others wait for that: the
+    launcher ends all ranks once one has ended, and that must be the one that prints. What the file
+    holds tells those that fail later, unless it is of an earlier group of the same shell.
     """
     if {"RANK", "SLURM_STEP_ID"}.isdisjoint(os.environ):
         return True
@@ -250,14 +252,15 @@ def claim_error() -> bool:
     path = Path(tempfile.gettempdir(), f"hydra-yolov3-spp-{os.getuid()}-{os.getppid()}-{port}.lock")
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        time.sleep(LAUNCHER_SECONDS)
-        return False
+        signal.alarm(EXIT_SECONDS)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        signal.alarm(0)
+        said = os.fstat(descriptor)
+        if said.st_size > 0 and said.st_mtime > STARTED:
+            return False
+        os.pwrite(descriptor, b"said", 0)
     except OSError:  # better twice than never
-        return True
-    atexit.register(path.unlink, missing_ok=True)
-    atexit.register(time.sleep, 2.0)  # before that: ranks that fail alike do so within about a second
+        signal.alarm(0)
     return True
 
 

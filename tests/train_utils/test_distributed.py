@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -67,12 +67,13 @@ def check_exchange(reports: dict[int, dict[str, Any]]) -> None:
     assert detections == [[[rank, number] for number in range(rank)] for rank in range(size)]
     assert empty == [[]] * size
     check_failure({rank: report["failure"] for rank, report in reports.items()})
+    assert [report["reports"] for report in reports.values()] == [True] + [False] * (size - 1)
 
 
 def check_failure(failures: dict[int, list[Any]]) -> None:
     sentence = "data.root=/x is missing. fix: set data.root"
-    assert failures.pop(0) == ["ValueError", sentence, True, True]
-    others = ["DistributedError", f"{sentence} (ValueError on rank 0)", False, False]
+    assert failures.pop(0) == ["ValueError", sentence]
+    others = ["DistributedError", f"{sentence} (ValueError on rank 0)"]
     assert list(failures.values()) == [others] * len(failures)
 
 
@@ -121,15 +122,18 @@ def test_cuda_asked_for_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_two_groups_that_one_shell_starts_each_say_their_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(atexit, "register", lambda *_, **__: None)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(launch, "LAUNCHER_SECONDS", 0)
-    for port, is_first in ((1, True), (1, False), (2, True)):
-        for key, value in {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 2, "MASTER_PORT": port}.items():
-            monkeypatch.setenv(key, str(value))
-        claim_error.cache_clear()
-        assert claim_error() == is_first
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    monkeypatch.setenv("RANK", "0")
     claim_error.cache_clear()
+    for port, is_first in ((1, True), (1, False), (2, True), (1, True)):
+        monkeypatch.setenv("MASTER_PORT", str(port))
+        rank = os.fork()
+        if rank == 0:
+            os._exit(claim_error())
+        assert os.waitpid(rank, 0)[1] == is_first * 256
+        if port == 2:  # the next group starts after the first one has failed
+            monkeypatch.setattr(launch, "STARTED", time.time() + 1)
 
 
 def test_a_gpu_that_torch_cannot_use_is_no_silent_run_on_the_cpu(tmp_path, monkeypatch) -> None:

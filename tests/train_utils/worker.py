@@ -87,9 +87,7 @@ def failure(world: distributed.World) -> list[Any]:
         with distributed.torch_distributed_zero_first(world):
             raise ValueError("data.root=/x is missing. fix: set data.root")
     except (ValueError, DistributedError) as error:
-        report = claim_error()
-        distributed.any_rank(False)
-        return [type(error).__name__, str(error), report, claim_error()]
+        return [type(error).__name__, str(error)]
 
 
 def killed_builder(world: distributed.World, folder: Path) -> dict[str, Any]:
@@ -115,6 +113,6 @@ def run_in(environment: dict[str, str], folder: str, scenario: str) -> None:
         world = distributed.init_distributed_mode("cpu", 60.0)
         report = SCENARIOS[scenario](world, Path(folder))
     except (DistributedError, RuntimeError) as error:
-        report = {"error": str(explain_lost_peer(error)), "reports": claim_error()}
-    Path(folder, f"{read_launch().rank}.json").write_text(json.dumps(report))
+        report = {"error": str(explain_lost_peer(error))}
     shutdown()
+    Path(folder, f"{read_launch().rank}.json").write_text(json.dumps(report | {"reports": claim_error()}))
