@@ -100,7 +100,7 @@ class Section:
         """The value of `key`, which is required unless there is a default."""
         value = self.options.get(key, default)
         if value is None:
-            raise self.error(f"has no {key}", fix=f"add a line {key}=...")
+            raise self.error(f"has no {key}", fix=f"add a line {key}=<value>")
         return str(value)
 
     def choice(self, key: str, default: str, choices: Collection[str]) -> str:
@@ -124,20 +124,18 @@ class Section:
 
     def values(self, key: str, kind: type[Number], minimum: float = -INT_MAX, maximum: float = INT_MAX) -> list[Number]:
         """A comma-separated list of ints or floats, at least one. It may end with a comma."""
-        parsed = []
-        for item in self.text(key).strip(",").split(","):
-            try:
-                parsed.append(self._parsed(key, item, kind, minimum, maximum))
-            except ModelError as error:
-                raise ModelError(error.sentence, "put commas between all values, on one line") from None
-        return parsed
+        fix = "put commas between all values, on one line"
+        items = self.text(key).strip(",").split(",")
+        return [self._parsed(key, item, kind, minimum, maximum, fix=fix) for item in items]
 
-    def _parsed(self, key: str, text: str, kind: type[Number], minimum: float, maximum: float) -> Number:
+    def _parsed(
+        self, key: str, text: str, kind: type[Number], minimum: float, maximum: float, *, fix: str = ""
+    ) -> Number:
         try:
             value = kind(text)
         except ValueError:
             noun = "whole number" if kind is int else "number"
-            raise self.error(f"{key} needs a {noun}, got {text[:40]!r}", key) from None
+            raise self.error(f"{key} needs a {noun}, got {text[:40]!r}", key, fix) from None
         if not minimum <= value <= maximum:
             raise self.error(f"{key} must lie in {minimum}..{maximum}, got {text[:40]}", key)
         return value
