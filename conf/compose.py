@@ -28,6 +28,7 @@ from conf.options import Options, Words, at_home, choices_of, flat, is_path, kin
 from conf.schema import CHOICES, SIZE, is_image_size, kinds_of, section_of
 from data import DataConfig, errors, layouts
 from data.recognise import recognise
+from models.cfg import ModelError
 
 Config = TypeVar("Config")
 Complete = Callable[[Options, Words], Options]
@@ -197,22 +198,24 @@ def explained(error: Exception, schema: type, overrides: Words) -> Exception:
         return error
     if isinstance(error, TypeError | ValueError | RecursionError):  # for a list, or one without end
         chosen = " ".join(word for word in overrides if (CONF_DIR / word.partition("=")[0]).is_dir())
-        fix = f"{chosen} with the name of a choice, or a file of YAML in UTF-8" if chosen else "one of them"
-        return ConfigError(str(error).rstrip("."), fix)
+        fix = "the name of a choice, or a file of YAML in UTF-8" if chosen else "one of them"
+        return ConfigError(f"{chosen}: {error}".strip(":. "), fix)
     return error
 
 
 def explain(error: Exception, schema: Any) -> ConfigError:
     """A ConfigError for an error of Hydra, of OmegaConf, or of a section's ``__post_init__``."""
-    if isinstance(error, errors.UserError):
+    if isinstance(error, errors.UserError | ModelError):
         return ConfigError(error.sentence, error.fix)
     text = str(error)
+    details = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
+    full_key, first_line = getattr(details, "full_key", None), str(details).partition("\n")[0]
     if isinstance(error, OverrideParseException):
         key = (error.override or "").partition("=")[0] or "key"
         fix = f"quote signs, brackets and letters, as '{key}=\"é (1)\"'"
         return ConfigError(f"cannot read the option {error.override}", fix)
     if unknown := re.search(r"Could not override '([^']+)'|^Key '([^']+)' not in", text):
-        key = str(getattr(error, "full_key", None) or unknown[1] or unknown[2])
+        key = str(full_key or unknown[1] or unknown[2])
         if key in (kinds := kinds_of(schema)):  # that of another choice
             group = key.partition(".")[0]
             return ConfigError(f"{key} is not an option of the {group}= that is chosen", "leave it out")
@@ -229,12 +232,10 @@ def explain(error: Exception, schema: Any) -> ConfigError:
         hint = f"did you mean {group}={near[0]}? " if near else ""
         there_are = f"there are: {', '.join(choices)}, and those of --config-dir"
         return ConfigError(f"no choice {group}={name}; {hint}{there_are}")
-    details = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
-    full_key, first_line = getattr(details, "full_key", None), str(details).partition("\n")[0]
     if not full_key:
         return ConfigError(" ".join(text.split()))
     if "missing mandatory value" in first_line.lower():
-        fix = f"give {full_key}=... on the command line or in a YAML file"
+        fix = f"{full_key}=<value> on the command line or in a YAML file"
         fix += ", which may begin with defaults: [base]" if "." in full_key else ""
         return ConfigError(f"{full_key} has no value", fix)
     kind = kind_in_words(kinds_of(schema).get(full_key, Any))

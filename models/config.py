@@ -75,7 +75,7 @@ def find_published(weights: str, network: str, width: float) -> Published | None
     zoo = sorted({name for entry in PUBLISHED if entry.alias == weights for name in entry.networks})
     published = f"is published for {', '.join(zoo)} with model.width=1"
     given = f"model.cfg={network} and model.width={width:g}"
-    raise ModelError(f"model.weights={weights} {published}, not for {given}", "model.weights=<file>, or null")
+    raise ModelError(f"model.weights={weights} {published}, not for {given}", "model.weights=<file>")
 
 
 class PositivesBy(StrEnum):

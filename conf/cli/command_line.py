@@ -35,7 +35,8 @@ def options_and_flags(arguments: Words) -> tuple[list[str], list[str]]:
         if word in ("--config-dir", "-cd"):
             folder = Path(*waiting[:1]).absolute()
             if not waiting or not folder.is_dir():
-                raise ConfigError(f"{word}: there is no folder {folder}", f"{word} <the folder above data/ or model/>")
+                says = f"{' '.join([word, *waiting[:1]])} names no folder"
+                raise ConfigError(says, f"{word} <the folder above data/ or model/>")
             options.append(override("hydra.searchpath", [f"file://{folder}"]))
             del waiting[0]
         elif not word.startswith("-"):

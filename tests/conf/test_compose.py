@@ -52,6 +52,8 @@ MISFITS = [
     ("data=coko", "no choice data=coko; did you mean data=coco?"),
     ("logger=[csv,tensorbord]", "no choice logger=tensorbord; did you mean logger=tensorboard? there are: csv, "),
     ("train.epochs=null", "train.epochs: "),
+    ("train={epoch:3}", "train.epoch= is not an option here. fix: train.epochs takes: integer"),
+    ("data=coco loss=null", "data=coco loss=null: Config group override must be"),
     ("train.epochs='99999999999999999'", "train.epochs: 99999999999999999 is not finite, or too large. fix"),
     ("train.epochs=0", "train.epochs must be >= 1, got 0"),
     ("evaluate.nms_iou=1.1", "evaluate.nms_iou must be >= 0 and <= 1, got 1.1"),
