@@ -242,7 +242,7 @@ def _read(config: DataConfig, split: str, located: LocatedSplit) -> tuple[Column
         columns["category_ids"] = columns["category_ids"][:1]
         names = ["object"]
     if len(names) > MOST_CLASSES:  # the scorer's tables grow with them, to 100 kB a class
-        fix = "data.classes=[...] to choose some, or data.single_class=true"
+        fix = "data.classes=[<names>] to choose some, or data.single_class=true"
         raise DataError(f"{source.path} has {len(names):,} classes, at most {MOST_CLASSES:,} can be scored", fix)
     left_out, notes = source.findings, source.notes
     if split != "train":

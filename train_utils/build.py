@@ -29,7 +29,7 @@ from train_utils.distributed import World, torch_distributed_zero_first
 MEMORY_FILES = Path("/dev/shm")
 MOST_WORKERS = 16  # of a rank, by data.workers=auto; each holds batches that it has made ahead
 CPU_WORKERS = 2
-NO_WEIGHTS = "no weights are given", "ckpt=<run folder or .pt file>, or model= and model.weights="
+NO_WEIGHTS = "no weights are given", "ckpt=<run folder or .pt file>, or model=<network> model.weights=<file>"
 
 
 def load_network(config: ModelConfig) -> models.Cfg:

@@ -144,7 +144,7 @@ def class_numbers(network: TrainedNetwork, val_set: Annotations) -> list[int] | 
         raise ConfigError(
             f"the network knows {counted(len(known), 'class')} ({listed(known)}), the data has {len(given)} "
             f"({listed(given)}): {network.note}",
-            "data.classes=[...] with classes that both have, "
+            "data.classes=[<names>] with classes that both have, "
             "other data, or weights converted anew with names=<the data's .json>",
         )
     if known == given:

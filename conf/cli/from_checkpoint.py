@@ -22,10 +22,10 @@ from models.config import ALIASES
 OF_A_RUN = {"resize": "evaluate.resize", "rect": "evaluate.rect", "exif": "data.exif"}
 OF_A_FILE = [*OF_A_RUN, "confidence", "nms_iou", "max_detections"]
 NO_DATA = {  # by what is to be scored
-    "detections": ("detections= are scored against data", "add data=..."),
-    "ckpt": ("ckpt={} was converted and names no data", "add data=..."),
-    "model_file": ("model_file={} names no data", "add data=..., or ckpt=<its checkpoint>"),
-    "model": ("nothing to evaluate", "ckpt=<run or .pt file>, or model=, model.weights= and data="),
+    "detections": ("detections= are scored against data", "add data=<data set>"),
+    "ckpt": ("ckpt={} was converted and names no data", "add data=<data set>"),
+    "model_file": ("model_file={} names no data", "add data=<data set>, or ckpt=<its checkpoint>"),
+    "model": ("nothing to evaluate", "ckpt=<run or .pt file>, or model=<network> model.weights=<file> data=<data set>"),
 }
 
 
@@ -99,7 +99,7 @@ def _take_from_exported(options: Options, file: str, named: Words) -> None:
     """Take from a file of export.py how images become detections; it runs on the CPU as it is."""
     if Path(file).suffix not in run_files.EXPORTED or not Path(file).is_file():
         known = ", ".join(run_files.EXPORTED)
-        raise CheckpointError(f"{file} is not a file of export.py", f"a path that ends in {known}")
+        raise CheckpointError(f"{file} is not a file of export.py", f"a file that is there and ends in {known}")
     if options["model"] is not None:
         raise ConfigError(f"{file} and model exclude one another: the file holds its network", "leave model out")
     precision = options.get("evaluate", options)["precision"]

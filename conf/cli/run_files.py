@@ -156,7 +156,9 @@ def read_config(folder: Place, key: str = "resume=") -> Options:
         problem = getattr(error, "sentence", error)
         if isinstance(error, FileNotFoundError):
             problem = f"there is no {path}"
-        fix = "the folder of a run or its last.pt, last or auto; the first command if it saved nothing"
+        fix = "the folder of a run"
+        if key == "resume=":
+            fix += " or its last.pt, last or auto; the first command if it saved nothing"
         raise ConfigError(f"{key}{folder}: {problem}", fix) from error
     if "train" not in saved or "name" not in saved.get("data", {}):
         raise ConfigError(f"{path} is incomplete", "a copy of it, or a new run")
@@ -177,8 +179,7 @@ def refuse_existing(path: Path, key: str) -> None:
     files = (Path(folder, name) for folder, _, names in os.walk(path) for name in sorted(names))
     first = next(files, None) or next(path.iterdir(), None) if path.is_dir() else path
     if first is not None and os.path.lexists(first):
-        new = "folder" if path.is_dir() else "file"
-        raise TrainError(f"{first} is there already and would be overwritten", f"{key}=<a new {new}>")
+        raise TrainError(f"{first} is there already and would be overwritten", f"{key}=<a new path>")
 
 
 def exported_beside(weights: str, form: str) -> Path:

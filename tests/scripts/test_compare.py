@@ -201,6 +201,8 @@ def test_runs_that_cannot_be_compared_are_named(runs: dict[str, Path], tmp_path:
     with pytest.raises(TrainError, match="is damaged"):
         read_groups([runs["a0"], bare])
     (bare / BEST_DETECTIONS).unlink()
+    with pytest.raises(ConfigError, match=r"there is no .*nowhere/config\.yaml\. fix: the folder of a run$"):
+        read_groups([tmp_path / "nowhere"])
     with pytest.raises(TrainError, match=r"fix: python eval.py ckpt=.*bare out=.*bare"):
         read_groups([runs["a0"], bare])
 
