@@ -62,7 +62,7 @@ def _additions_of(path: Path) -> list[dict[str, Any]]:
     sys.path.append(str(path.parent))  # spawned loader workers import it by its name
     spec = importlib.util.find_spec(path.stem)
     if spec is None or os.path.realpath(spec.origin or "") != str(path):
-        raise ConfigError(f"plugins: {path} has the name of another module, {path.stem}", "rename the file")
+        raise ConfigError(f"plugins: import {path.stem} does not find {path}", "rename the file to <another name>.py")
     try:
         importlib.import_module(path.stem)
     except Exception as error:  # of somebody else's code: of any kind

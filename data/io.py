@@ -331,7 +331,9 @@ def download(url: str, path: Path, known_hash: str | None = None, size: int | No
             raise ValueError(f"expected {size:,} bytes")
     except OSError as error:
         if error.errno is not None:  # of the folder, not of the network
-            raise DataError(f"{url} cannot be written to {path} ({error.strerror})", "free space there") from error
+            raise DataError(
+                f"{url} cannot be written to {path} ({error.strerror})", "free space, or another folder"
+            ) from error
         fix = shlex.join(["curl", "--create-dirs", "-fLo", str(path), url])
         raise DataError(f"{url} cannot be fetched ({_reason(error)}); by hand, with a network", fix) from error
     except ValueError as error:

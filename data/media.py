@@ -30,7 +30,7 @@ VIDEO_SUFFIXES = tuple(".3gp .asf .avi .flv .m2ts .m4v .mkv .mov .mp4 .mpeg .mpg
 DEFAULT_RATE, MAX_RATE = 25.0, 120.0  # frames per second where nothing tells it, and at most
 TIMED_FRAMES = 50  # by whose times a file has its rate: its header may say 1,000, for times in milliseconds
 MAX_WAITING = 4  # batches of decoded pictures in unfinished batches
-_FIX = "replace the file, or set on_error=skip to leave such files out"
+_FIX = "replace the file, or set on_error=skip to leave such files of a folder out"
 
 
 @dataclass(frozen=True)
@@ -325,7 +325,7 @@ class FrameBatches:
         except DataError as error:
             if self.on_error == OnBadFile.stop:
                 raise
-            logger.warning("left out: %s", printable(str(error)))
+            logger.warning("left out: %s", printable(error.sentence))
             self.skipped.append(str(error))
 
 

@@ -118,7 +118,7 @@ def test_a_wrong_name_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "halved.py").write_text("1 / 0")
     for given, said in (
         (tmp_path / "nowhere.py", "there is no .*nowhere.py. fix: "),
-        (tmp_path / "json.py", "json.py has the name of another module, json. fix: rename the file"),
+        (tmp_path / "json.py", "import json does not find .*json.py. fix: rename the file"),
         (tmp_path / "halved.py", r"failed \(ZeroDivisionError: division by zero\). fix: mend the file; "),
     ):
         with pytest.raises(ConfigError, match=said):

@@ -153,7 +153,7 @@ def start_services(
         except Exception as error:  # of somebody else's client: of any kind
             reason = f"logger={name} cannot start ({in_short(error)})"
             if step == 0:
-                raise TrainError(reason, f"that, or leave {name} out") from error
+                raise TrainError(reason, f"mend the cause, or leave {name} out") from error
             log_line(f"warning: {reason}: training is not affected; metrics are missing there")
     return started
 
