@@ -30,7 +30,7 @@ import numpy as np
 from conf import TrainError, schema
 from conf.cli import run_files
 from conf.options import MAY_CHANGE, flat, is_covered
-from data.errors import as_started, printable
+from data.errors import printable
 from data.io import expand
 from data.progress import counted, log
 from train_utils.bootstrap import Gain, draw_images, gain, resampled_aps, with_interval
@@ -167,7 +167,7 @@ def split_gain(first: Group, second: Group, resamples: int, seed: int) -> list[G
     classes = {names.index(name): index for index, name in enumerate(truth.names) if name in names}
     if not images or not classes:
         what = f"{second.runs[0]} was scored on another validation set than {first.runs[0]}"
-        fix = f"score it on the same: {as_started('python eval.py')} ckpt=... data=... out=<its folder>"
+        fix = "runs with validation images and classes in common"
         raise TrainError(f"{what}, and no image and class are known to be in both", fix)
     log.info(f"{first.letter} and {second.letter} were scored on different sets:")
     log.info(f"  {counted(len(images), 'image')} in both")

@@ -25,7 +25,8 @@ NO_DATA = {  # by what is to be scored
     "detections": ("detections= are scored against data", "add data=<data set>"),
     "ckpt": ("ckpt={} was converted and names no data", "add data=<data set>"),
     "model_file": ("model_file={} names no data", "add data=<data set>, or ckpt=<its checkpoint>"),
-    "model": ("nothing to evaluate", "ckpt=<run or .pt file>, or model=<network> model.weights=<file> data=<data set>"),
+    "model": ("model= names no data", "add data=<data set>"),
+    "": ("nothing to evaluate", "ckpt=<run or .pt file>, or model=<network> model.weights=<file> data=<data set>"),
 }
 
 
@@ -116,10 +117,10 @@ def _take_from_exported(options: Options, file: str, named: Words) -> None:
 
 def _take_data(options: Options, saved: Options) -> None:
     """Take what scoring needs from the ``saved`` options: data, network and image size."""
-    scored = next((key for key in NO_DATA if options.get(key) is not None), None)
-    if scored is None or not ("data" in options or "data" in saved):
-        sentence, fix = NO_DATA[scored or "model"]
-        raise ConfigError(sentence.format(options.get(scored or "model")), fix)
+    scored = next((key for key in NO_DATA if options.get(key) is not None), "")
+    if not scored or not ("data" in options or "data" in saved):
+        sentence, fix = NO_DATA[scored]
+        raise ConfigError(sentence.format(options.get(scored)), fix)
     if options.get("model_file") is None and options["ckpt"] is not None:
         of_evaluate = options["evaluate"]
         if not of_evaluate["image_size"]:

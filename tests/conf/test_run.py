@@ -45,7 +45,12 @@ CASES = {  # options and what stderr says; for None stdout has the answer
         "--config-dir": "--config-dir names no folder.",
         "data=shapes devices=2 model.weights=a.pt": "model.weights: there is no",
     },
-    "eval": {"--help": None, "": "nothing to evaluate", "ckpt=nowhere": "there is no checkpoint"},
+    "eval": {
+        "--help": None,
+        "": "nothing to evaluate",
+        "model=yolov3": "model= names no data.\nfix: add data=<data set>",
+        "ckpt=nowhere": "there is no checkpoint",
+    },
     "predict": {
         "--help": None,
         "source=a model=yolov3 model.weights=a.pt": "there is no a.pt",
