@@ -92,7 +92,7 @@ def start_by_word(words: Words) -> int:
     elif name := names.get(word_of(word)):  # train.py and check_data, too
         return start(name, options)
     else:
-        near = "".join(get_close_matches(word, names, 1)) or "another"
+        near = "".join(get_close_matches(word, names, 1)) or "--help"
         fix = f"{near}; the programs are {', '.join(names)}"
         return command_line.print_error(ConfigError(f"{word} is not a program", fix), schema.TrainConfig)
     return 0
