@@ -249,6 +249,7 @@ class CheckpointWriter:
         self._last_save = time.monotonic()
         self._pool = ThreadPoolExecutor(1, "checkpoint")
         self.pending: Future[None] | None = None  # the last write
+        self._best: State | None = None  # until it is in best.pt
         self._mirror = Mirror(folder, run_mirror, log_line) if run_mirror is not None else None
 
     def is_due(self, step: int) -> bool:
@@ -262,8 +263,9 @@ class CheckpointWriter:
     def save(self, state: State | None, is_best: bool = False) -> None:
         """Copy ``state`` and write it to last.pt, and before that to best.pt if ``is_best``.
 
-        A write under way is waited for. Off rank 0, without a state, this only restarts the clock.
-        Raises CheckpointError at once if the state is not plain data.
+        A write under way is waited for; a best.pt that failed comes with the next one. Off rank 0,
+        without a state, this only restarts the clock. Raises CheckpointError at once if the state
+        is not plain data.
         """
         self._last_save = time.monotonic()
         if state is None:
@@ -274,7 +276,9 @@ class CheckpointWriter:
                 self.pending.result()
         except CheckpointError as error:
             self._log_line(f"{error}. Training continues with the previous checkpoint and will try again")
-        self.pending = self._pool.submit(self._write, copy, is_best)
+        if is_best:
+            self._best = copy
+        self.pending = self._pool.submit(self._write, copy)
         if self._mirror is not None:
             self._mirror.follow(self.pending)
 
@@ -286,8 +290,9 @@ class CheckpointWriter:
         if self.pending is not None:
             self.pending.result()
 
-    def _write(self, state: State, is_best: bool) -> None:
-        if is_best:
-            save_checkpoint(self._folder / "best.pt", state)
+    def _write(self, state: State) -> None:
+        if self._best is not None:
+            save_checkpoint(self._folder / "best.pt", self._best)
+            self._best = None
         # A damaged file costs one checkpoint, not the run.
         save_checkpoint(self._folder / "last.pt", state, keep_previous=True)

@@ -277,3 +277,14 @@ def test_writes_that_fail_are_logged_and_the_last_one_ends_the_run(tmp_path, mon
     with pytest.raises(CheckpointError, match="cannot write"):
         writer.close()
     assert len(said) == 3, "the error says it"
+
+
+def test_a_best_checkpoint_that_could_not_be_written_comes_with_the_next_one(tmp_path: Path) -> None:
+    writer, blocked = CheckpointWriter(tmp_path, print), tmp_path / "checkpoints"
+    blocked.touch()
+    writer.save({"epoch": 1}, is_best=True)
+    assert writer.pending.exception() is not None
+    blocked.unlink()
+    writer.save({"epoch": 2})
+    writer.close()
+    assert [load_checkpoint(tmp_path, which)["epoch"] for which in ("best", "last")] == [1, 2]
