@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from typing import IO
 
 from conf import CheckpointError, TrainError
 from conf.cli import launch, run_files
@@ -32,21 +33,21 @@ def reserve_run_folder(world: distributed.World, config: TrainConfig) -> Iterato
     """
     resume = config.resume
     is_fetched = is_remote(resume or "")
-    folder: Path | None = None  # once it is locked, on rank 0
+    folder, lock = Path(), None  # once it is locked, on rank 0
 
     def choose() -> None:
-        nonlocal folder
+        nonlocal folder, lock
         if config.run_mirror is not None:
             mirror.refuse_other(config.run_mirror, config.resume)
         if resume is not None and not is_fetched:
-            folder = _locked(Path(resume).resolve(), "resume")
+            folder, lock = _locked(Path(resume).resolve(), "resume")
             return
         if config.run_dir is None:
-            folder = _locked(_new_folder(config.name, launch.job_folder_name(), "run_dir"), "run_dir")
+            folder, lock = _locked(_new_folder(config.name, launch.job_folder_name(), "run_dir"), "run_dir")
         else:
             given = Path(config.run_dir).resolve()
             _refuse_foreign_files(given)
-            folder = _locked(given, "run_dir")
+            folder, lock = _locked(given, "run_dir")
             # A fetch that was cut off has no options yet, and may go on.
             if not is_fetched or (folder / "config.yaml").exists():
                 run_files.refuse_run(folder)
@@ -63,9 +64,9 @@ def reserve_run_folder(world: distributed.World, config: TrainConfig) -> Iterato
             reserve()
         yield reserve
     finally:
-        if folder is not None:
-            with suppress(OSError):
-                os.close(os.open(folder / LOCK, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW))
+        if lock is not None:
+            with suppress(OSError), lock:
+                lock.truncate(0)
 
 
 def open_out(world: distributed.World, out: str | None, name: str) -> Path:
@@ -98,31 +99,38 @@ def on_main(world: distributed.World, function: Callable[[], object]) -> None:
         raise TrainError(*error.rsplit("\n", 1))
 
 
-def _locked(folder: Path, key: str) -> Path:
-    """Create a folder if needed and lock it for this process, while that lives.
+def _locked(folder: Path, key: str) -> tuple[Path, IO[str]]:
+    """Create a folder if needed and lock it for this process, until the file is closed.
 
-    On another host only a restart of the same job may take a lock over, since SLURM and torchrun
-    end a job before. Raises TrainError, naming ``key``, if another run holds it.
+    The file names the holder. A holder without a file lock counts while its process lives: some
+    network disks know no such locks. On another host only a restart of the same job may take a lock
+    over, since SLURM and torchrun end a job before. Raises TrainError, naming ``key``, if another
+    run holds it.
     """
     _refuse_links(folder, key)
     make_writable(folder / run_files.CHECKPOINTS, key)
     path, ours = folder / LOCK, {"host": os.uname().nodename, "pid": os.getpid(), "job": launch.job_folder_name()}
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-    with open(descriptor, "r+", encoding="utf-8", errors="replace") as file:
-        with suppress(OSError):  # some network disks know no such locks
-            fcntl.flock(file, fcntl.LOCK_EX)  # of two processes that find a dead holder, one goes first
-        holder = None
-        with suppress(ValueError, RecursionError):  # of a free lock, one cut by a crash, or no lock of ours
-            holder = json.load(file)
-        if isinstance(holder, dict) and holder.keys() == ours.keys() and _is_held(holder, ours):
-            raise TrainError(
-                f"{key}={folder} is in use by process {holder['pid']} on host {holder['host']}",
-                f"wait for its end or stop it, or give another run_dir; if it is gone, remove {path}",
-            )
-        file.seek(0)
-        file.truncate()
-        json.dump(ours, file)
-    return folder
+    file, holder = os.fdopen(descriptor, "r+", encoding="utf-8", errors="replace"), None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:  # perhaps by a process of another container, with our number
+        holder = ours
+    except OSError:
+        pass
+    is_locked = holder is not None
+    with suppress(ValueError, RecursionError):  # of a free lock, one cut by a crash, or no lock of ours
+        holder = json.load(file)
+    if isinstance(holder, dict) and holder.keys() == ours.keys() and _is_held(holder, ours, is_locked):
+        raise TrainError(
+            f"{key}={folder} is in use by process {holder['pid']} on host {holder['host']}",
+            f"wait for its end or stop it, or give another run_dir; if it is gone, remove {path}",
+        )
+    file.seek(0)
+    file.truncate()
+    json.dump(ours, file)
+    file.flush()
+    return folder, file
 
 
 def _refuse_foreign_files(folder: Path) -> None:
@@ -143,16 +151,16 @@ def _refuse_links(folder: Path, key: str) -> None:
                 raise TrainError(f"{key}={folder} holds the {kind} {path}", "put a file in its place")
 
 
-def _is_held(holder: dict[str, object], ours: dict[str, object]) -> bool:
+def _is_held(holder: dict[str, object], ours: dict[str, object], is_locked: bool) -> bool:
     if holder["host"] != ours["host"]:
         return ours["job"] is None or holder["job"] != ours["job"]
     if holder["pid"] == ours["pid"]:
-        return False
+        return is_locked
     with suppress(PermissionError):  # of another user, so it lives
         try:
             os.kill(int(str(holder["pid"])), 0)
         except (ProcessLookupError, ValueError, OverflowError):  # it has ended, or was never a process
-            return False
+            return is_locked
     return True
 
 

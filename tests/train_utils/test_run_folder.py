@@ -152,6 +152,13 @@ def test_a_lock_cut_by_a_crash_is_free(job: Job) -> None:
     assert job.start({}, f"resume=runs/n/{name}", A) == (name, True)
 
 
+def test_a_lock_holds_against_a_process_with_the_same_number(job: Job) -> None:
+    """As in containers that share the host's name, or of two trainings in threads."""
+    name, _ = job.start({}, A)
+    with pytest.raises(TrainError, match=f"in use by process {os.getpid()}"):
+        job.start({}, f"resume=runs/n/{name}", A)
+
+
 def test_without_a_job_every_run_has_a_folder_and_none_is_opened_twice(job: Job) -> None:
     names = [job.start({}, A)[0] for _ in range(3)]
     assert len(set(names)) == 3
