@@ -46,7 +46,7 @@ class Launch(NamedTuple):
     world_size: int = 1
     local_rank: int = 0  # on its node
     url: str = "env://"  # where the ranks meet
-    attempt: int = 0  # by torchrun: each finds the store of the last one, with its keys
+    attempt: int = 0  # where it finds torchrun's store of the last one, with its keys
     store: tuple[str, int] | None = None  # host and port; None if this process opens it
 
 
@@ -61,8 +61,10 @@ def read_launch(environment: Mapping[str, str] = os.environ) -> Launch:
             rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
             is_alone = environment.get("LOCAL_WORLD_SIZE", "1") == "1"  # on its node, as in a pod
             local_rank = int(environment.get("LOCAL_RANK", "0") if is_alone else environment["LOCAL_RANK"])
-            attempt = int(environment.get("TORCHELASTIC_RESTART_COUNT", "0"))
-            opens = rank == 0 and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+            # Each node counts its own failures; without torchrun's store each start has a new one.
+            is_shared = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+            attempt = int(environment.get("TORCHELASTIC_RESTART_COUNT", "0")) if is_shared else 0
+            opens = rank == 0 and not is_shared
             store = None if opens else (environment["MASTER_ADDR"], int(environment["MASTER_PORT"]))
             return Launch("torchrun", rank, size, local_rank, attempt=attempt, store=store)
         if int(environment.get("SLURM_STEP_ID", SHELL_STEPS)) < SHELL_STEPS:

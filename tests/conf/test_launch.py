@@ -19,6 +19,7 @@ from conf.cli.launch import (
 )
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "node1", "MASTER_PORT": "1234"}
+RESTARTED = TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": "2"}
 RANK_5 = Launch("torchrun", 5, 8, 1, "env://", store=("node1", 1234))
 # Recorded in an `srun` task of a job on 2 nodes, SLURM 22.05.
 SRUN = {
@@ -44,6 +45,8 @@ SBATCH = SALLOC | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
         (SRUN | TORCHRUN, RANK_5),
         (TORCHRUN | {"RANK": "0"}, RANK_5._replace(rank=0, store=None)),  # by hand
         (TORCHRUN | {"RANK": "0", "TORCHELASTIC_USE_AGENT_STORE": "True"}, RANK_5._replace(rank=0)),
+        (RESTARTED | {"TORCHELASTIC_USE_AGENT_STORE": "True"}, RANK_5._replace(attempt=2)),
+        (RESTARTED, RANK_5),  # the ranks of another node may count another number
         (
             {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "9"},  # one process a pod
             Launch("torchrun", 1, 2, 0, "env://", store=("a", 9)),
