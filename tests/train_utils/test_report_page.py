@@ -81,7 +81,7 @@ def test_written_again_without_what_may_be_absent(run_folder: Path, tmp_path: Pa
 def test_plots_and_table_are_of_the_best_epoch_also_after_a_resume(tmp_path, monkeypatch) -> None:
     drawn: list[Evaluation] = []
     monkeypatch.setattr(plots, "draw_evaluation", lambda folder, evaluation, *more: drawn.append(evaluation))
-    evaluate, scores = Evaluator.__call__, iter((0.5, 0.1, 0.1))
+    evaluate, scores = Evaluator.__call__, iter((0.5, 0.1, 0.1, 0.1))
 
     def scored(self: Evaluator, *given: Any) -> Evaluation:
         evaluation = evaluate(self, *given)
@@ -96,6 +96,10 @@ def test_plots_and_table_are_of_the_best_epoch_also_after_a_resume(tmp_path, mon
     text = write_report(tmp_path / "run").read_text()
     assert "epoch=1, split=val, evaluate.image_size=null" in text
     assert re.findall(r"<figcaption>([^<]*epoch 1[^<]*)<", text) == [f"{plots.PLOTS['confusion.png']} (epoch 1)"]
+    of_another = read_best(tmp_path / "run")._replace(about={"epoch": 0})  # as a full disk leaves it
+    report_page.keep_best(tmp_path / "run", of_another)
+    train([f"resume={tmp_path / 'run'}", "train.epochs=3"])
+    assert "metrics of epoch 0:" in (tmp_path / "run/train.log").read_text()
 
 
 def test_a_report_that_fails_is_a_line_and_the_training_goes_on(tmp_path, monkeypatch, capsys) -> None:

@@ -234,7 +234,8 @@ class RunReport(contextlib.AbstractContextManager["RunReport"]):
         best, of_epoch = evaluation, state.epoch
         if state.best_epoch != state.epoch:
             with contextlib.suppress(TrainError):  # a full disk may have kept them from being written
-                best, of_epoch = report_page.read_best(self.folder), state.best_epoch
+                best = report_page.read_best(self.folder)  # on a full disk perhaps an earlier one
+                of_epoch = best.about.get("epoch", state.best_epoch)
         self.line(f"metrics of epoch {of_epoch}:", format_table(best), state.best_sentence())
         if self._config.logger.pictures:
             folder = self.folder / plots.FOLDER
