@@ -29,7 +29,7 @@ NO_SCORE = tuple(
 )
 _OF_DETECTIONS = (
     "evaluate.batch_size evaluate.clip evaluate.confidence evaluate.max_detections evaluate.merge_nms"
-    " evaluate.nms_iou evaluate.precision evaluate.rect"
+    " evaluate.nms_iou evaluate.precision"
 )
 # Options that a program reads with any of some settings only; without a setting, never. A name that
 # ends in a dot is a section.
@@ -45,7 +45,7 @@ READ_WITH = {
     },
     "eval.py": {
         "evaluate.every": "",
-        f"evaluate evaluate.image_size evaluate.resize {_OF_DETECTIONS}": "detections=null",
+        f"evaluate evaluate.image_size evaluate.resize evaluate.rect {_OF_DETECTIONS}": "detections=null",
     },
 }
 OF_THE_RESUME = ("run_dir", "run_mirror", "resume")  # changed by every resume, so never listed as changed

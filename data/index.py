@@ -317,7 +317,8 @@ def check_fills_batch(num_images: int, batch_size: int, world_size: int) -> None
 def warn_of_shared_images(train: Annotations, val: Annotations) -> str | None:
     """Warn if images of ``val`` are in ``train`` as well.
 
-    At most about MOST_NAMES are compared; of other paths a sample, if their first boxes are equal.
+    Paths are compared, of about MOST_NAMES images. If none is shared, a sample of ``val`` is
+    compared by content with images of equal first boxes.
     """
     step = len(train) // MOST_NAMES + 1
     trained = set(map(train.path, range(0, len(train), step)))

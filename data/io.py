@@ -335,6 +335,6 @@ def download(url: str, path: Path, known_hash: str | None = None, size: int | No
                 f"{url} cannot be written to {path} ({error.strerror})", "free space, or another folder"
             ) from error
         fix = shlex.join(["curl", "--create-dirs", "-fLo", str(path), url])
-        raise DataError(f"{url} cannot be fetched ({_reason(error)}); by hand, with a network", fix) from error
+        raise DataError(f"{url} cannot be fetched ({_reason(error)})", fix) from error
     except ValueError as error:
         raise DataError(f"{url} is damaged, or another file", "run the command again") from error

@@ -84,7 +84,7 @@ def _likely(item: _Listed, by_stem: dict[str, list[str]], image_list: Path) -> s
     likely = [xml for xml in xmls if image_list.stem in xml.split("/")] or xmls
     if len(likely) > 1:
         fix = f"data.<split>.annotations={os.path.dirname(likely[0])}"
-        raise DataError(f"{image_list} names {item.stem}: is that {likely[0]} or {likely[1]}", fix)
+        raise DataError(f"{image_list} names {item.stem}, which may be {likely[0]} or {likely[1]}", fix)
     return likely[0]
 
 

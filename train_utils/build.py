@@ -186,12 +186,14 @@ def build_postprocess(
 
     ``classes`` are the numbers of those that are reported; None: all. Only a training goes on with
     raw maps that are not finite, which its loss shows. Raises ConfigError for limits looser than
-    those of an exported file that has dropped detections by them, or what needs these.
+    those of an exported file, and for options that need what it has dropped.
     """
     prefix = "evaluate." if isinstance(config, EvaluateConfig) else ""
-    needs_all = {"merge_nms": False} if prefix else {"merge_nms": False, "multi_label": False}
     limits = getattr(model, "limits", {})
-    for key, limit in (limits and needs_all | limits).items():
+    for key in ("merge_nms",) if prefix else ("merge_nms", "multi_label"):
+        if limits and getattr(config, key):
+            raise ConfigError(f"{prefix}{key}=true needs detections that the file has dropped", f"{prefix}{key}=false")
+    for key, limit in limits.items():
         wanted = getattr(config, key)
         if wanted != (max if key == "confidence" else min)(wanted, limit):
             says = f"{prefix}{key}={wanted} is looser than {limit}, by which the file drops detections"

@@ -178,7 +178,7 @@ def torch_distributed_zero_first(world: World | None) -> Iterator[None]:
     def wait_for(builders: int) -> None:
         while store.add(f"{section}/done", 0) < builders:
             if store.check([f"{section}/failure"]):
-                raise DistributedError(store.get(f"{section}/failure").decode())
+                raise DistributedError(*store.get(f"{section}/failure").decode().rsplit("\n", 1))
             time.sleep(PAUSE_SECONDS)
 
     wait_for(0 if world.is_main else 1 if world.is_local_main else world.num_nodes)
@@ -186,7 +186,8 @@ def torch_distributed_zero_first(world: World | None) -> Iterator[None]:
         yield
     except BaseException as error:  # Ctrl-C too: peers must not wait for a builder that ends
         launch.claim_error()  # before its peers wake: this rank has the traceback
-        store.compare_set(f"{section}/failure", "", f"{error} ({type(error).__name__} on rank {world.rank})")
+        sentence = f"{getattr(error, 'sentence', error)} ({type(error).__name__} on rank {world.rank})"
+        store.compare_set(f"{section}/failure", "", f"{sentence}\n{getattr(error, 'fix', '')}")
         raise
     if world.is_local_main:
         store.add(f"{section}/done", 1)

@@ -122,6 +122,7 @@ def _locked(folder: Path, key: str) -> tuple[Path, IO[str]]:
     with suppress(ValueError, RecursionError):  # of a free lock, one cut by a crash, or no lock of ours
         holder = json.load(file)
     if isinstance(holder, dict) and holder.keys() == ours.keys() and _is_held(holder, ours, is_locked):
+        file.close()
         raise TrainError(
             f"{key}={folder} is in use by process {holder['pid']} on host {holder['host']}",
             f"wait for its end or stop it, or give another run_dir; if it is gone, remove {path}",

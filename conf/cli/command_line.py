@@ -151,11 +151,10 @@ def print_error(error: BaseException, schema: type) -> int:
 def for_user(error: BaseException, schema: type) -> UserError | None:
     """A user's error in one sentence and its fix; None for a bug."""
     if isinstance(error, UserError | ModelError):
-        # torch puts the traceback of a loader's process before its message.
-        sentence = error.sentence.rpartition(f"{type(error).__name__}: ")[2].strip()
-        return UserError(sentence, error.fix)
-    if isinstance(error, FileNotFoundError) and error.filename is None:
-        return UserError("the current folder has been removed", "cd <a folder that is there>")
+        # Of a loader's process torch passes on a text: a traceback, and the error as printed.
+        text = error.sentence.rpartition(f"{type(error).__name__}: ")[2].strip()
+        sentence, _, fix = text.partition(". fix: ")
+        return UserError(sentence, error.fix or fix)
     if isinstance(error, compose.NOT_COMPOSED):
         return compose.explain(error, schema)
     if isinstance(error, OSError) and errno.errorcode.get(error.errno or 0) in UNUSABLE:

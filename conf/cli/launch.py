@@ -35,6 +35,7 @@ OF_A_BUCKET = re.compile(r"(AWS|AZURE_STORAGE)_(?!.*(FILE|PATH|PROFILE)$).*")  #
 UNKNOWN_LAUNCHERS = "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "JSM_NAMESPACE_SIZE", "FLUX_JOB_SIZE"
 LAUNCHER_SECONDS = 4.0  # within which the launcher ends this rank, once one of another node has failed
 EXIT_SECONDS = 30  # for a rank that has said why it fails: one that hangs as it ends is left to the launcher
+SECONDS_OF_A_DAY = 24 * 3600
 STARTED = time.time()
 
 
@@ -253,6 +254,9 @@ def claim_error() -> bool:
     port = re.sub(r"\W", "", os.environ.get("MASTER_PORT", ""))  # one shell may start two groups by hand
     path = Path(tempfile.gettempdir(), f"hydra-yolov3-spp-{os.getuid()}-{os.getppid()}-{port}.lock")
     try:
+        for earlier in path.parent.glob(f"hydra-yolov3-spp-{os.getuid()}-*.lock"):
+            if earlier.stat().st_mtime < STARTED - SECONDS_OF_A_DAY:
+                earlier.unlink()
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         signal.alarm(EXIT_SECONDS)
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -48,7 +48,11 @@ class Program:
         return module if "." in module else f"{module}.py"
 
     def prepared(self, arguments: Words) -> list[str]:
-        """The ``arguments`` as Hydra composes them."""
+        """The ``arguments`` as Hydra composes them. Raises ConfigError."""
+        try:
+            os.getcwd()
+        except FileNotFoundError as error:
+            raise ConfigError("the current folder has been removed", "cd <a folder that is there>") from error
         return command_line.prepare_arguments(arguments, self.schema, self.command, self.bare)
 
     def complete(self, options: Options, named: Words) -> Options:
@@ -81,6 +85,9 @@ PROGRAMS = {  # the key is the name of the YAML file in conf/
     "compare": Program(schema.CompareConfig, "scripts.compare:compare", bare="runs..."),
     "tune": Program(schema.TuneConfig, "scripts.tune:tune"),
 }
+
+
+PRINTING = "eval", "compare", "anchors", "get_weights"  # programs whose results are what they print
 
 
 def start_by_word(words: Words) -> int:
@@ -118,7 +125,8 @@ def start(name: str, arguments: Words | None = None) -> int:
             if any("://" in argument for argument in arguments):
                 launch.check_credentials()
             run_by_hydra(name, program, arguments)
-        if name != "train" and "Broken pipe" not in (why := LOST.get("stdout", "Broken pipe")):
+        why = LOST.get("stdout", "closed")
+        if name in PRINTING and "closed" not in why and "Broken pipe" not in why:
             raise TrainError(f"{why}, and has the results", "a terminal, or a file on another disk")
     except (Exception, KeyboardInterrupt) as error:
         sys.exit(command_line.print_error(error, program.schema))

@@ -240,8 +240,9 @@ def test_a_place_without_rights_or_space_is_one_sentence_and_other_errors_are_bu
         assert refused is not None and refused.sentence.startswith(f"{[*path, 'a file'][0]} cannot be used (")
     for error in (FileNotFoundError(errno.ENOENT, "gone", "x"), ValueError("1"), OSError("plain")):
         assert for_user(error, TrainConfig) is None
-    removed = for_user(FileNotFoundError(errno.ENOENT, "as os.getcwd() says it"), TrainConfig)
-    assert removed is not None and "the current folder" in removed.sentence
+    assert for_user(FileNotFoundError("of a loader's process, without a name"), TrainConfig) is None
+    of_loader = for_user(DataError("Traceback ...\ndata.errors.DataError: a.jpg is torn. fix: mend it"), TrainConfig)
+    assert of_loader is not None and (of_loader.sentence, of_loader.fix) == ("a.jpg is torn", "mend it")
     killed = for_user(RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."), TrainConfig)
     assert killed is not None and "(pid 7)" in killed.sentence and killed.fix.startswith("fewer data.workers")
 
@@ -291,6 +292,14 @@ def test_a_signal_ends_all_jobs_with_a_checkpoint(multirun: list[str], tmp_path:
         program.send_signal(signal.SIGTERM)
         assert program.wait(timeout=120) == 128 + signal.SIGINT, (tmp_path / "output.txt").read_text()[-3000:]
     assert len(list(tmp_path.glob("runs/shapes/*"))) == 1, "the next job was multirun"
+
+
+def test_a_current_folder_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(ConfigError, match=r"the current folder has been removed\. fix: cd "):
+        options_of("train", ["data=shapes"])
 
 
 def test_results_that_cannot_be_printed_are_an_error(monkeypatch, capsys) -> None:

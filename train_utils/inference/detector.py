@@ -303,7 +303,7 @@ class Detector(_Answers):
 
     def __init__(self, ckpt: str | os.PathLike[str] | None = None, **options: Any) -> None:
         if wrong := FILE_OPTIONS & options.keys():
-            raise ConfigError(f"{', '.join(sorted(wrong))}: only predict.py reads it", "leave it out")
+            raise ConfigError(f"{', '.join(sorted(wrong))}: only predict.py reads this", "leave it out")
         options = options if ckpt is None else {"ckpt": ckpt, **options}
         overrides = [command_line.override(key, value) for key, value in options.items()]
         config = program.options_of("predict", [*overrides, "source=''"])

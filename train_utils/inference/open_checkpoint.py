@@ -22,6 +22,7 @@ from models.config import COCO_NAMES
 from models.export import RUNS, read_metadata
 from train_utils import build, checkpoint, distributed
 
+BOOLS = "true", "false"
 LARGEST = 2**16  # side, stride or batch of an exported file
 
 
@@ -113,7 +114,7 @@ def read_facts(path: Path) -> dict[str, Any]:
     """The metadata of a file of export.py, with the keys of Facts. Raises ModelError."""
     with _reading(path):
         texts = read_metadata(path)
-        known = {key: json.loads(text) for key, text in texts.items() if text[:1] in '[{"0123456789'}
+        known = {key: json.loads(text) for key, text in texts.items() if text[:1] in '[{"0123456789' or text in BOOLS}
         facts = msgspec.convert(known, Facts)
         sizes = [*facts.image_size, facts.stride, facts.batch_size]
         fits = len(sizes) == 4 and 0 < min(sizes) <= max(sizes) < LARGEST

@@ -116,7 +116,7 @@ def draw_curves(metrics_csv: Path, best_epoch: int) -> Any:
                 if len(points) and not is_absent:
                     marker = "." if len(points) < 60 else ""
                     axis.plot(*points.T, line, label=name, color=f"C{number}", marker=marker)
-        for best in epochs[epochs["epoch"] == best_epoch]:
+        for best in epochs[(epochs["epoch"] == best_epoch) & (epochs["AP"] >= 0)]:
             text = f"best: epoch {best['epoch']:.0f}, AP {best['AP']:.3f}"
             axis.axvline(best["step"], color="black", linestyle=":", label=text)
         axis.set(title=title, xlabel="step", ylim=(0, 1.05 * axis.get_ylim()[1]))

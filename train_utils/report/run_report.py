@@ -117,6 +117,10 @@ class RunReport(contextlib.AbstractContextManager["RunReport"]):
             self.line(f"plugins: {', '.join(config.plugins)}")
         ranks = f"{counted(world.world_size, 'process')} on {world.device.type} ({world.launcher})"
         self.line(f"{ranks}, forward pass in {config.train.precision}")
+        cores, load = os.cpu_count() or 1, os.getloadavg()[0]
+        if world.device.type == "cpu" and torch.get_num_threads() > 1 and load > 1.5 * cores:
+            fix = "OMP_NUM_THREADS=1 before the command may be many times as fast"
+            self.line(f"the {cores} cores are busy (load {load:.0f}):\n  {fix}")
         self.line(
             f"{counted(config.train.epochs, 'epoch')} x {counted(batches.steps_per_epoch, 'step')} x "
             f"{counted(config.train.batch_size, 'image')} ({counted(world.world_size, 'rank')} x "
