@@ -255,8 +255,9 @@ def claim_error() -> bool:
     path = Path(tempfile.gettempdir(), f"hydra-yolov3-spp-{os.getuid()}-{os.getppid()}-{port}.lock")
     try:
         for earlier in path.parent.glob(f"hydra-yolov3-spp-{os.getuid()}-*.lock"):
-            if earlier.stat().st_mtime < STARTED - SECONDS_OF_A_DAY:
-                earlier.unlink()
+            with suppress(FileNotFoundError):  # another rank removes it, too
+                if earlier.stat().st_mtime < STARTED - SECONDS_OF_A_DAY:
+                    earlier.unlink()
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         signal.alarm(EXIT_SECONDS)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
