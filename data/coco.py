@@ -80,7 +80,8 @@ def read_coco(path: Path, images: Place, names: list[str] | None, content: Mappi
             image.file_name = image.file_name or urlsplit(image.coco_url or "").path[1:]
             if not image.file_name:
                 raise msgspec.ValidationError(f"Object missing required field `file_name` - at `$.images[{number}]`")
-        findings, notes, other_ids = Findings(), Findings(), dict[int, Any]()
+        findings, notes = Findings(), Findings()
+        other_ids = dict[int, Any]()
         integers, numbers = [np.zeros((0, 5), np.int64)], [np.zeros((0, 5))]
         starts = range(0, len(instances.annotations or ()), CHUNK)
         for start in tracked(starts, len(starts), "reading annotations", "part"):

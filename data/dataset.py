@@ -148,7 +148,8 @@ class TrainDataset(torch.utils.data.Dataset[Batch]):
         changed = []
         for number, (before, request) in enumerate(zip(images, requests, strict=True)):
             own = samples == number
-            image, own_boxes, own_classes = before, boxes[own], classes[own]
+            image, own_boxes = before, boxes[own]
+            own_classes = classes[own]
             for name, change in self.changes.items():
                 seeds = [self.seed, request.epoch, request.index, request.repeat, zlib.crc32(name.encode())]
                 sample = Sample(image, own_boxes, own_classes)
@@ -201,7 +202,8 @@ class EvalDataset(torch.utils.data.Dataset[Batch]):
     """Images resized as ``resize`` says; the targets of the loss are as small as in training."""
 
     def __init__(self, annotations: Annotations, images: ImageSource, resize: Resize = Resize.letterbox) -> None:
-        self.annotations, self.images, self.resize = annotations, images, resize
+        self.annotations, self.images = annotations, images
+        self.resize = resize
 
     def __getitems__(self, requests: Sequence[Request]) -> Batch:
         """Return the batch of requests of one size; torch's loader calls this once per batch."""

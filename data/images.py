@@ -128,7 +128,8 @@ class ImageSource:
     """
 
     def __init__(self, annotations: Annotations, on_error: OnError, cache: Path | None = None) -> None:
-        self.annotations, self.on_error, self.cache = annotations, on_error, cache
+        self.annotations, self.on_error = annotations, on_error
+        self.cache = cache
         self.is_remote = is_remote(annotations.image_root)
         self.fetcher = Fetcher() if self.is_remote else None
         # Shared with loader processes: 1 for an image left out since take_left_out(), 2 for others.

@@ -86,7 +86,8 @@ def files_below(folder: Path, suffixes: Collection[str], left_out: list[str] | N
             left_out.append(f"{parent}/{name}")
         return not is_waste and name[0] != "."
 
-    files, visited, tops = [], set(), [os.fspath(folder)]
+    files, visited = [], set()
+    tops = [os.fspath(folder)]
     for top in tops:  # links follow, so that a folder keeps its own name; they may lead round in circles
         for parent, folders, names in os.walk(top, onerror=stop):
             target = os.path.realpath(parent)

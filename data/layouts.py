@@ -254,7 +254,8 @@ def read_names(path: Path) -> tuple[list[str], list[int] | None]:
 
     The suffix tells which of ``NAME_FILES`` it is. Raises ``DataError`` for any other file.
     """
-    names, ids, why = None, None, ""
+    names, ids = None, None
+    why = ""
     try:
         if path.suffix.lower() == ".json":
             categories = json.loads(read_file(path))["categories"]

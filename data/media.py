@@ -282,8 +282,10 @@ class FrameBatches:
     def __init__(
         self, media: Sequence[Medium], fit: InputFit, batch_size: int, *, exif: Exif, on_error: OnBadFile, threads: int
     ) -> None:
-        self.media, self.fit, self.batch_size = media, fit, batch_size
-        self.exif, self.on_error, self.threads = exif, on_error, threads
+        self.media, self.fit = media, fit
+        self.batch_size = batch_size
+        self.exif, self.on_error = exif, on_error
+        self.threads = threads
         self.skipped: list[str] = []  # the files left out so far, and why
         self.cut: list[str] = []  # sentences on the videos that ended early
 

@@ -62,7 +62,8 @@ class Progress(AbstractContextManager["Progress"]):
     """
 
     def __init__(self, total: int, title: str, enabled: bool, unit: str = "img") -> None:
-        self.total, self.title, self._unit = total, title, unit
+        self.total, self.title = total, title
+        self._unit = unit
         self.done = 0  # units
         self._started = self._last = time.monotonic()
         self._enabled = enabled
@@ -81,7 +82,8 @@ class Progress(AbstractContextManager["Progress"]):
 
         ``metrics`` is called only if it is shown: it may wait for the device.
         """
-        self.done, now, total = done, time.monotonic(), self.total
+        self.done, now = done, time.monotonic()
+        total = self.total
         wait = SECONDS_BETWEEN_LINES if self._bar is None else SECONDS_BETWEEN_UPDATES
         if self._enabled and now - self._last > wait:
             self._last = now

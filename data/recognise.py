@@ -226,7 +226,8 @@ def _tops(folders: Sequence[str], shared: int) -> dict[str | None, list[str]]:
     """By split: the topmost folders called so below ``shared`` others, as train of train/cats."""
     tops = defaultdict[str | None, list[str]](list)
     for folder in folders:
-        top, split, parts = folder, None, folder.split("/")
+        top, split = folder, None
+        parts = folder.split("/")
         for depth in range(len(parts), shared, -1):
             if called := split_in(parts[depth - 1]):
                 top, split = "/".join(parts[:depth]), called

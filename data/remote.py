@@ -306,7 +306,8 @@ def _members(tar_file: tuple[str, Stamp]) -> list[tuple[str, str]]:
 
 class _Parts(io.RawIOBase):
     def __init__(self, path: str, size: int) -> None:
-        self.path, self.size, self.at = path, size, 0
+        self.path, self.size = path, size
+        self.at = 0
 
     def readable(self) -> bool:
         return True

@@ -43,7 +43,8 @@ def locate_voc(split: str, pairs: Sequence[Pair], image_root: Path, names: Seque
 
     A list names files in ``Annotations`` and ``JPEGImages``, or anywhere else below that folder.
     """
-    listed, digests, left_out = [], [], list[str]()
+    listed, digests = [], []
+    left_out = list[str]()
     for place, voc_root in pairs:
         if isinstance(voc_root, str):
             raise DataError(f"data.{split}.images: format=voc reads folders on a disk", "make a COCO json of the set")

@@ -55,7 +55,8 @@ def locate_yolo(
     Images at an address come from a list; their label files lie where they would if the images were
     below ``root``. Raises ``DataError`` if there are no images, labels or names.
     """
-    images, read, named, left_out = [], [], [], list[str]()
+    images, read = [], []
+    named, left_out = [], list[str]()
     for place, base in pairs:
         is_set = place.is_file() and layouts.is_set_file(place)
         if isinstance(base, str) and (base.endswith(".tar") or base != image_root or is_set or place.is_dir()):
@@ -166,7 +167,8 @@ def _read_chunk(numbers: Sequence[int], listed: _Listed, exif: Exif) -> tuple[tu
     Height and width, 0: not an image; the numbers of turned images; of the rows image, line, class
     and number of columns; their boxes_xywh in pixels.
     """
-    sizes, turned, rows, problems = [], [], [], []
+    sizes, turned = [], []
+    rows, problems = [], []
     for number in numbers:
         # Without a header it is for the checks to report.
         header = headers.header_of(listed.images[number]) if listed.image_is_file[number] else None
@@ -178,7 +180,8 @@ def _read_chunk(numbers: Sequence[int], listed: _Listed, exif: Exif) -> tuple[tu
             rows += [(number, *row, *sizes[-1]) for row in found]
             problems += wrong
     columns = np.array(rows, np.float64).reshape(-1, 10)
-    centres, extents, width_height = columns[:, 3:5], columns[:, 5:7], columns[:, :7:-1]
+    centres, extents = columns[:, 3:5], columns[:, 5:7]
+    width_height = columns[:, :7:-1]
     boxes_xywh = np.hstack([(centres - extents / 2) * width_height, extents * width_height])
     of_rows = columns[:, [0, 1, 2, 7]].astype(np.int32)
     return (np.array(sizes, np.int64), np.array(turned, np.int64), of_rows, boxes_xywh), problems
@@ -228,7 +231,8 @@ def _parse(line: str, num_classes: int) -> list[float]:
             edges = np.diff([complex(*point) for point in zip(box[::2], box[1::2], strict=True)] * 2)[:5]
             turns = (edges[1:] * edges[:-1].conj()).imag
             length = CROSSED if turns.min() * turns.max() < 0 else length
-        left, right, top, bottom = min(box[::2]), max(box[::2]), min(box[1::2]), max(box[1::2])
+        left, right = min(box[::2]), max(box[::2])
+        top, bottom = min(box[1::2]), max(box[1::2])
         box = [(left + right) / 2, (top + bottom) / 2, right - left, bottom - top]
     if (largest := max(map(abs, box))) > MAX_FRACTION:
         raise ValueError(f"{largest:g} where YOLO has fractions of the image's width and height")

@@ -140,7 +140,8 @@ class YoloLoss(HeadLoss):
 
     def terms(self, inputs: LossInputs) -> tuple[list[Terms], Weights]:
         """Sums over the images of means over their cells and over the step's positives."""
-        config, ratio, num_classes = self.config, inputs.objectness_ratio, self.heads[0].num_classes
+        config, ratio = self.config, inputs.objectness_ratio
+        num_classes = self.heads[0].num_classes
         targets, labels = merge_labels(inputs.targets, num_classes)
         shares = (1 / inputs.positives_per_image.clamp(min=1e-9)).to(targets.dtype)  # never 0 / 0
         terms = []
@@ -184,7 +185,8 @@ class YoloxLoss(HeadLoss):
         learn = dynamic_positives(inputs.maps, candidates_of, targets, config.positives, config.positives_by)
         terms = []
         for part, (_, found), weight in zip(inputs.maps, candidates_of, learn, strict=True):
-            head, boxes, wanted = part.head, found.boxes_xyxy, found.wanted_xyxy
+            head, boxes = part.head, found.boxes_xyxy
+            wanted = found.wanted_xyxy
             iou = box_iou_aligned(boxes, wanted, IouKind.iou)
             overlap = iou.square() if config.iou is IouKind.iou else box_iou_aligned(boxes, wanted, config.iou)
             logits = at_least_float32(head.split(part.raw)[1][..., 0])

@@ -116,7 +116,8 @@ def measure(model: str, image_size: int, batch_size: int, variant: str) -> float
 def zoo(side: str = "640", rounds: str = "5") -> None:
     """Print each network's size and the least CPU time of its forward pass, as in predict.py."""
     torch.set_num_threads(1)  # so that the CPU time does not depend on other programs
-    cpu, names, size = torch.device("cpu"), sorted(ZOO), (int(side), int(side))
+    cpu, names = torch.device("cpu"), sorted(ZOO)
+    size = (int(side), int(side))
     images = torch.rand(1, 3, *size).contiguous(memory_format=torch.channels_last)
     networks = {name: for_detection(new_network(name).eval(), cpu) for name in names}
 

@@ -164,7 +164,8 @@ def find_matches(truth: GroundTruth, detections: Detections, scorer: str | None 
     """The matches that AP is computed from; ``scorer`` is that of ``match``."""
     pairs = filter(None, match(truth, detections, scorer, every_size=False).evalImgs)
     boxes = np.zeros((len(truth.names), len(truth.image_ids)), np.int64)
-    places, scores, numbers = [], [], []
+    places, scores = [], []
+    numbers = []
     matches, ignores = [np.zeros((10, 0))], [np.zeros((10, 0))]
     for pair in sorted(pairs, key=itemgetter("category_id", "image_id")):
         place = pair["category_id"] - 1, pair["image_id"] - 1

@@ -29,7 +29,8 @@ def options_and_flags(arguments: Words) -> tuple[list[str], list[str]]:
 
     ``--config-dir`` becomes an option. Raises ConfigError if there is no such folder.
     """
-    options, flags, waiting = [], [], list(arguments)
+    options, flags = [], []
+    waiting = list(arguments)
     while waiting:
         word = waiting.pop(0)
         if word in ("--config-dir", "-cd"):

@@ -66,7 +66,8 @@ def complete_from_checkpoint(options: Options, named: Words) -> Options:
     their data or network, CheckpointError and ModelError if a file is not what it should be.
     """
     options, saved = run_files.with_full_names(options), Options()
-    ckpt, file, model = options.get("ckpt"), options.get("model_file"), options.get("model") or {}
+    ckpt, file = options.get("ckpt"), options.get("model_file")
+    model = options.get("model") or {}
     if options.get("detections") is not None and (ckpt is not None or "cfg" in model):
         raise ConfigError("detections= are scored as they are", "leave out ckpt and model")
     of_model = [key for key in named if key.split(".")[0] == "model"]

@@ -79,7 +79,8 @@ def _with_changes(folder: remote.Place, options: Options, named: Words, has_chec
     for key in options if "experiment" in named else named:  # an experiment sets options of all sections
         # A group replaces its section, since another choice may have other keys.
         OmegaConf.update(now, key, OmegaConf.select(wanted, key), merge=False, force_add=True)
-    now.run_dir, now.resume, now.data.index_dir = None, str(folder), run_files.index_dir_of(options)
+    now.run_dir, now.resume = None, str(folder)
+    now.data.index_dir = run_files.index_dir_of(options)
     now.run_mirror = options["run_mirror"] if "run_mirror" in named else before.get("run_mirror")
     changed = changed_values(before, plain(now)) if has_checkpoint else {}
     if refused := [f"{key}: {change}" for key, change in changed.items() if not is_covered(key, MAY_CHANGE)]:

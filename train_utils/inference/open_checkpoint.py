@@ -94,7 +94,8 @@ def open_checkpoint(ckpt: str) -> TrainedNetwork:
     origin += f", {counted(len(names), 'class')}"
     size = trained_size(state["config"], ckpt)
     exif = state["config"].get("data", {}).get("exif", "apply")
-    ids, note, trained_on = state["category_ids"], f"{ckpt}: {origin}", state.get("data", {})
+    ids, note = state["category_ids"], f"{ckpt}: {origin}"
+    trained_on = state.get("data", {})
     return TrainedNetwork(model.eval(), names, ids, size, note, origin, trained_on, exif)
 
 

@@ -19,7 +19,8 @@ class Mirror:
     """Copies a run to ``address`` behind its training; ``log_line`` gets failures in a thread."""
 
     def __init__(self, folder: Path, address: str, log_line: LogLine) -> None:
-        self._folder, self._address, self._log_line = folder, address, log_line
+        self._folder, self._address = folder, address
+        self._log_line = log_line
         self._pool = ThreadPoolExecutor(1, "mirror")
         self._next: Future[None] | None = None
         self._sent: dict[str, int | None] = {}  # when the file that was copied had been written

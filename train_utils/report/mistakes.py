@@ -22,10 +22,12 @@ from train_utils.report import draw
 # In the order of TIDE, whose first condition that holds decides.
 KINDS = "badly placed,wrong class,twice,background,class and place,missed,labelled twice".split(",")
 PLACE, CLASS, TWICE, BACKGROUND, BOTH, MISSED, LABELS, NONE = range(8)
-LEAST, RIGHT, SAME_OBJECT = 0.1, 0.5, 0.8  # IoU: TIDE's two, and from which two labels are of one object
+LEAST, RIGHT = 0.1, 0.5  # IoU, as in TIDE
+SAME_OBJECT = 0.8  # IoU from which two labels are of one object
 # Okabe and Ito's vermilion for detections and blue for labels, which all readers tell apart.
 COLORS = np.array([(213, 94, 0)] * MISSED + [(0, 114, 178)] * 2)
-PICTURES, BOXES, ROWS = 24, 12, 20_000  # on the sheet, on one of its pictures, in the report
+PICTURES, BOXES = 24, 12  # on the sheet, on one of its pictures
+ROWS = 20_000  # in the report
 COLUMNS = "picture,kind,class,other class,score,IoU,left,top,width,height,cost,suspicion".split(",")
 FIELDS = "image kind index other score iou left top width height cost suspicion closest is_mended".split()
 
@@ -41,16 +43,19 @@ def find_mistakes(evaluation: Evaluation, matches: Matches) -> Any:
     cost: the part of what the mean precision at the labels' detections (0 without one) lacks to 1.
     Of k detections each false one takes 1 / k. A label and what would find it count twice.
     """
-    truth, count, is_right = evaluation.truth, len(matches.scores), matches.right[0]
+    truth, count = evaluation.truth, len(matches.scores)
+    is_right = matches.right[0]
     image = np.append(np.argsort(truth.image_ids)[matches.images], truth.image_of_box)
     index = np.append(matches.classes, truth.classes)
     score = np.append(matches.scores, np.zeros(len(truth.classes)))
-    boxes = results.canonical_order(evaluation.detections)["box_xywh"][matches.found]
-    boxes = np.concatenate([boxes, truth.boxes_xywh])
+    boxes = np.concatenate(
+        [results.canonical_order(evaluation.detections)["box_xywh"][matches.found], truth.boxes_xywh]
+    )
     counted = np.append(is_right | matches.wrong[0], ~truth.crowd.astype(bool))
     rows = np.arange(len(index))
     is_found = np.isin(rows, count + matches.labels[is_right])
-    kind, closest, iou = np.where(counted, BACKGROUND, NONE), 0 * rows, 0 * score
+    kind, closest = np.where(counted, BACKGROUND, NONE), 0 * rows
+    iou = 0 * score
     order = np.argsort(image, kind="stable")
     order = order[counted[order]]
     for own in np.split(order, np.flatnonzero(np.diff(image[order])) + 1):
@@ -88,8 +93,8 @@ def find_mistakes(evaluation: Evaluation, matches: Matches) -> Any:
         lacks = is_right[own] / counted[own].cumsum().clip(1)
         cost[own] = (lacks.sum() - lacks.cumsum()) * of_label
     cost[mends] += cost[closest[mends]]
-    is_odd = [kind == BACKGROUND, (kind == MISSED) & (iou < LEAST), kind == LABELS]
-    suspicion = np.select(is_odd, [score, 0.5, iou])  # nothing comes near many a small object
+    # Nothing comes near many a small object.
+    suspicion = np.select([kind == BACKGROUND, (kind == MISSED) & (iou < LEAST), kind == LABELS], [score, 0.5, iou])
     columns = [image, kind, index, np.where(iou > 0, index[closest], -1), score, iou, *boxes.T]
     columns += [cost, suspicion, closest, is_mended]
     return np.rec.fromarrays(columns, names=FIELDS)  # type: ignore[call-overload]
@@ -99,7 +104,8 @@ def gains(rows: Any, matches: Matches) -> list[tuple[str, int, float]]:
     """TIDE's kinds, their number at any score, and what AP50 would gain if one were mended."""
     count = len(matches.scores)
     found, labels = rows[:count], rows[count:]
-    boxes, right, wrong = matches.boxes.sum(1, keepdims=True), matches.right[:1], matches.wrong[:1]
+    boxes, right = matches.boxes.sum(1, keepdims=True), matches.right[:1]
+    wrong = matches.wrong[:1]
     whole = matches._replace(images=0 * matches.images, right=right, wrong=wrong, boxes=boxes)
     once, table = np.ones((1, 1), int), []
     base = bootstrap.resampled_ap(whole, once)[0]

@@ -72,7 +72,8 @@ def read_best(folder: Path) -> Evaluation:
 
 def check_arrays(truth: results.GroundTruth, found: results.Detections) -> None:
     """Raise ValueError unless these may be scored."""
-    images, boxes, classes = len(truth.image_ids), len(truth.classes), range(len(truth.names))
+    images, boxes = len(truth.image_ids), len(truth.classes)
+    classes = range(len(truth.names))
     shapes = {"image_ids": (images,), "sizes": (images, 2), "offsets": (images + 1,), "boxes_xywh": (boxes, 4)}
     shapes |= dict.fromkeys(("classes", "crowd", "areas"), (boxes,))
     for key, shape in shapes.items():
@@ -126,7 +127,8 @@ def write_report(folder: Path) -> Path:
     options = texts_of(run_files.read_config(folder, ""))
     defaults = texts_of(compose.defaults("train", TrainConfig))
     defaults["name"] = options["data.name"]  # of the defaults, only the name stands for another option
-    metrics, of_epoch, pictures = "<p>No epoch was evaluated yet.</p>", "", ""
+    metrics, of_epoch = "<p>No epoch was evaluated yet.</p>", ""
+    pictures = ""
     if (folder / BEST_DETECTIONS).is_file():
         best = read_best(folder)
         about = texts_of(best.about)

@@ -141,7 +141,8 @@ class RunReport(contextlib.AbstractContextManager["RunReport"]):
         If a service cannot start, a new run raises TrainError on all ranks; a resumed run warns: a
         job that is requeued at night must not end because a service is away.
         """
-        self._started, self._first_epoch, self._first_step = time.monotonic(), state.epoch, state.step
+        self._started, self._first_epoch = time.monotonic(), state.epoch
+        self._first_step = state.step
         picture = self.folder / "train_batch.jpg"
         if self._world.is_main and self._config.logger.pictures and state.step == 0:
             requests = next(iter(batches))
