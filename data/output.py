@@ -4,6 +4,7 @@ import io
 import os
 import sys
 from contextlib import suppress
+from textwrap import indent
 
 from data.errors import reason
 
@@ -19,6 +20,7 @@ class Output(io.TextIOBase):
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self.prefix = ""  # of each line, where several jobs share a terminal
 
     def write(self, text: str) -> int:
         """Write the text and flush it; of a first failure note the reason in LOST."""
@@ -26,7 +28,7 @@ class Output(io.TextIOBase):
         try:
             if stream is None:
                 raise ValueError("it is closed")
-            stream.write(text)
+            stream.write(indent(text, self.prefix))
             stream.flush()
         except UnicodeEncodeError:
             self.write(text.encode("ascii", "backslashreplace").decode())
@@ -38,9 +40,9 @@ class Output(io.TextIOBase):
         return len(text)
 
     def isatty(self) -> bool:
-        """Whether the stream is a terminal that is still there."""
+        """Whether the stream is a terminal that is still there, for this process alone."""
         with suppress(ValueError, AttributeError):
-            return bool(getattr(sys, self._name).isatty())
+            return not self.prefix and bool(getattr(sys, self._name).isatty())
         return False
 
 

@@ -176,8 +176,9 @@ def make_writable(folder: Path, key: str) -> None:
 
 
 def _new_folder(name: str, job: str | None, key: str) -> Path:
-    """Create runs/<name>/<job>, or of the time, for this process alone."""
-    folder = base = Path("runs", name, job or time.strftime("%Y-%m-%d_%H-%M-%S")).resolve()
+    """Create runs/<name>/<job>, or of the time and a multirun's options, for this process alone."""
+    job = job or "-".join([time.strftime("%Y-%m-%d_%H-%M-%S"), *launch.VARIED])
+    folder = base = Path("runs", name, job).resolve()
     make_writable(base.parent, key)
     for number in itertools.count(2):
         with suppress(FileExistsError):

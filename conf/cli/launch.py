@@ -22,10 +22,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
 from conf import REPOSITORY, ConfigError, DistributedError, first_line
 from conf.options import Words
 from conf.schema import TrainConfig
-from data.output import STDOUT
+from data.output import STDERR, STDOUT
 
 PR_SET_PDEATHSIG = 1  # of prctl(2)
 SHELL_STEPS = 0xFFFFFFF0  # step ids from here are of shells: salloc's interactive step, sbatch's script
@@ -37,6 +39,7 @@ LAUNCHER_SECONDS = 4.0  # within which the launcher ends this rank, once one of 
 EXIT_SECONDS = 30  # for a rank that has said why it fails: one that hangs as it ends is left to the launcher
 SECONDS_OF_A_DAY = 24 * 3600
 STARTED = time.time()
+VARIED: list[str] = []  # of a job of a multirun: what names its folder, such as optim.lr-0.01
 
 
 class Launch(NamedTuple):
@@ -121,6 +124,19 @@ def job_folder_name(environment: Mapping[str, str] = os.environ) -> str | None:
     if run in ("", "none") or allowed_restarts(environment) == 0:
         return None
     return f"torchrun-{re.sub(r'[^0-9A-Za-z_.-]', '_', run)}"
+
+
+def begin_job(job: Any, asked: list[str]) -> None:
+    """Note in VARIED those options of Hydra's ``job`` for which ``asked`` has several values.
+
+    Lines of jobs that run side by side begin with the number of the job.
+    """
+    swept = {word.key_or_group for word in OverridesParser.create().parse_overrides(asked) if word.is_sweep_override()}
+    chosen = [word.lstrip("+") for word in job.overrides.task]
+    chosen = [word for word in chosen if word.partition("=")[0] in swept]
+    VARIED[:] = [re.sub(r"[^\w.-]+", "-", word, flags=re.ASCII)[:60] for word in chosen]
+    if job.runtime.choices["hydra/launcher"] != "basic":
+        STDOUT.prefix = STDERR.prefix = f"#{job.job.num} "
 
 
 def requeues() -> int:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 
 from conf import CONF_DIR, ConfigError, TrainError, compose, schema
 from conf.cli import command_line, help, launch, run_files
@@ -159,6 +160,7 @@ def run_by_hydra(name: str, program: Program, arguments: list[str]) -> None:
     @hydra.main(**compose.OF_1_3, config_path=str(CONF_DIR), config_name=name)
     def job(cfg: Any) -> None:
         try:
+            launch.begin_job(HydraConfig.get(), options)
             config: Any = compose.to_plain(cfg, program.schema, program.complete, arguments)
             find_files(config, program.splits)
             count = launch.ranks_to_start(config)

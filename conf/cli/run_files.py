@@ -108,7 +108,7 @@ def with_full_names(options: Options, once: bool = True) -> Options:
         if name is not None and name not in kept:
             run = full_name(name)
             if run != name and key != "ckpt" and not once:
-                raise ConfigError(f"{key}={name} may be another run after a restart", f"{key}={run}")
+                raise ConfigError(f"{key}={name} may be another run later", f"{key}={run}")
             fill(options, {key: run})
     return options
 

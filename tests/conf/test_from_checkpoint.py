@@ -290,9 +290,7 @@ def test_a_training_that_starts_again_names_its_weights(job, runs, monkeypatch, 
     with pytest.raises(SystemExit):
         start(program)
     said = capsys.readouterr().err
-    assert re.search(
-        r"model\.weights=runs/a may be another run after a restart\.\nfix: model\.weights=runs/a/b\n", said
-    )
+    assert re.search(r"model\.weights=runs/a may be another run later\.\nfix: model\.weights=runs/a/b\n", said)
 
 
 def test_places_in_the_saved_options_hold_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

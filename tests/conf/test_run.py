@@ -278,6 +278,10 @@ def test_jobs_have_folders_of_their_own_and_a_failure_is_the_exit_code(
     assert done.returncode == 2 and "error: optim.lr must be > 0, got -1" in done.stderr, done.stderr
     tables = [table.read_text().splitlines() for table in tmp_path.glob("runs/shapes/*/metrics.csv")]
     assert [len(lines) for lines in tables] == [2] * trained, "a job is missing, or two wrote to one folder"
+    varied = {run.name[20:] for run in tmp_path.glob("runs/shapes/*")}
+    assert sorted(varied) == ["optim.lr-0.01", "optim.lr-0.02"][:trained]
+    best = [line.partition(" ")[0] for line in done.stdout.splitlines() if "best AP" in line]
+    assert sorted(best) == ["#0", "#2"][:trained], done.stdout
 
 
 @pytest.mark.release

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -162,7 +163,11 @@ def test_a_call_has_its_own_limits_in_any_thread(folder: Path, pictures: list[Pa
 
 def test_a_prediction_is_read_as_arrays_one_by_one_and_drawn(folder, pictures, tmp_path) -> None:
     detector = Detector(folder / "random.pt", **LOW)
+    start = time.perf_counter()
     found = detector(pictures[2])
+    assert 0 < sum(found.speed.values()) <= 1000 * (time.perf_counter() - start) and found.speed["inference"] > 0
+    with pytest.raises(AttributeError, match=r"no attribute speed. fix: call the picture alone"):
+        detector(pictures[2:])[0].speed  # noqa: B018 - the attribute raises
     boxes, scores, classes, names = zip(*found, strict=True)
     assert np.array_equal(boxes, found.boxes_xyxy) and np.array_equal(scores, found.scores)
     assert np.array_equal(classes, found.classes)

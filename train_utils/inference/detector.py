@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
@@ -44,7 +45,7 @@ WORDS = {
     "val": "evaluate([...])",
     "export": "export([...])",
     "track": "see docs/use/python.md",
-    "speed": "predict.py prints the time of an image",
+    "speed": "call the picture alone; predict.py prints the mean time of an image",
 }
 FORKS: list[int] = []  # processes that forks made, from the first to this one
 os.register_at_fork(after_in_child=lambda: FORKS.append(os.getpid()))
@@ -68,6 +69,8 @@ class Prediction(_Answers):
     all_class_names: Sequence[str] = field(repr=False)  # of every class, in order
     all_category_ids: Sequence[int] = field(repr=False)  # of every class, in the data set
     frame: Frame = field(repr=False)
+    # Milliseconds for preprocess, inference and postprocess; only of a picture called alone.
+    speed: dict[str, float] = field(init=False, repr=False)
 
     @property
     def class_names(self) -> list[str]:
@@ -222,8 +225,8 @@ class Predictor:
         exif, threads = self.config.exif, self.config.workers
         return FrameBatches(media, self.fit, size, exif=exif, on_error=on_error, threads=threads)
 
-    def predict(self, batches: Iterable[FrameBatch], in_turn: bool = False) -> Iterator[Prediction]:
-        """The objects on each frame, in order; ``in_turn`` is that of detect_batches."""
+    def predict(self, batches: Iterable[FrameBatch], in_turn: bool = False, **hooks: Any) -> Iterator[Prediction]:
+        """The objects on each frame, in order; ``in_turn`` and ``hooks`` go to detect_batches."""
         found = detect.detect_batches(
             self.for_one if in_turn else self.model,
             batches,
@@ -231,6 +234,7 @@ class Predictor:
             self.device,
             precision=self.config.precision,
             in_turn=in_turn,
+            **hooks,
         )
         for batch, tables in found:
             for frame, letterbox, rows in zip(batch.frames, batch.letterboxes, tables, strict=True):
@@ -352,8 +356,21 @@ class Detector(_Answers):
             frames = predictor.frames(find_media(text), predictor.config.on_error)
             return _all_of(predictor, frames)
         frame = read_picture(_picture(source, 0, exif), exif)
+        clock = [time.perf_counter()]
+
+        def tick(*_: object) -> None:
+            if predictor.device.type != "cpu":  # it computes while Python goes on
+                torch.accelerator.synchronize()
+            clock.append(time.perf_counter())
+
         batch = FrameBatch.of([predictor.fit.prepare(frame)])
-        return next(predictor.predict([batch], in_turn=True))
+        tick()
+        prediction = next(predictor.predict([batch], in_turn=True, on_raw_maps=tick))
+        tick()
+        milliseconds = 1000 * np.diff(clock)
+        speed = dict(zip("preprocess inference postprocess".split(), milliseconds.tolist(), strict=True))
+        object.__setattr__(prediction, "speed", speed)
+        return prediction
 
     predict = __call__  # as other programs call it
 
