@@ -455,10 +455,11 @@ def kinds_of(schema: Any, prefix: str = "") -> dict[str, Any]:
     return kinds
 
 
-def require(module: str, what: str) -> None:
-    """Raise ConfigError, with the command that installs it, unless ``module`` is there."""
+def require(module: str, what: str) -> Any:
+    """Import ``module``, or raise ConfigError with the command that installs it."""
     if not is_installed(module):
         raise ConfigError(f"{what} needs {module}, which is not installed", install_command(module))
+    return importlib.import_module(module)
 
 
 def is_installed(module: str) -> bool:

@@ -226,7 +226,9 @@ def _read(config: DataConfig, split: str, located: LocatedSplit) -> tuple[Column
     if config.format != DataFormat.shapes:
         _note_what_is_beside(config, split, source)
     if config.format in (DataFormat.yolo, DataFormat.voc):
-        source = validate.numbered_by_name(source)
+        ids = np.array(validate.ids_by_name(source.file_names), np.int64)
+        of_boxes = ids[np.searchsorted(source.image_ids, source.box_image_ids)]
+        source = replace(source, image_ids=ids, box_image_ids=of_boxes)
     turn = headers.TurnRule(config.exif, unclear=True)
     if config.format not in (DataFormat.yolo, DataFormat.shapes):  # which states no sizes, or turns no image
         headers.add_sizes(source)

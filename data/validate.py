@@ -51,13 +51,6 @@ def ids_by_name(names: Sequence[str]) -> list[int]:
     return list(map(int, ranks + 1))
 
 
-def numbered_by_name(source: Source) -> Source:
-    """A source with the ids of ``ids_by_name``, as predict.py gives them to the same pictures."""
-    ids = np.array(ids_by_name(source.file_names), np.int64)
-    of_boxes = ids[np.searchsorted(source.image_ids, source.box_image_ids)]
-    return replace(source, image_ids=ids, box_image_ids=of_boxes)
-
-
 def is_for_validation(file_names: Sequence[str], share: float) -> Flags:
     """Which images (N,) are for validation: about ``share``, by a hash of the name.
 

@@ -217,9 +217,7 @@ def _shared_owner(graph: Graph, section: Section, needed: tuple[int, ...]) -> la
 def shortcut(graph: Graph, section: Section) -> Node:
     """[shortcut]: the previous map plus those of `from`."""
     source, shape = graph.previous()
-    sources = [source]
-    for reference in section.values("from", int):
-        sources.append(graph.resolve(section, "from", reference))
+    sources = [source, *(graph.resolve(section, "from", index) for index in section.values("from", int))]
     graph.check_same_size(section, sources)
     activation = section.choice("activation", "linear", layers.ACTIVATIONS)
     return Node(layers.Shortcut(activation), tuple(sources), shape)

@@ -60,8 +60,7 @@ def tune(config: schema.TuneConfig) -> None:
     # A short name of a run would mean another one for the second trial.
     program = replace(PROGRAMS["train"], fill_in=lambda given, _: run_files.with_full_names(given, once=False))
     compose.compose("train", program.schema, [*fixed, *overrides(first)], program.complete)
-    require("optuna", "scripts.tune")
-    import optuna
+    optuna = require("optuna", "scripts.tune")
     import sqlalchemy
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # run_trial prints what happens

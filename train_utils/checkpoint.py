@@ -237,11 +237,7 @@ class CheckpointWriter:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        log_line: LogLine,
-        options: TrainSection | None = None,
-        run_mirror: str | None = None,
+        self, folder: Path, log_line: LogLine, options: TrainSection | None = None, run_mirror: str | None = None
     ) -> None:
         self._folder = folder / run_files.CHECKPOINTS
         self._log_line = log_line

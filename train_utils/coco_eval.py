@@ -77,11 +77,8 @@ def match(truth: GroundTruth, detections: Detections, scorer: str | None = None,
     assert np.isin(detections["image_id"], truth.image_ids).all(), "a detection on an unknown image"
     by_id = np.argsort(truth.image_ids)
     crowd = truth.crowd.astype(bool)
-    images, categories = [], []
-    for number in range(1, len(by_id) + 1):
-        images.append({"id": number})  # sizes are for masks
-    for number in range(1, len(truth.names) + 1):
-        categories.append({"id": number, "name": str(number)})
+    images = [{"id": number} for number in range(1, len(by_id) + 1)]  # sizes are for masks
+    categories = [{"id": number, "name": str(number)} for number in range(1, len(truth.names) + 1)]
     image_of_label = np.argsort(by_id)[truth.image_of_box] + 1
     labels = image_of_label, truth.classes.astype(np.int64) + 1, truth.boxes_xywh
     ordered = canonical_order(detections)

@@ -22,13 +22,7 @@ ToInput = Callable[[Batch], Tensor]
 
 
 def compile_step(
-    network: torch.nn.Module,
-    loss: HeadLoss,
-    to_input: ToInput,
-    mode: str,
-    sizes: int,
-    *,
-    log_line: LogLine = log.info,
+    network: torch.nn.Module, loss: HeadLoss, to_input: ToInput, mode: str, sizes: int, *, log_line: LogLine = log.info
 ) -> tuple["HeadLoss | CompiledLoss", ToInput]:
     """Compile ``network`` in place, for ``sizes`` image sizes; return loss and input compiled."""
     launch.keep_compiled(run_files.weights_folder() / "compiled")

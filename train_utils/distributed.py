@@ -319,6 +319,5 @@ class StopRequest:
 
 def ask_for_requeue(world: World, stopped_by: Signals) -> None:
     """Ask the SLURM job script to requeue, which ends the job; not after Ctrl-C."""
-    path = launch.requeue_file()
-    if world.is_main and path is not None and stopped_by != SIGINT:
-        path.write_text(f"{stopped_by.name}\n", encoding="utf-8")
+    if world.is_main and stopped_by != SIGINT:
+        launch.ask_for_requeue(stopped_by.name)

@@ -80,9 +80,7 @@ class ForwardPass:
 
     def positives_per_image(self, targets: Iterable[Tensor], images: int) -> Tensor:
         """What the loss asks of all ``targets`` of a step, of ``images`` over all ranks."""
-        counts = []
-        for each in targets:
-            counts.append(self.loss.count_positives(each.to(self.world.device)))
+        counts = [self.loss.count_positives(each.to(self.world.device)) for each in targets]
         positives = torch.stack(counts).sum(0)
         return (distributed.sum_over_ranks(positives) if len(positives) else positives) / images
 
@@ -197,10 +195,7 @@ def add_gradients(
     # The positives of all passes and ranks are known only now.
     divisor = distributed.sum_over_ranks(divisor).clamp(min=images)
     state.scaler.unscale_(state.optimizer)
-    gradients = []
-    for parameter in state.parameters:
-        if parameter.grad is not None:
-            gradients.append(parameter.grad)
+    gradients = [parameter.grad for parameter in state.parameters if parameter.grad is not None]
     torch._foreach_mul_(gradients, (images / divisor[0]).to(gradients[0].dtype))
     return sums * (world.world_size / divisor), get_total_norm(gradients)
 

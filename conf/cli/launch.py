@@ -149,9 +149,10 @@ def allowed_restarts(environment: Mapping[str, str] = os.environ) -> int:
     return int(environment.get("TORCHELASTIC_MAX_RESTARTS", "0"))
 
 
-def requeue_file() -> Path | None:
-    """The file that asks the job script for a requeue; None if the script does not offer it."""
-    return Path(os.environ["REQUEUE_FILE"]) if os.environ.get("REQUEUE_FILE") else None
+def ask_for_requeue(reason: str) -> None:
+    """Ask SLURM's job script to requeue, which ends the job; nothing if it does not offer that."""
+    if file := os.environ.get("REQUEUE_FILE"):
+        Path(file).write_text(f"{reason}\n", encoding="utf-8")
 
 
 def versions() -> list[str]:

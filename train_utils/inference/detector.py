@@ -126,10 +126,7 @@ class Prediction(_Answers):
 
     def to_supervision(self) -> Any:
         """``supervision.Detections`` with ``class_name``; raises ConfigError if it is missing."""
-        require("supervision", "to_supervision()")
-        import supervision
-
-        return supervision.Detections(
+        return require("supervision", "to_supervision()").Detections(
             xyxy=self.boxes_xyxy.astype(np.float32),
             confidence=self.scores.astype(np.float32),
             class_id=self.classes,
@@ -138,10 +135,8 @@ class Prediction(_Answers):
 
     def to_df(self) -> Any:
         """A pandas ``DataFrame`` with a row for each object; raises ConfigError without pandas."""
-        require("pandas", "to_df()")
-        import pandas
-
-        table = pandas.DataFrame(self.boxes_xyxy, columns="xmin ymin xmax ymax".split())
+        frame = require("pandas", "to_df()").DataFrame
+        table = frame(self.boxes_xyxy, columns="xmin ymin xmax ymax".split())
         return table.assign(confidence=self.scores, name=self.class_names, **{"class": self.classes})
 
     def save_crops(self, folder: str | os.PathLike[str]) -> None:

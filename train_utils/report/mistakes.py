@@ -124,11 +124,7 @@ def gains(rows: Any, matches: Matches) -> list[tuple[str, int, float]]:
 
 
 def draw_mistakes(
-    evaluation: Evaluation,
-    threshold: float,
-    read: Callable[[int], Any],
-    name_of: Callable[[int], str],
-    out: Path,
+    evaluation: Evaluation, threshold: float, read: Callable[[int], Any], name_of: Callable[[int], str], out: Path
 ) -> None:
     """Write the sheet ``out`` and mistakes.csv and .html beside it.
 
