@@ -61,20 +61,19 @@ class Mirror:
 
 
 def refuse_other(address: str, resumed: str | None) -> None:
-    """Raise TrainError if ``address`` holds another run, or is ahead of the ``resumed`` one."""
+    """Raise TrainError unless ``address`` holds no other run and no later state of ``resumed``."""
+    folder = None
     if resumed is not None and not remote.is_remote(resumed):
         folder, resumed = Path(resumed), run_files.read_config(Path(resumed)).get("run_mirror")
-        try:
-            is_behind = address == resumed and run_files.progress_of(folder) < run_files.progress_of(address)
-        except remote.FetchError as error:
-            says = f"run_mirror={address} may be ahead of {folder}: {first_line(error)}"
-            raise TrainError(says, "try again, or run_mirror=null") from error
-        if is_behind:
-            raise TrainError(f"run_mirror={address} is ahead of {folder}", f"resume={address}, or another run_mirror")
-    with suppress(remote.FetchError):  # which the first copy tells
+    try:
         if address != resumed and run_files.is_mirrored(address):
             fix = f"resume={address} to continue it, or another run_mirror"
             raise TrainError(f"run_mirror={address} already holds a run", fix)
+        if folder and address == resumed and run_files.progress_of(folder) < run_files.progress_of(address):
+            raise TrainError(f"run_mirror={address} is ahead of {folder}", f"resume={address}, or another run_mirror")
+    except remote.FetchError as error:
+        says = f"run_mirror={address} may hold another run, or a later state: {first_line(error)}"
+        raise TrainError(says, "try again, or run_mirror=null") from error
 
 
 def fetch(address: str, folder: Path) -> None:
