@@ -45,6 +45,10 @@ WORDS = {
     "val": "evaluate([...])",
     "export": "export([...])",
     "track": "see docs/use/python.md",
+    "pandas": ".to_df()",
+    "to_json": ".to_coco(image_id), and json",
+    "save_txt": "predict.py save_txt=true",
+    "to": "Detector(..., device=...)",
     "speed": "call the picture alone; predict.py prints the mean time of an image",
 }
 FORKS: list[int] = []  # processes that forks made, from the first to this one
