@@ -83,20 +83,20 @@ def draw_cell(image: ndarray, boxes_xyxy: ndarray, *columns: Any, colors: ndarra
     return draw_boxes(small, boxes_xyxy * ratio, *columns, colors=colors)
 
 
-def save_sheet(cells: Sequence[tuple[ndarray, str]], out: Path) -> None:
-    """Save pictures under titles, whose long lines lose their middle. Raises TrainError."""
-    head = LINE * (1 + cells[0][1].count("\n"))
+def save_sheet(cells: Sequence[tuple[Any, ...]], out: Path) -> None:
+    """Save pictures, each under its lines; long ones lose their middle. Raises TrainError."""
+    head = LINE * (len(cells[0]) - 1)
     height, width = head + SIDE + GAP, SIDE + GAP
     sheet = np.full((len(cells) * height, min(COLUMNS, len(cells)) * width + GAP, 3), 255, np.uint8)
     top = end = 0
-    for number, (picture, title) in enumerate(cells):
+    for number, (picture, *lines) in enumerate(cells):
         column = number % COLUMNS
         if column == 0:
             top = end
         left = GAP + column * width
         sheet[top + head : top + head + picture.shape[0], left : left + picture.shape[1]] = picture
         end = max(end, top + head + len(picture) + GAP)  # a row is as high as its highest picture
-        for line, part in enumerate(title.split("\n"), 1):
+        for line, part in enumerate(lines, 1):
             text = printable(part)
             if len(text) > MAX_TITLE:
                 text = f"{text[: MAX_TITLE // 2]}...{text[-MAX_TITLE // 2 :]}"

@@ -27,7 +27,7 @@ SAME_OBJECT = 0.8  # IoU from which two labels are of one object
 # Okabe and Ito's vermilion for detections and blue for labels, which all readers tell apart.
 COLORS = np.array([(213, 94, 0)] * MISSED + [(0, 114, 178)] * 2)
 PICTURES, BOXES = 24, 12  # on the sheet, on one of its pictures
-ROWS = 20_000  # in the report
+ROWS = 20_000  # in the report, half of them for their suspicion
 COLUMNS = "picture,kind,class,other class,score,IoU,left,top,width,height,cost,suspicion".split(",")
 FIELDS = "image kind index other score iou left top width height cost suspicion closest is_mended".split()
 
@@ -56,7 +56,7 @@ def find_mistakes(evaluation: Evaluation, matches: Matches) -> Any:
     is_found = np.isin(rows, count + matches.labels[is_right])
     kind, closest = np.where(counted, BACKGROUND, NONE), 0 * rows
     iou = 0 * score
-    order = np.argsort(image, kind="stable")
+    order = np.lexsort((index, rows >= count, image))  # of labels that share a box TIDE takes the first class
     order = order[counted[order]]
     for own in np.split(order, np.flatnonzero(np.diff(image[order])) + 1):
         labels = own[own >= count]
@@ -143,9 +143,10 @@ def draw_mistakes(
         lines.append([name_of(image), KINDS[kind], names[index], names[other], *values])
     with run_files.whole_file(out.with_suffix(".csv")) as file:
         csv.writer(file).writerows(lines)
-    content = json.dumps([table, lines[: ROWS + 1]]).replace("<", "\\u003c")  # no </script>
-    out.with_suffix(".html").write_text(PAGE.substitute(count=len(rows), content=content))
     order = np.stack([np.arange(len(rows)), np.argsort(-rows.suspicion, kind="stable")], 1).ravel()
+    listed = [COLUMNS, *(lines[row + 1] for row in np.unique(order[:ROWS]))]
+    content = json.dumps([table, listed]).replace("<", "\\u003c")  # no </script>
+    out.with_suffix(".html").write_text(PAGE.substitute(count=len(rows), content=content))
     firsts = np.sort(np.unique(rows.image[order], return_index=True)[1])
     cells = []
     for worst in rows[order[firsts[:PICTURES]]]:
@@ -155,8 +156,8 @@ def draw_mistakes(
             own = own[np.argsort(own != worst, kind="stable")][:BOXES]
             boxes = results.to_xyxy(np.column_stack([own.left, own.top, own.width, own.height]))
             why = f"{names[worst.index]} {worst.score:.2f}, near {names[worst.other]} ({worst.iou:.2f})"
-            title = f"{name_of(worst.image)}\n{KINDS[worst.kind]}: {why}"
-            cells.append((draw.draw_cell(picture, boxes, own.index, names, colors=COLORS[own.kind]), title))
+            cell = draw.draw_cell(picture, boxes, own.index, names, colors=COLORS[own.kind])
+            cells.append((cell, name_of(worst.image), f"{KINDS[worst.kind]}: {why}"))
     if cells:
         draw.save_sheet(cells, out)
 
