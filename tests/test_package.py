@@ -33,12 +33,12 @@ OWN = ("conf", "data", "models", "plugins", "train")
 APPLICATION = """
 import sys
 sys.path.append(sys.argv.pop(1))
-import conf, data, data.own
+import conf, data, data.own, plugins.own
 import numpy
 from hydra_yolov3_spp import Detector, evaluate, train as training
 run = training(sys.argv[1:])
-import models, plugins, train
-assert all(module.OWN for module in (conf, data, data.own, models, plugins, train))
+import models, train
+assert all(module.OWN for module in (conf, data, data.own, models, plugins.own, train))
 assert training([f"resume={run.folder}", "train.epochs=2"]).folder == run.folder
 assert Detector(ckpt=run.folder)(numpy.zeros((64, 64, 3), numpy.uint8)).boxes_xyxy.shape[1] == 4
 assert "per_class" in vars(evaluate(ckpt=run.folder)) and training is not train
@@ -51,9 +51,10 @@ def test_an_application_with_modules_of_the_same_names(tmp_path: Path) -> None:
     for name in OWN:
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("OWN = True")
-        (tmp_path / name / "own.py").write_text(f"from {name} import OWN")
+        (tmp_path / name / "own.py").write_text("OWN = True")
+    (tmp_path / "plugins" / "__init__.py").unlink()  # a plain folder yields to any package on sys.path
     (tmp_path / "application.py").write_text(APPLICATION)
-    command = [sys.executable, "application.py", str(REPOSITORY), *TINY]
+    command = [sys.executable, "application.py", str(REPOSITORY / ".ci" / "editable"), *TINY]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment_of_one())
     assert done.returncode == 0, done.stderr
 
