@@ -257,7 +257,7 @@ def callable_from_python(name: str) -> Callable[[Callable[[Any], Result]], Calla
             if is_dataclass(options) and not words:
                 return function(options)
             escape_output()
-            typed = options.split() if isinstance(options, str) else options
+            typed = str(options).split() if isinstance(options, str | os.PathLike) else options
             named = [command_line.override(key, value) for key, value in words.items()]
             return function(options_of(name, [*typed, *named]))
 

@@ -204,8 +204,9 @@ def test_a_training_and_its_evaluation_called_twice_in_one_process(tmp_path, mon
     scored = evaluate([f"ckpt={run.folder}", "device=cpu", "out=scored"])
     assert scored == run and all(scored[name] <= 1 for name in ("precision", "recall", "f1", "threshold"))
     assert [*scored.per_class] == list(CLASSES) and scored.folder == tmp_path / "scored"
-    with pytest.raises(ConfigError, match=r"^last is not an option: .* fix: ckpt=last$"):
-        evaluate("last")
+    for last in ("last", Path("last")):
+        with pytest.raises(ConfigError, match=r"^last is not an option: .* fix: ckpt=last$"):
+            evaluate(last)
     more = train([f"resume={run.folder}", "train.epochs=2"])
     assert more.folder == run.folder and len((run.folder / "metrics.csv").read_text().splitlines()) == 3
     assert state_of_the_process() == before

@@ -190,7 +190,7 @@ def test_a_prediction_is_read_as_arrays_one_by_one_and_drawn(folder, pictures, t
     sides = np.ceil(found.xyxy[:, [3, 2]]) - np.floor(found.xyxy[:, [1, 0]])
     assert np.array_equal(crops, sides) and len(found) > 0
     if schema.is_installed("pandas"):
-        assert np.array_equal(found.to_df()[["xmin", "ymin", "xmax", "ymax"]], found.xyxy)
+        assert np.array_equal(found.to_df().iloc[:, :4], found.xyxy) and [*found.to_df()][5:] == ["class", "name"]
     else:
         with pytest.raises(ConfigError, match=r"to_df\(\) needs pandas"):
             found.to_df()

@@ -141,7 +141,7 @@ class Prediction(_Answers):
         """A pandas ``DataFrame`` with a row for each object; raises ConfigError without pandas."""
         frame = require("pandas", "to_df()").DataFrame
         table = frame(self.boxes_xyxy, columns="xmin ymin xmax ymax".split())
-        return table.assign(confidence=self.scores, name=self.class_names, **{"class": self.classes})
+        return table.assign(confidence=self.scores, **{"class": self.classes}, name=self.class_names)
 
     def save_crops(self, folder: str | os.PathLike[str]) -> None:
         """Write ``<folder>/<class>/<picture>_[<frame>_]<number>.jpg`` of each, or TrainError."""
