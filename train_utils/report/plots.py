@@ -206,15 +206,16 @@ def draw_labels(splits: Mapping[str, Annotations]) -> Any:
     """Draw of each split how many boxes a class has, how large they are and where they lie."""
     figure = new_figure(14, 5)
     counts, sizes, centres = figure.subplots(1, 3)
-    names = [*map(label, splits["train"].names[:MOST_CONFUSED])]
+    names = [*map(label, splits["train"].names)]
+    step = len(names) // MOST_CONFUSED + 1
     for split, found in splits.items():
-        counts.plot(np.bincount(found.classes, minlength=len(names))[: len(names)], "o", label=split)
+        counts.plot(np.bincount(found.classes, minlength=len(names)), "o", label=split)
         sides = np.tile(found.sizes[:, ::-1], 2).repeat(np.diff(found.offsets), axis=0)
         left, top, width, height = (found.boxes_xywh / sides).T
         sizes.plot(width, height, ".", alpha=0.3)
         centres.plot(left + width / 2, top + height / 2, ".", alpha=0.3)
     counts.legend(title=f"boxes of {len(names)} classes")
-    counts.set_xticks(range(len(names)), names, rotation=90)  # names cut to 30 letters may be equal
+    counts.set_xticks(range(0, len(names), step), names[::step], rotation=90)  # names cut to 30 letters may be equal
     sizes.set(**SHARES, title="sizes: width and height in shares of the image")
     centres.set(xlim=(0, 1), ylim=(1, 0), title="places: centres, as the image lies")
     return figure
