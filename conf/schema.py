@@ -351,6 +351,7 @@ class CheckDataConfig(PluggedConfig):
 
     image_size: ImageSize = about("side of the network's input in training in pixels, or [height, width]")
     min_iou: Below1 = about("recall counts boxes whose IoU with an anchor is higher, as loss.anchor_iou")
+    split: EvalSplit | None = about("the set to check alone: train, val or test; null: all there are")
     pictures: Whole = about("images of each set on the contact sheet; 0: draw nothing")
     out: str | None = about("folder for the report; null: runs/check_data/<name>_<date_time>")
     data: DataConfig

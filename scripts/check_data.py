@@ -4,9 +4,10 @@
     python -m scripts.check_data --config-dir ~/mine data=cats out=report
 
 Prints a report and writes it to a folder: report.txt, labels.jpg (some images with their boxes) and
-statistics.png (boxes by class, sizes, places). Test images are checked if there are any. *Problems*
-are wrong entries. *Notes* may be intended but are worth a look: empty images, classes without
-boxes, anchors that do not fit them. Exit code 0: no problems, 1: some, 2: a wrong set or option.
+statistics.png (boxes by class, sizes, places). Test images are checked if there are any, or alone
+with split=test. *Problems* are wrong entries. *Notes* may be intended but are worth a look: empty
+images, classes without boxes, anchors that fit none. Exit code 0: no problems, 1: some, 2: a wrong
+set or option.
 """
 
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
@@ -17,6 +18,7 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
 import hashlib
 import time
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -38,6 +40,7 @@ from train_utils import build
 from train_utils.report import draw, plots
 
 BOTH = "train and val"
+EVERY_SPLIT = "train", "val", "test"
 FAULTS = (validate.CUT, validate.SCORED_OUTSIDE, validate.SCORED_EMPTY, validate.TINY_BOXES, validate.UNLIKE)
 
 
@@ -69,7 +72,8 @@ def check(config: schema.CheckDataConfig) -> CheckedSet:
     out = Path(config.out or f"runs/check_data/{config.data.name}_{time.strftime('%Y-%m-%d_%H-%M-%S')}")
     run_files.refuse_existing(out, "out")
     out.mkdir(parents=True, exist_ok=True)  # before anything is read
-    checked = check_dataset(config.data, config.image_size, anchors, config.min_iou)
+    splits = [config.split.value] if config.split else EVERY_SPLIT
+    checked = check_dataset(config.data, config.image_size, anchors, config.min_iou, splits)
     sentence = models.warn_of_reach(heads, config.image_size)
     if sentence is not None:
         checked.notes[BOTH].add("boxes that bins cannot reach", [sentence.removeprefix("warning: ")])
@@ -92,18 +96,20 @@ def check(config: schema.CheckDataConfig) -> CheckedSet:
     return checked
 
 
-def check_dataset(config: DataConfig, image_size: ImageSize, anchors: Sizes, min_iou: float) -> CheckedSet:
-    """Read all labels and decode all images of both sets, and of the tests if there are.
+def check_dataset(
+    config: DataConfig, image_size: ImageSize, anchors: Sizes, min_iou: float, splits: Sequence[str] = EVERY_SPLIT
+) -> CheckedSet:
+    """Read all labels and decode all images of ``splits``; of EVERY_SPLIT the tests may be missing.
 
     ``anchors`` (k, 2) are those of the network at ``image_size`` pixels; it learns the boxes that
     overlap one by more than ``min_iou``. Raises ``DataError`` if a whole set is missing or broken.
     """
     checked = CheckedSet({}, defaultdict(Findings), defaultdict(Findings), {})
-    for split in ("train", "val", "test"):
+    for split in splits:
         try:
             annotations, problems, changed = read_annotations(config, split)
         except DataError as error:
-            if split != "test":
+            if split == splits[0] or split != "test":
                 raise
             checked.notes[split].add("not checked", [error.sentence])
             break
@@ -127,7 +133,7 @@ def check_dataset(config: DataConfig, image_size: ImageSize, anchors: Sizes, min
             example = f"{says}. Try {fix_of_anchors(reached, min_iou)}"
             notes.add("boxes that no anchor fits", [example], round((1 - reached) * len(sizes)))
         try:
-            check_same_classes(checked.splits["train"], annotations)
+            check_same_classes(checked.splits[splits[0]], annotations)
         except DataError as error:
             checked.problems[f"train and {split}"].add("classes that differ", [error.sentence])
     if not schema.is_installed("simplejpeg"):

@@ -211,7 +211,7 @@ def find_files(config: Any, splits: Words) -> None:
             raise ConfigError(f"model.weights: there is no {network.weights}", "a file that is there")
     for split in splits:
         if config.data.format != "shapes":  # shapes are drawn on first use
-            config.data.places(getattr(config, "split", split), Path(config.data.root).absolute())
+            config.data.places(getattr(config, "split", None) or split, Path(config.data.root).absolute())
 
 
 def look_at_images(config: Any, ranks: int) -> None:

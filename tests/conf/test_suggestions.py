@@ -125,7 +125,7 @@ ANSWERS = {
     "eval last": "ckpt=last",
     "train ckpt_path=last.pt": "resume=last.pt",
     "train dataset_dir=/": "data=/",
-    "check_data split=test": "leave it out, check_data reads every split, and eval.py has split=",
+    "train split=test": "eval.py and check_data have split=",
     "predict best.pt dog.jpg": "ckpt=best.pt source=dog.jpg",
     "predict epochs=3": "leave it out here, it is for train.py",
     "compare a b resample=20": "resamples=20",

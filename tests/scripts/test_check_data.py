@@ -163,6 +163,8 @@ def test_the_tests_are_checked_too_and_their_absence_is_said(drawn: DrawnSet) ->
     (drawn.root / "test.json").write_text(json.dumps(content))
     report = check_dataset(config, *NETWORK)
     assert [*report.splits] == ["train", "val", "test"] and {split for split, _ in counts(report.problems)} >= {"test"}
+    alone = check_dataset(config, *NETWORK, ["test"])
+    assert [*alone.splits] == ["test"] and alone.problems["test"].counts == report.problems["test"].counts
     assert report.problems["val and test"].counts["images in both sets"] == len(drawn.json["val"]["images"])
     assert any(line.split()[:2] == ["class", "train"] and "test boxes" in line for line in text_report(report))
     warned: list[str] = []

@@ -206,7 +206,7 @@ def draw_labels(splits: Mapping[str, Annotations]) -> Any:
     """Draw of each split how many boxes a class has, how large they are and where they lie."""
     figure = new_figure(14, 5)
     counts, sizes, centres = figure.subplots(1, 3)
-    names = [*map(label, splits["train"].names)]
+    names = [*map(label, next(iter(splits.values())).names)]
     step = len(names) // MOST_CONFUSED + 1
     for split, found in splits.items():
         counts.plot(np.bincount(found.classes, minlength=len(names)), "o", label=split)
