@@ -84,7 +84,7 @@ def to_plain(cfg: DictConfig, schema: type[Config], complete: Complete | None = 
             options = complete(options, keys_of(overrides))
         return from_dictionary(options, schema)
     except (ValueError, *NOT_COMPOSED) as error:  # ValueError: of a section's __post_init__
-        raise suggestions.refusal(overrides, schema) or explain(error, schema) from error
+        raise explain(error, schema) from error
 
 
 def _check_number(key: str, value: Any) -> None:

@@ -22,8 +22,8 @@ FOREIGN_NAMES: dict[str, str] = yaml.safe_load(as_started((CONF_DIR / "names.yam
 ROWS = {name: keys for names, keys in FOREIGN_NAMES.items() for name in names.split()}
 PROGRAMS = {"train.py": TrainConfig, "eval.py": EvalConfig, "predict.py": PredictConfig, "export.py": ExportConfig}
 FLAGS = "--help -h --hydra-help --version --resolve --run -r --multirun -m --shell-completion -sc".split()
-VALUED_FLAGS = "--package -p --config-dir -cd --experimental-rerun --info -i".split()
-NEXT = re.compile(r"--?[A-Za-z]|[+~]?[\w.-]+=")  # not the value of the word before
+VALUED_FLAGS = "--package -p --config-dir -cd --experimental-rerun --info -i --cfg -c".split()
+NEXT = re.compile(r"--?[A-Za-z]|[+~]?[\w.-]+=|[A-Z]+\.[A-Z_]{5,}")  # not the value of the word before
 SEVERAL = re.compile(r"[^()\[\]{}\"',]+(,[^()\[\]{}\"',]+)+")
 Kinds = Mapping[str, Any]  # the types of all keys of a program
 Mistake = tuple[str, str, str]  # as typed, with name and value; "" for the name of a path, or no value
@@ -39,19 +39,17 @@ def refusal(arguments: Sequence[str], schema: Any, takes_words: bool = False) ->
 
 def answer(wrong: Sequence[Mistake], kinds: Kinds) -> ConfigError:
     """The error of all mistakes, with the options to type instead."""
-    options, notes = dict[str, None](), []
+    options, notes = dict[str, str](), []
     for typed, name, value in wrong:
         meant, note = _meant(name, value, kinds)
-        if meant:
-            options[meant] = None
-        else:
+        if not meant or options.setdefault(meant.partition("=")[0].strip("'"), meant) != meant:
+            note = note or f"{meant} contradicts an earlier word"
             notes.append(f"{typed}: {note}" if len(wrong) > 1 else note)
-    fix, told = " ".join(options), "; ".join(notes)
-    told = f" ({told})" if fix and told else told
+    fix, told = " ".join(options.values()), "; ".join(notes)
     words = [typed for typed, _, _ in wrong]
     are = "is not an option" if len(words) == 1 else "are not options"
     form = " here" if all("=" in word for word in words) else ": options are key=value here"
-    return ConfigError(f"{', '.join(words)} {are}{form}", f"{fix}{told}")
+    return ConfigError(f"{', '.join(words)} {are}{form}", f"{fix} ({told})" if fix and told else fix or told)
 
 
 def _mistakes(arguments: Sequence[str], kinds: Kinds, takes_words: bool) -> Iterator[Mistake]:
@@ -66,8 +64,10 @@ def _mistakes(arguments: Sequence[str], kinds: Kinds, takes_words: bool) -> Iter
         takes_value = is_flag or not (is_file or takes_words)
         if takes_value and not equals and words and not NEXT.match(words[0]):
             value = words.pop(0)
+            while words and words[0].isdecimal():  # --img 640 480
+                value += f",{words.pop(0)}"
         if is_flag:
-            is_right = name in VALUED_FLAGS or (name in ("--cfg", "-c") and value in ("job", "hydra", "all"))
+            is_right = name in VALUED_FLAGS and (name not in ("--cfg", "-c") or value in ("job", "hydra", "all"))
         elif equals:
             is_right = _may_be(name.lstrip("+"), value, kinds, sweeps) or (takes_words and is_file)
         else:
@@ -147,7 +147,7 @@ def _meant(name: str, value: str, kinds: Kinds) -> tuple[str, str]:
         return "", note
     if key:
         kind = ", ".join(choices_of(key)) or kind_in_words(kinds[key])
-        return "", f"{key} takes: {kind}{'; commas stand in brackets only' if ',' in value else ''}"
+        return "", f"{key} takes: {kind}{'; commas stand in brackets, or sweep behind -m' if ',' in value else ''}"
     for program, schema in PROGRAMS.items():
         if _keys(name, value or "true", kinds_of(schema))[0]:
             return "", f"leave it out here, it is for {program}"

@@ -30,7 +30,7 @@ def options_and_flags(arguments: Words) -> tuple[list[str], list[str]]:
     ``--config-dir`` becomes an option. Raises ConfigError if there is no such folder.
     """
     options, flags = [], []
-    waiting = list(arguments)
+    waiting = [part for word in arguments for part in word.split("=", word.startswith("-"))]  # --cfg=job
     while waiting:
         word = waiting.pop(0)
         if word in ("--config-dir", "-cd"):
@@ -44,7 +44,7 @@ def options_and_flags(arguments: Words) -> tuple[list[str], list[str]]:
             options.append(word)
         else:
             flags.append(word)
-            if word in (*suggestions.VALUED_FLAGS, "--cfg", "-c") and waiting:
+            if word in suggestions.VALUED_FLAGS and waiting:
                 flags.append(waiting.pop(0))
     return options, flags
 
@@ -62,19 +62,15 @@ def prepare_arguments(arguments: Words, schema: type, command: str, bare: str = 
     if "--" in arguments:
         at = list(arguments).index("--")
         arguments, behind = arguments[:at], [override("options", arguments[at + 1 :])]
-    words, are_options = [], True
+    words = []
     for typed in [*arguments, *behind]:
-        word = typed.removeprefix("train.") if typed.startswith("train.device=") else typed
-        if word != typed:
-            STDERR.write("train.device is called device now, as in the other programs\n")
-        word = AT_HOME.sub(lambda found: at_home(found[0]), word)
-        if os.path.isdir(CONF_DIR / word.partition("=")[0].removeprefix("+")):  # each group is in the defaults
-            word = word.removeprefix("+")
+        word = AT_HOME.sub(lambda found: at_home(found[0]), typed)
+        if not word.startswith(("+hydra", "++hydra")):  # there is nothing else to add: every key has its value
+            word = word.lstrip("+")
         # torch.distributed.launch adds the local rank, which is in the environment as well.
         if not word.startswith(("--local-rank=", "--local_rank=")):
             words.append(word)
-            are_options = are_options and "=" in word.lstrip("=") and not word.startswith("-")
-    if not are_options and (refused := suggestions.refusal(words, schema, bool(bare))):
+    if refused := suggestions.refusal(words, schema, bool(bare)):
         raise refused
     options, flags = options_and_flags(words)
     if {"-m", "--multirun"} & {*flags}:
