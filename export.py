@@ -199,12 +199,7 @@ def trial_batches(shapes: Sequence[tuple[int, int, int]]) -> Iterator[Tensor]:
 def output_path(config: ExportConfig, suffix: str) -> Path:
     """The file to write: ``out``, or the name of the weights with the format's ``suffix``."""
     weights = config.ckpt or (config.model and config.model.weights)
-    if config.out is not None:
-        out = Path(config.out)
-    elif weights:
-        out = exported_beside(weights, config.format.value)
-    else:
-        raise ConfigError(*build.NO_WEIGHTS)
+    out = Path(config.out) if config.out is not None else exported_beside(str(weights), config.format.value)
     if out.suffix != suffix:
         fix = f"out={out.with_suffix(suffix)}"
         raise ConfigError(f"out={out} does not end in {suffix}, as format={config.format} does", fix)

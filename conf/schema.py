@@ -14,7 +14,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 from msgspec import Meta
 
 from conf import ConfigError, TrainError, install_command
-from data.config import AugmentConfig, Below1, Count, DataConfig, Exif, OnBadFile, Resize, Share, Whole, about
+from data.config import AugmentConfig, Below1, Count, DataConfig, Exif, OnBadFile, Resize, Share, Whole, about, must_fit
 from data.remote import check_bucket, is_remote
 from models.config import (
     PUBLISHED,
@@ -101,6 +101,7 @@ class TrainSection:
         self.compile = Compile(mode)
         if len(self.multi_scale) != 2 or not 0 < self.multi_scale[0] <= self.multi_scale[1]:
             raise ValueError(f"train.multi_scale must be [low, high] with 0 < low <= high, got {self.multi_scale}")
+        must_fit(self.batch_size, self.micro_batch_size or 1, 1)
         if self.rect and isinstance(self.image_size, list):
             raise ConfigError("train.rect=true chooses height and width itself", "train.image_size=<longest side>")
         if type(self.fused_norm) is not bool and self.fused_norm != AUTO:

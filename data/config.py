@@ -46,6 +46,18 @@ def about(meaning: str) -> Any:
     return field(metadata={"about": " ".join(meaning.split())})
 
 
+def must_fit(batch_size: int, micro_batch_size: int, world_size: int) -> None:
+    """Raise DataError unless ``world_size`` ranks can share batches of these sizes."""
+    if batch_size % world_size:
+        fix = f"train.batch_size={-(-batch_size // world_size) * world_size}"
+        raise DataError(f"train.batch_size={batch_size} is not a multiple of {world_size} ranks", fix)
+    if batch_size % micro_batch_size or micro_batch_size % world_size:
+        fitting = (size for size in range(world_size, batch_size + 1, world_size) if batch_size % size == 0)
+        nearest = min(fitting, key=lambda size: abs(size - micro_batch_size))
+        wanted = f"divide train.batch_size={batch_size} and be a multiple of {world_size} ranks"
+        raise DataError(f"train.micro_batch_size={micro_batch_size} must {wanted}", f"train.micro_batch_size={nearest}")
+
+
 @dataclass
 class SplitConfig:
     """One split of a data set. Relative paths start at ``data.root``.

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from data.config import Resize
+from data.config import Resize, must_fit
 from data.errors import DataError
 from data.geometry import ImageSize, Size, both_sides, scaled_size
 from data.index import Annotations, check_fills_batch
@@ -130,7 +130,8 @@ class TrainSampler(torch.utils.data.DistributedSampler[int]):
         tile_pool: int = 0,
     ) -> None:
         micro_batch_size = batch_size if micro_batch_size is None else micro_batch_size
-        check_batch_sizes(num_images, batch_size, micro_batch_size, num_replicas)
+        must_fit(batch_size, micro_batch_size, num_replicas)
+        check_fills_batch(num_images, batch_size, num_replicas)
         images = range(num_images)  # torch uses only its length
         super().__init__(images, num_replicas, rank, seed=seed, drop_last=True)  # type: ignore[arg-type]
         self.batch_size, self.micro_batch_size = batch_size, micro_batch_size
@@ -298,19 +299,6 @@ def _shares(sizes: Sizes) -> tuple[Shares, Shares]:
     """Return sides as shares of the longer one, and the aspect in steps of 1/32, wide to tall."""
     sides = sizes / sizes.max(axis=1, keepdims=True)
     return sides, np.round((sides[:, 0] - sides[:, 1]) * 32)
-
-
-def check_batch_sizes(num_images: int, batch_size: int, micro_batch_size: int, world_size: int) -> None:
-    """Raise DataError unless ``world_size`` ranks can share batches of so many images."""
-    if batch_size % world_size:
-        fix = f"train.batch_size={_rounded_up(batch_size, world_size)}"
-        raise DataError(f"train.batch_size={batch_size} is not a multiple of {world_size} ranks", fix)
-    if batch_size % micro_batch_size or micro_batch_size % world_size:
-        fitting = (size for size in range(world_size, batch_size + 1, world_size) if batch_size % size == 0)
-        nearest = min(fitting, key=lambda size: abs(size - micro_batch_size))
-        wanted = f"divide train.batch_size={batch_size} and be a multiple of {world_size} ranks"
-        raise DataError(f"train.micro_batch_size={micro_batch_size} must {wanted}", f"train.micro_batch_size={nearest}")
-    check_fills_batch(num_images, batch_size, world_size)
 
 
 def input_shape(size: Size, image_size: ImageSize, stride: int, rect: bool, resize: Resize) -> Size:

@@ -29,7 +29,6 @@ from train_utils.distributed import World, torch_distributed_zero_first
 MEMORY_FILES = Path("/dev/shm")
 MOST_WORKERS = 16  # of a rank, by data.workers=auto; each holds batches that it has made ahead
 CPU_WORKERS = 2
-NO_WEIGHTS = "no weights are given", "ckpt=<run folder or .pt file>, or model=<network> model.weights=<file>"
 
 
 def load_network(config: ModelConfig) -> models.Cfg:
@@ -74,7 +73,7 @@ def build_model(
     model.init_head_biases()
     if path is None:
         if whole:
-            raise ConfigError(*NO_WEIGHTS)
+            raise ConfigError(*run_files.NO_WEIGHTS)
         return model, None
     of_file = data.read_names(COCO_NAMES)[0] if config.weights == COCO else []
     partial = not (whole or fitted or config.anchors)

@@ -26,7 +26,6 @@ NO_DATA = {  # by what is to be scored
     "ckpt": ("ckpt={} was converted and names no data", "add data=<data set>"),
     "model_file": ("model_file={} names no data", "add data=<data set>, or ckpt=<its checkpoint>"),
     "model": ("model= names no data", "add data=<data set>"),
-    "": ("nothing to evaluate", "ckpt=<run or .pt file>, or model=<network> model.weights=<file> data=<data set>"),
 }
 
 
@@ -88,6 +87,8 @@ def complete_from_checkpoint(options: Options, named: Words) -> Options:
             key = of_model[0] if of_model else "model.weights"
             raise ConfigError(f"{key} does not say which network", "model.cfg=<Darknet .cfg>, or model=<zoo's name>")
         options["model"] = None
+    if all(one is None for one in (ckpt, file, model.get("weights"), options.get("detections"))):
+        raise ConfigError(*run_files.NO_WEIGHTS)
     if file is not None:
         _take_from_exported(options, file, named)
     if "format" in options and options["precision"] != "int8" and options["check"] != "ap":
@@ -118,13 +119,13 @@ def _take_from_exported(options: Options, file: str, named: Words) -> None:
 
 def _take_data(options: Options, saved: Options) -> None:
     """Take what scoring needs from the ``saved`` options: data, network and image size."""
-    scored = next((key for key in NO_DATA if options.get(key) is not None), "")
-    if not scored or not ("data" in options or "data" in saved):
+    scored = next(key for key in NO_DATA if options.get(key) is not None)
+    if not ("data" in options or "data" in saved):
         sentence, fix = NO_DATA[scored]
         raise ConfigError(sentence.format(options.get(scored)), fix)
     if options.get("model_file") is None and options["ckpt"] is not None:
         of_evaluate = options["evaluate"]
-        if not of_evaluate["image_size"]:
+        if of_evaluate["image_size"] is None:
             of_evaluate["image_size"] = run_files.trained_size(saved, options["ckpt"])
     if "data" in saved:  # only a command line names a place that is written
         saved["data"]["index_dir"] = run_files.index_dir_of(options)

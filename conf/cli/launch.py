@@ -27,6 +27,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from conf import REPOSITORY, ConfigError, DistributedError, first_line
 from conf.options import Words
 from conf.schema import TrainConfig
+from data.config import must_fit
 from data.output import STDERR, STDOUT
 
 PR_SET_PDEATHSIG = 1  # of prctl(2)
@@ -201,7 +202,6 @@ def ranks_to_start(config: Any) -> int:
     import torch
 
     from data.io import usable_cores
-    from data.samplers import check_batch_sizes
 
     gpus = torch.cuda.device_count() if config.device != "cpu" else 0
     count = max(1, gpus) if devices == "auto" else int(devices)
@@ -212,7 +212,7 @@ def ranks_to_start(config: Any) -> int:
         raise ConfigError(f"devices={count} is more than the cores that compute here", f"devices={most}")
     if isinstance(config, TrainConfig):
         images = config.train.batch_size
-        check_batch_sizes(images, images, config.train.micro_batch_size or images, count)
+        must_fit(images, config.train.micro_batch_size or images, count)
     return count
 
 

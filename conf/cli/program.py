@@ -9,6 +9,7 @@ import functools
 import multiprocessing
 import os
 import pkgutil
+import re
 import signal
 import sys
 from collections.abc import Callable, Mapping
@@ -194,7 +195,7 @@ def run_by_hydra(name: str, program: Program, arguments: list[str]) -> None:
 
 
 def find_files(config: Any, splits: Words) -> None:
-    """Raise an error for wrong .cfg, weights, data or run_dir before torch is imported.
+    """Raise an error for wrong .cfg, weights, source, data or run_dir before torch is imported.
 
     Ranks of a launcher look later, when they can tell the others that they fail.
     """
@@ -209,6 +210,10 @@ def find_files(config: Any, splits: Words) -> None:
             load_cfg(network.cfg)
         elif network.weights and not network.published() and not os.path.exists(network.weights):
             raise ConfigError(f"model.weights: there is no {network.weights}", "a file that is there")
+    for key in ("source", "detections", "names"):
+        path = getattr(config, key, None) or "."
+        if not (os.path.exists(path) or re.search(r"://|[*?[]|^\d+$", path)):  # an address, a pattern, a camera
+            raise ConfigError(f"{key}={path} is not a file or folder", "a file, a folder or a pattern in quotes")
     for split in splits:
         if config.data.format != "shapes":  # shapes are drawn on first use
             config.data.places(getattr(config, "split", None) or split, Path(config.data.root).absolute())

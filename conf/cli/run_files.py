@@ -25,6 +25,7 @@ CHECKPOINTS = "checkpoints"  # a folder in the run folder
 SUFFIXES = {"onnx": ".onnx", "openvino": ".xml", "torch": ".pt2"}  # of the files of export.py, by format
 EXPORTED = tuple(SUFFIXES.values())
 NO_CHECKPOINT = "is not a checkpoint: ckpt takes run folders and their .pt files"
+NO_WEIGHTS = "no weights are given", "ckpt=<run folder or .pt file>, or model=<network> model.weights=<file>"
 NAME_A_RUN = "give a run folder or a .pt file of train.py"
 
 

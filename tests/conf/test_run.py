@@ -47,17 +47,17 @@ CASES = {  # options and what stderr says; for None stdout has the answer
     },
     "eval": {
         "--help": None,
-        "": "nothing to evaluate",
-        "model=yolov3": "model= names no data.\nfix: add data=<data set>",
+        "": "no weights are given",
+        "model=yolov3 model.weights=coco": "model= names no data.\nfix: add data=<data set>",
         "ckpt=nowhere": "there is no checkpoint",
     },
     "predict": {
         "--help": None,
         "source=a model=yolov3 model.weights=a.pt": "there is no a.pt",
         "source=a model=yolov3-tiny-3l model.weights=coco": "model.width=1.\nfix: model.weights=<file>\n",
-        "": "source has no value.\nfix: source=<value> on",
+        "model=yolov3 model.weights=coco": "source has no value.\nfix: source=<value> on",
     },
-    "export": {"--help": None, "model=yolov3 batch_size=0": "batch_size must be >= 1"},
+    "export": {"--help": None, "model=yolov3 model.weights=coco batch_size=0": "batch_size must be >= 1"},
     "check_data": {"--help": None, "data=voc data.root=nowhere": "there is no"},
     "anchors": {"--help": None, "out=mine/a.yaml": "out must be [<folder>/]model/<name>.yaml"},
     "get_data": {"--help": None, "coco2017 keep=true": "keep=true is not an option here"},
@@ -250,7 +250,7 @@ def test_a_place_without_rights_or_space_is_one_sentence_and_other_errors_are_bu
 
 def test_a_detector_may_be_made_in_a_process_of_any_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
-    assert options_of("predict", ["model=yolov3-tiny", "source=x"]).out is None
+    assert options_of("predict", ["model=yolov3-tiny", "model.weights=coco", "source=x"]).out is None
 
 
 def test_a_process_that_cannot_start_others_is_told_to_load_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import data
 import models
 from conf import ConfigError, first_line, install_command
-from conf.cli.run_files import EXPORTED, trained_size
+from conf.cli.run_files import EXPORTED, NO_WEIGHTS, trained_size
 from data.errors import printable
 from data.progress import counted
 from models import Darknet, ModelConfig, ModelError
@@ -56,7 +56,7 @@ def open_detector(
         class_names, ids = data.read_names(Path(names)) if names is not None else ([], None)
         network = open_weights(config, list(map(printable, class_names)), ids)
     else:
-        raise ConfigError(*build.NO_WEIGHTS)
+        raise ConfigError(*NO_WEIGHTS)
     if image_size is not None:
         network = replace(network, image_size=image_size)
     build.check_size(network.model, network.image_size, "image_size")
