@@ -214,12 +214,12 @@ def explain(error: Exception, schema: Any) -> ConfigError:
         key = (error.override or "").partition("=")[0] or "key"
         fix = f"quote signs, brackets and letters, as '{key}=\"é (1)\"'"
         return ConfigError(f"cannot read the option {error.override}", fix)
-    if unknown := re.search(r"Could not override '([^']+)'|^Key '([^']+)' not in", text):
-        key = str(full_key or unknown[1] or unknown[2])
+    if unknown := re.search(r"(?ms)\A(In '[^']+': )?.*?(?:Could not override '|^Key '(?=[^']+' not in))([^']+)", text):
+        key = str(full_key or unknown[2])
         if key in (kinds := kinds_of(schema)):  # that of another choice
             group = key.partition(".")[0]
             return ConfigError(f"{key} is not an option of the {group}= that is chosen", "leave it out")
-        return suggestions.answer([(f"{key}=", key, "")], kinds)
+        return suggestions.answer([(f"{unknown[1] or ''}{key}=", key, "")], kinds)
     if choice := re.search(r"Could not (?:find|load) '((?:hydra/)?[^/]+)/(.+)'\.?$", text, re.MULTILINE):
         group, name = choice.groups()
         if group in ("data", "experiment") and is_path(name):

@@ -63,7 +63,7 @@ def _mistakes(arguments: Sequence[str], kinds: Kinds, takes_words: bool) -> Iter
         is_file = os.path.exists(word) or _row_of("", word) not in ("", "=")
         takes_value = is_flag or not (is_file or takes_words)
         if takes_value and not equals and words and not NEXT.match(words[0]):
-            value = words.pop(0)
+            value = words.pop(0).lstrip("=")
             while words and words[0].isdecimal():  # --img 640 480
                 value += f",{words.pop(0)}"
         if is_flag:

@@ -36,7 +36,7 @@ CASES = {  # options and what stderr says; for None stdout has the answer
         "--help": None,
         "--cfg job": None,
         "--cfg job data.root=nowhere": "data.train.annotations: there is no",  # after the options
-        "--cfg job devices=two": "devices must be a number",
+        "--cfg=job devices=two": "devices must be a number",
         "-sc query=bash": None,
         "--version": None,
         "train.epoch=3": "train.epoch=3 is not an option here.\nfix: train.epochs=3",

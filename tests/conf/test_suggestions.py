@@ -86,7 +86,7 @@ def test_every_row_of_the_table_can_be_pasted_and_means_its_key(program, tmp_pat
 TAKEN = ""
 ANSWERS = {
     "train --img 640 --epochs 3 --data coco8.yaml": "train.image_size=640 train.epochs=3 data=coco8.yaml",
-    "train lr0 = 0.01": "optim.lr=0.01",
+    "train lr0 =0.01 epochs = 3": "optim.lr=0.01 train.epochs=3",
     "train --img 640 480 --classes 0 2": "'train.image_size=[640,480]' 'data.classes=[0,2]'",
     "train lr=0.1 lr0=0.2": "optim.lr=0.1 (lr0=0.2: optim.lr=0.2 contradicts an earlier word)",
     "train box=0.05": "leave it out, the gains of another program have other units, ",
