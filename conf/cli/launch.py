@@ -39,7 +39,7 @@ UNKNOWN_LAUNCHERS = "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "
 LAUNCHER_SECONDS = 4.0  # within which the launcher ends this rank, once one of another node has failed
 EXIT_SECONDS = 30  # for a rank that has said why it fails: one that hangs as it ends is left to the launcher
 SECONDS_OF_A_DAY = 24 * 3600
-STARTED = time.time()
+STARTED = time.time() - time.process_time()  # of this process: another rank may fail while this one imports
 VARIED: list[str] = []  # of a job of a multirun: what names its folder, such as optim.lr-0.01
 
 
