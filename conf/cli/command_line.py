@@ -65,6 +65,9 @@ def prepare_arguments(arguments: Words, schema: type, command: str, bare: str = 
     words = []
     for typed in [*arguments, *behind]:
         word = AT_HOME.sub(lambda found: at_home(found[0]), typed)
+        if word.startswith("train.device="):
+            STDERR.write("train.device is called device now, as in the other programs\n")
+            word = word.removeprefix("train.")
         if not word.startswith(("+hydra", "++hydra")):  # there is nothing else to add: every key has its value
             word = word.lstrip("+")
         # torch.distributed.launch adds the local rank, which is in the environment as well.

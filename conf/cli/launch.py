@@ -38,7 +38,6 @@ OF_A_BUCKET = re.compile(r"(AWS|AZURE_STORAGE)_(?!.*(FILE|PATH|PROFILE)$).*")  #
 UNKNOWN_LAUNCHERS = "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "JSM_NAMESPACE_SIZE", "FLUX_JOB_SIZE"
 LAUNCHER_SECONDS = 4.0  # within which the launcher ends this rank, once one of another node has failed
 EXIT_SECONDS = 30  # for a rank that has said why it fails: one that hangs as it ends is left to the launcher
-SECONDS_OF_A_DAY = 24 * 3600
 STARTED = time.time() - time.process_time()  # of this process: another rank may fail while this one imports
 VARIED: list[str] = []  # of a job of a multirun: what names its folder, such as optim.lr-0.01
 
@@ -133,8 +132,7 @@ def begin_job(job: Any, asked: list[str]) -> None:
     Lines of jobs that run side by side begin with the number of the job.
     """
     swept = {word.key_or_group for word in OverridesParser.create().parse_overrides(asked) if word.is_sweep_override()}
-    chosen = [word.lstrip("+") for word in job.overrides.task]
-    chosen = [word for word in chosen if word.partition("=")[0] in swept]
+    chosen = [word for word in job.overrides.task if word.partition("=")[0] in swept]
     VARIED[:] = [re.sub(r"[^\w.-]+", "-", word, flags=re.ASCII)[:60] for word in chosen]
     if job.runtime.choices["hydra/launcher"] != "basic":
         STDOUT.prefix = STDERR.prefix = f"#{job.job.num} "
@@ -271,10 +269,6 @@ def claim_error() -> bool:
     port = re.sub(r"\W", "", os.environ.get("MASTER_PORT", ""))  # one shell may start two groups by hand
     path = Path(tempfile.gettempdir(), f"hydra-yolov3-spp-{os.getuid()}-{os.getppid()}-{port}.lock")
     try:
-        for earlier in path.parent.glob(f"hydra-yolov3-spp-{os.getuid()}-*.lock"):
-            with suppress(FileNotFoundError):  # another rank removes it, too
-                if earlier.stat().st_mtime < STARTED - SECONDS_OF_A_DAY:
-                    earlier.unlink()
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         signal.alarm(EXIT_SECONDS)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
