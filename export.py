@@ -12,7 +12,7 @@ Everything runs on the CPU.
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
     import conf.cli.program
 
-    raise SystemExit(conf.cli.program.start("export"))
+    raise SystemExit(conf.cli.program.start("export"))  # tab completion asks for: @hydra.main
 
 import importlib.util
 import json

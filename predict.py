@@ -13,7 +13,7 @@ labels/*.txt. Ctrl-C stops a prediction and writes what was found so far.
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
     import conf.cli.program
 
-    raise SystemExit(conf.cli.program.start("predict"))
+    raise SystemExit(conf.cli.program.start("predict"))  # tab completion asks for: @hydra.main
 
 import sys
 import time

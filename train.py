@@ -10,7 +10,7 @@ What a run leaves is in runs/<name>/<date_time>/.
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
     import conf.cli.program
 
-    raise SystemExit(conf.cli.program.start("train"))
+    raise SystemExit(conf.cli.program.start("train"))  # tab completion asks for: @hydra.main
 
 from contextlib import ExitStack
 

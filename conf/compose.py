@@ -140,8 +140,8 @@ def from_dictionary(options: Options, schema: type[Config]) -> Config:
 
 
 def to_yaml(config: Any) -> str:
-    """Plain options as YAML, which a later command line can read."""
-    return str(OmegaConf.to_yaml(OmegaConf.structured(config)))
+    """Plain options as YAML for a later command line. OmegaConf 2.4 would write UTF-8 only."""
+    return str(yaml.safe_dump(to_dictionary(config), sort_keys=False, allow_unicode=True))
 
 
 def to_dictionary(config: Any) -> Options:
@@ -157,14 +157,15 @@ def plain(tree: Any) -> Options:
 @cache  # once is enough: Hydra copies what it loads
 def register(name: str, schema: type) -> None:
     """Register the dataclasses under the names that the YAML files use, and files as choices."""
-    Plugins.instance().register(_FileChoices)
-    Plugins.instance().register(_FilesFirst)
+    for plugin in _FileChoices, _FilesFirst:
+        Plugins.instance().register(plugin)
     store = ConfigStore.instance()
-    store.store(name=f"{name}_schema", node=_with_sections(schema))
+    if f"{name}_schema.yaml" not in store.repo:  # of the process that launched this job
+        store.store(f"{name}_schema", _with_sections(schema))
     for section, choices in CHOICES.items():
         for choice, kind in choices.items():
             if f"{choice}_{section}_schema.yaml" not in store.repo:  # of another program
-                store.store(name=f"{choice}_{section}_schema", node=kind)
+                store.store(f"{choice}_{section}_schema", kind)
 
 
 def _composed(name: str, schema: type, overrides: Words) -> DictConfig:
@@ -277,19 +278,21 @@ class _FileChoices(ConfigSource):
 
     def load_config(self, config_path: str) -> ConfigResult:
         group, _, word = config_path.partition("/")
-        path, package = Path(word), None
+        path, package = Path(word), group
         if group == "data":
             content = _data_options(path)
         else:
             content = layouts.load_yaml(path)
-            package = self._get_header_dict(path.read_text(encoding="utf-8"))["package"] or "_global_"
+            package = self._get_header_dict(path.read_text("utf-8"))["package"] or "_global_"
         # Hydra would look for plain names beside the file, but they mean choices of the group.
         content["defaults"] = [
             f"/{group}/{name}@_here_" if isinstance(name, str) and name[:1] != "/" and name != "_self_" else name
             for name in content.get("defaults", [])
         ]
-        options = OmegaConf.create(content)
-        return ConfigResult(self.provider, config_path, config=options, header={"package": package})
+        for entry in content["defaults"]:
+            if isinstance(entry, dict):  # Hydra 1.4 reads a path as groups, but not in a list
+                entry |= {key: [word] for key, word in entry.items() if isinstance(word, str) and "/" in word}
+        return ConfigResult(self.provider, config_path, OmegaConf.create(content), {"package": package})
 
     def is_config(self, config_path: str) -> bool:
         group, _, word = config_path.partition("/")

@@ -1,14 +1,16 @@
 """Linux without what macOS lacks, for interpreters that have this folder on PYTHONPATH."""
 
+import ctypes.util  # noqa: F401 - Debian's has no part for macOS
 import os
 import signal
 import sys
+import sysconfig
 import types
 
+sysconfig.get_config_vars()  # from a file with the name of the platform
 sys.platform = "darwin"
 sys.modules["resource"] = sys.modules["triton"] = None
-# What the standard library of macOS has.
-sys.modules["_scproxy"] = types.ModuleType("_scproxy")
+sys.modules["_scproxy"] = types.ModuleType("_scproxy")  # which macOS has
 vars(sys.modules["_scproxy"]).update(_get_proxies=dict, _get_proxy_settings=dict)
 for module, names in {
     os: ("fork", "forkpty", "posix_fallocate", "posix_fadvise", "sched_getaffinity", "sched_setaffinity"),
