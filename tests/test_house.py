@@ -41,9 +41,8 @@ def sources(part: str) -> list[Path]:
 
 
 def all_sources() -> list[Path]:
-    return [path for folder in FOLDERS for path in sources(folder)] + [
-        REPOSITORY / f"{name}.py" for name in ENTRY_POINTS
-    ]
+    below = [path for folder in FOLDERS for path in sources(folder)]
+    return below + [REPOSITORY / f"{name}.py" for name in ENTRY_POINTS]
 
 
 def module_name(path: Path) -> str:

@@ -89,14 +89,10 @@ def test_what_only_looks_like_a_copy_is_kept(tmp_path: Path) -> None:
     assert (io.files_below(tmp_path, {".jpg"}, left_out), left_out) == (kept, [])
 
 
-def test_a_pattern_from_the_first_folder_on(tmp_path: Path) -> None:
-    path = str(picture(tmp_path / "a.jpg"))
+def test_a_pattern_from_the_first_folder_on_and_brackets_of_one_that_is_there(tmp_path: Path) -> None:
+    path, inside = str(picture(tmp_path / "a.jpg")), picture(tmp_path / "set [1]" / "a.jpg")
     assert [medium.path for medium in find_media(f"/[{path[1]}]{path[2:]}")] == [Path(path)]
-
-
-def test_brackets_of_a_folder_that_is_there(tmp_path: Path) -> None:
-    path = picture(tmp_path / "set [1]" / "a.jpg")
-    assert [medium.path for medium in find_media(f"{path.parent}/*.jpg")] == [path]
+    assert [medium.path for medium in find_media(f"{inside.parent}/*.jpg")] == [inside]
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "gbk", "shift-jis", "utf-16-le"])
@@ -222,8 +218,7 @@ def test_outputs_of_exported_files(outputs: tuple[torch.Tensor, ...], is_right: 
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{}, {"image_size": [64]}, {"stride": 0}, {"batch_size": 2**16}, {"names": []}, {"category_ids": [1]}],
+    "change", [{}, {"image_size": [64]}, {"stride": 0}, {"batch_size": 2**16}, {"names": []}, {"category_ids": [1]}]
 )
 def test_facts_of_exported_files(change: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
     facts = {"names": ["a", "b"], "category_ids": [1, 2], "image_size": [64, 64], "stride": 32, "open": []} | change
