@@ -373,7 +373,5 @@ def locate(config: DataConfig, split: str) -> LocatedSplit:
     shards = [str(image_root), *remote.shards(str(image_root)).items()] if folder != image_root else []
     stamps = [stamp_files([*stamped, str(folder)]).digest, *map(str, shards)]  # a folder's time: files came or went
     return LocatedSplit(
-        stamps,
-        folder,
-        lambda: coco.read_coco(path, image_root, config.names, read and read(path, Path(image_root))),
+        stamps, folder, lambda: coco.read_coco(path, image_root, config.names, read and read(path, Path(image_root)))
     )
