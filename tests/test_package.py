@@ -85,7 +85,7 @@ def bin_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of an environment with the wheel, which finds the other packages where this process does."""
     folder = tmp_path_factory.mktemp("environment")
     for command in (
-        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)],
+        [*"uv build --offline --no-build-isolation -p".split(), sys.executable, "-o", str(folder)],
         [sys.executable, "-m", "venv", "--without-pip", str(folder)],
         [*"uv pip install --offline --no-deps hydra-yolov3-spp".split(), "--python", str(folder), "-f", str(folder)],
     ):
