@@ -177,7 +177,7 @@ def make_writable(folder: Path, key: str) -> None:
 
 def _new_folder(name: str, job: str | None, key: str) -> Path:
     """Create runs/<name>/<job>, or of the time and a multirun's options, for this process alone."""
-    job = job or "-".join([time.strftime("%Y-%m-%d_%H-%M-%S"), *launch.VARIED])
+    job = job or "-".join([time.strftime("%Y-%m-%d_%H-%M-%S"), *launch.VARIED])[:200]  # Linux takes 255
     folder = base = Path("runs", name, job).resolve()
     make_writable(base.parent, key)
     for number in itertools.count(2):

@@ -134,7 +134,7 @@ def begin_job(job: Any, asked: list[str]) -> None:
     swept = {word.key_or_group for word in OverridesParser.create().parse_overrides(asked) if word.is_sweep_override()}
     chosen = [word for word in job.overrides.task if word.partition("=")[0] in swept]
     VARIED[:] = [re.sub(r"[^\w.-]+", "-", word, flags=re.ASCII)[:60] for word in chosen]
-    if job.runtime.choices["hydra/launcher"] != "basic":
+    if job.runtime.choices["hydra/launcher"] != "basic" and "num" in job.job:  # a single run has none
         STDOUT.prefix = STDERR.prefix = f"#{job.job.num} "
 
 

@@ -213,7 +213,7 @@ def find_files(config: Any, splits: Words) -> None:
     for key in ("source", "detections", "names"):
         path = getattr(config, key, None) or "."
         if not (os.path.exists(path) or re.search(r"://|[*?[]|^\d+$", path)):  # an address, a pattern, a camera
-            raise ConfigError(f"{key}={path} is not a file or folder", "a file, a folder or a pattern in quotes")
+            raise ConfigError(f"{key}: there is no {path}", "a file; source= also takes a folder or a quoted pattern")
     for split in splits:
         if config.data.format != "shapes":  # shapes are drawn on first use
             config.data.places(getattr(config, "split", None) or split, Path(config.data.root).absolute())

@@ -43,13 +43,13 @@ CASES = {  # options and what stderr says; for None stdout has the answer
         "resume=nowhere": "resume=nowhere: ",
         "--config-dir nowhere data=cats": "--config-dir nowhere names no folder.",
         "--config-dir": "--config-dir names no folder.",
-        "data=shapes devices=2 model.weights=a.pt": "model.weights: there is no",
+        "data=shapes devices=2 model.weights=a.pt hydra/launcher=joblib": "model.weights: there is no",
     },
     "eval": {
         "--help": None,
         "": "no weights are given",
         "model=yolov3 model.weights=coco": "model= names no data.\nfix: add data=<data set>",
-        "ckpt=nowhere": "there is no checkpoint",
+        "detections=a data=bccd": "detections: there is no a.\nfix: a file; ",
     },
     "predict": {
         "--help": None,
