@@ -24,7 +24,7 @@ PROGRAMS = {"train.py": TrainConfig, "eval.py": EvalConfig, "predict.py": Predic
 FLAGS = "--help -h --hydra-help --version --resolve --run -r --multirun -m --shell-completion -sc".split()
 VALUED_FLAGS = "--package -p --config-dir -cd --experimental-rerun --info -i --cfg -c".split()
 NEXT = re.compile(r"--?[A-Za-z]|[+~]?[\w.-]+=|[A-Z]+\.[A-Z_]{5,}")  # not the value of the word before
-SEVERAL = re.compile(r"[^()\[\]{}\"',]+(,[^()\[\]{}\"',]+)+")
+SEVERAL = re.compile(r"[^()\[\]{}\"',\\]+(,[^()\[\]{}\"',\\]+)+")
 Kinds = Mapping[str, Any]  # the types of all keys of a program
 Mistake = tuple[str, str, str]  # as typed, with name and value; "" for the name of a path, or no value
 
@@ -55,6 +55,7 @@ def answer(wrong: Sequence[Mistake], kinds: Kinds) -> ConfigError:
 def _mistakes(arguments: Sequence[str], kinds: Kinds, takes_words: bool) -> Iterator[Mistake]:
     """All words that are not options."""
     sweeps = "-m" in arguments or "--multirun" in arguments
+    own = re.search(r"(?m)^(-cd|--config-dir|\+*hydra\.searchpath)", "\n".join(arguments))
     words = [word for word in arguments if word not in FLAGS and word != "="]  # with spaces around it
     while words:
         word = words.pop(0)
@@ -69,7 +70,7 @@ def _mistakes(arguments: Sequence[str], kinds: Kinds, takes_words: bool) -> Iter
         if is_flag:
             is_right = name in VALUED_FLAGS and (name not in ("--cfg", "-c") or value in ("job", "hydra", "all"))
         elif equals:
-            is_right = _may_be(name.lstrip("+"), value, kinds, sweeps) or (takes_words and is_file)
+            is_right = _may_be(name.lstrip("+"), value, kinds, sweeps, own) or (takes_words and is_file)
         else:
             is_right = takes_words or word[:1] in ("", "~")
         if is_file and not equals:
@@ -78,8 +79,8 @@ def _mistakes(arguments: Sequence[str], kinds: Kinds, takes_words: bool) -> Iter
             yield name if is_flag else word, name.lstrip("+-"), value
 
 
-def _may_be(key: str, value: str, kinds: Kinds, sweeps: bool) -> bool:
-    """Whether Hydra is to judge ``key=value``."""
+def _may_be(key: str, value: str, kinds: Kinds, sweeps: bool, own: Any) -> bool:
+    """Whether Hydra is to judge ``key=value``; ``own`` choices may have any name."""
     if key not in kinds:
         parent = key.rpartition(".")[0]  # the keys of a list are positions
         is_inside = parent in kinds and section_of(kinds[parent]) is None
@@ -88,7 +89,7 @@ def _may_be(key: str, value: str, kinds: Kinds, sweeps: bool) -> bool:
         return value.startswith("{")
     if SEVERAL.fullmatch(value) and not sweeps:
         return False
-    row = _row_of(key, value)
+    row = "" if own and choices_of(key) and not is_path(value) else _row_of(key, value)
     return "=" not in row or (ROWS[row].startswith("(") and _fits(key, value, kinds))
 
 
@@ -127,8 +128,7 @@ def _fits(key: str, value: str, kinds: Kinds) -> bool:
         return set(listed) <= {"", *choices} or (key == "data" and value[:1] != "[" and is_path(value))
     one = OmegaConf.structured(make_dataclass("One", [("value", kinds[key], MISSING)]))
     with suppress(OmegaConfBaseException, yaml.YAMLError):
-        typed = yaml.safe_load(value) if value[:1] == "[" or value == "null" else value
-        OmegaConf.update(one, "value", typed)
+        OmegaConf.update(one, "value", yaml.safe_load(value) if value[:1] == "[" or value == "null" else value)
         return True
     return False
 

@@ -68,8 +68,7 @@ def prepare_arguments(arguments: Words, schema: type, command: str, bare: str = 
         if word.startswith("train.device="):
             STDERR.write("train.device is called device now, as in the other programs\n")
             word = word.removeprefix("train.")
-        if not word.startswith(("+hydra", "++hydra")):  # there is nothing else to add: every key has its value
-            word = word.lstrip("+")
+        word = re.sub(r"^(?!\+*hydra)\++", "", word)  # every key has its value: only Hydra's take others
         # torch.distributed.launch adds the local rank, which is in the environment as well.
         if not word.startswith(("--local-rank=", "--local_rank=")):
             words.append(word)
