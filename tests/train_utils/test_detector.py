@@ -6,6 +6,7 @@ import shutil
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -170,7 +171,7 @@ def test_a_prediction_is_read_as_arrays_one_by_one_and_drawn(folder, pictures, t
         detector(pictures[2:])[0].speed  # noqa: B018 - the attribute raises
     boxes, scores, classes, names = zip(*found, strict=True)
     assert np.array_equal(boxes, found.boxes_xyxy) and np.array_equal(scores, found.scores)
-    assert np.array_equal(classes, found.classes)
+    assert np.array_equal(classes, found.classes) and asdict(detector(pictures[2:])[0])
     assert list(names) == found.class_names == [detector.names[i] for i in classes]
     assert list(scores) == sorted(scores, reverse=True) and (found.boxes_xyxy <= [200, 150, 200, 150]).all()
     same = found.to_supervision()

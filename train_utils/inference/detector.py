@@ -73,8 +73,6 @@ class Prediction(_Answers):
     all_class_names: Sequence[str] = field(repr=False)  # of every class, in order
     all_category_ids: Sequence[int] = field(repr=False)  # of every class, in the data set
     frame: Frame = field(repr=False)
-    # Milliseconds for preprocess, inference and postprocess; only of a picture called alone.
-    speed: dict[str, float] = field(init=False, repr=False)
 
     @property
     def class_names(self) -> list[str]:
@@ -366,9 +364,9 @@ class Detector(_Answers):
         tick()
         prediction = next(predictor.predict([batch], in_turn=True, on_raw_maps=tick))
         tick()
-        milliseconds = 1000 * np.diff(clock)
-        speed = dict(zip("preprocess inference postprocess".split(), milliseconds.tolist(), strict=True))
-        object.__setattr__(prediction, "speed", speed)
+        times = (1000 * np.diff(clock)).tolist()
+        # No field: the fields of any Prediction have values, as dataclasses.asdict needs.
+        vars(prediction)["speed"] = dict(zip("preprocess inference postprocess".split(), times, strict=True))
         return prediction
 
     predict = __call__  # as other programs call it
