@@ -101,7 +101,7 @@ class TrainSection:
         self.compile = Compile(mode)
         if len(self.multi_scale) != 2 or not 0 < self.multi_scale[0] <= self.multi_scale[1]:
             raise ValueError(f"train.multi_scale must be [low, high] with 0 < low <= high, got {self.multi_scale}")
-        must_fit(self.batch_size, self.micro_batch_size or 1, 1)
+        must_fit(max(self.batch_size, 0), self.micro_batch_size or 1, 1)  # less than 1 is told as such
         if self.rect and isinstance(self.image_size, list):
             raise ConfigError("train.rect=true chooses height and width itself", "train.image_size=<longest side>")
         if type(self.fused_norm) is not bool and self.fused_norm != AUTO:

@@ -54,7 +54,7 @@ def must_fit(batch_size: int, micro_batch_size: int, world_size: int) -> None:
     if batch_size % micro_batch_size or micro_batch_size % world_size:
         fitting = (size for size in range(world_size, batch_size + 1, world_size) if batch_size % size == 0)
         nearest = min(fitting, key=lambda size: abs(size - micro_batch_size))
-        wanted = f"divide train.batch_size={batch_size} and be a multiple of {world_size} ranks"
+        wanted = f"divide train.batch_size={batch_size} and be a multiple of the ranks ({world_size})"
         raise DataError(f"train.micro_batch_size={micro_batch_size} must {wanted}", f"train.micro_batch_size={nearest}")
 
 

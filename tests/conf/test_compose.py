@@ -71,6 +71,7 @@ MISFITS = [
     ("data.root=a=b", "cannot read the option data.root=a=b. fix: quote "),
     ("run_dir=/proc/nothing", "cannot be written"),
     ("train.batch_size=9 train.micro_batch_size=2", "train.micro_batch_size=2 must divide"),
+    ("train.batch_size=-9 train.micro_batch_size=2", "train.batch_size must be >= 1"),
     ("train.batch_size=64", "fewer than train.batch_size=64"),
     ("train.image_size=50", "train.image_size=50 is not a multiple"),
     ("model.weights=nothing.weights", "nothing.weights"),

@@ -142,7 +142,7 @@ def test_multi_scale() -> None:
     [
         (10, None, 4, r"train.batch_size=10 is not a multiple of 4 ranks. fix: train.batch_size=12$"),
         (12, 8, 1, r"train.micro_batch_size=8 must divide train.batch_size=12 and .* fix: train.micro_batch_size=6$"),
-        (12, 3, 2, r"be a multiple of 2 ranks. fix: train.micro_batch_size=2$"),
+        (12, 3, 2, r"be a multiple of the ranks \(2\). fix: train.micro_batch_size=2$"),
         (12, 24, 4, r"fix: train.micro_batch_size=12$"),
         (64, 64, 1, r"has 20 images, fewer than train.batch_size=64. fix: train.batch_size=4$"),
         (21, 21, 21, r"fewer than the 21 ranks. fix: devices=1 train.batch_size=1$"),
