@@ -219,7 +219,7 @@ def explain(error: Exception, schema: Any) -> ConfigError:
         key = str(full_key or unknown[2])
         if key in (kinds := kinds_of(schema)):  # that of another choice
             group = key.partition(".")[0]
-            return ConfigError(f"{key} is not an option of the {group}= that is chosen", "leave it out")
+            return ConfigError(f"{key} is not an option of the {group}= that is chosen", "leave it out; YAML nests it")
         return suggestions.answer([(f"{unknown[1] or ''}{key}=", key, "")], kinds)
     if choice := re.search(r"Could not (?:find|load) '((?:hydra/)?[^/]+)/(.+)'\.?$", text, re.MULTILINE):
         group, name = choice.groups()
