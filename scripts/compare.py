@@ -133,12 +133,14 @@ def print_groups(groups: Sequence[Group]) -> None:
     """Print the settings' metrics, the options that differ, and the folders."""
     metrics = [["setting", "runs", *METRICS, "spread of AP"]]
     options = [["option", *(group.letter for group in groups)]]
-    folders = [["setting", "folder"]]
+    folders = [["setting", "epochs", "folder"]]
     settings: dict[str, Any] = {}
     for group in groups:
         values = map(format_metric, [*map(group.mean, METRICS), group.spread()])
         metrics.append([group.letter, str(len(group.runs)), *values])
-        folders += [[group.letter, str(run)] for run in group.runs]
+        for run in group.runs:
+            done = run_files.progress_of(run)[0] or "-"
+            folders.append([group.letter, f"{done} of {group.setting['train.epochs']}", str(run)])
         settings |= group.setting
     for key in settings:
         texts = [str(group.setting.get(key, "-")) for group in groups]

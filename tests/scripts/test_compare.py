@@ -65,6 +65,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_the_text(runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     names = [str(runs[name]) for name in ("a0", "b0", "a1", "b1", "c")]
     monkeypatch.setattr(sys, "argv", ["compare", *names, "resamples=200"])
+    monkeypatch.setattr("conf.cli.run_files.progress_of", lambda run: (3 * (run == runs["c"]), 0))
     start("compare")
     said = capsys.readouterr().out
     assert "B against A: the gain of 0." in said and "AP is real: 95% interval +0." in said
@@ -75,13 +76,12 @@ def test_the_text(runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys
     assert re.search(r"trained_on\.digest +1 +1 +2$", said, re.M)
     assert "data.workers" not in said and "run_dir" not in said
     assert all(name in said for name in names)
+    assert re.search(r"^A +- of 300 +/", said, re.M) and re.search(r"^C +3 of 7 +/.*/c$", said, re.M)
 
 
 def test_seeds_are_one_setting(runs: dict[str, Path]) -> None:
     groups = read_groups([runs[name] for name in ("a0", "b0", "a1", "b1")])
-    assert [group.runs for group in groups] == [
-        [runs["a0"], runs["a1"]], [runs["b0"], runs["b1"]],
-    ]  # fmt: skip
+    assert [group.runs for group in groups] == [[runs["a0"], runs["a1"]], [runs["b0"], runs["b1"]]]
     values = [read_best(runs[name]).metrics["AP"] for name in ("a0", "a1")]
     assert groups[0].mean() == pytest.approx(np.mean(values))
     assert groups[0].spread() == pytest.approx(np.std(values, ddof=1))
