@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 Int32 = NDArray[np.int32]
 Columns = dict[str, Any]  # arrays by the name of their field
-FORMAT_VERSION = 15  # raise it when the columns or the checks change
+FORMAT_VERSION = 16  # raise it when the columns or the checks change
 # A lost file, something else in its place, a bad sector. Other errors say nothing about the files.
 DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO)
 UNREADABLE_FIX = "free memory or file handles (ulimit -n), or allow reading it"
@@ -237,12 +237,10 @@ def _read(config: DataConfig, split: str, located: LocatedSplit) -> tuple[Column
         source = validate.select_split(source, split, config.split)
     if config.classes is not None:
         source = validate.select_classes(source, config.classes)
+    if config.single_class:
+        source = validate.merge_classes(source)
     columns = validate.check_source(source, split, config.on_error)
     names = list(map(printable, source.categories.values()))
-    if config.single_class:
-        columns["classes"] = np.zeros_like(columns["classes"])
-        columns["category_ids"] = columns["category_ids"][:1]
-        names = ["object"]
     if len(names) > MOST_CLASSES:  # the scorer's tables grow with them, to 100 kB a class
         fix = "data.classes=[<names>] to choose some, or data.single_class=true"
         raise DataError(f"{source.path} has {len(names):,} classes, at most {MOST_CLASSES:,} can be scored", fix)

@@ -31,6 +31,7 @@ TINY_BOXES = f"boxes below {TINY:g} pixels, and no larger one, as if they were f
 UNLIKE = "boxes read as [left, top, width, height] that look like "
 MANY_OUTSIDE = 0.2  # of the boxes, beyond the right and lower edges: their numbers may mean something else
 CROWDS = "crowds (iscrowd=1), which are not learnt"
+REPEATED = "repeated boxes"  # learnt as one, and scored as several
 Columns = dict[str, NDArray[np.generic]]  # of an index, by name
 
 # A kind of finding, which entries are good, and what is wrong with one that is not.
@@ -97,6 +98,14 @@ def select_classes(source: Source, chosen: Any) -> Source:
     most = ", ".join(f"{source.categories[number]} {count}" for number, count in counts)
     source.notes.add("boxes that data.classes leaves out", [most] * bool(most), int(is_other.sum()))
     return replace(_with_boxes(source, np.flatnonzero(~is_other)), categories=kept)
+
+
+def merge_classes(source: Source) -> Source:
+    """Count all classes as the one "object", which has the id of the first."""
+    first, known = next(iter(source.categories)), list(source.categories)
+    source.notes.add("classes that count as object", list(source.categories.values()))
+    ids = np.where(np.isin(source.box_category_ids, known), first, source.box_category_ids)
+    return replace(source, box_category_ids=ids, categories={first: "object"})
 
 
 def _with_boxes(source: Source, boxes: Int64) -> Source:
@@ -210,13 +219,12 @@ def _check_boxes(source: Source, split: str, on_error: OnError, image_used: Flag
         numbers = ", ".join(f"{number:g}" for number in source.boxes_xywh[row])
         return f"{source.path}: {source.box_name(row)} of {image}, box [{numbers}] (x, y, w, h), {problem}"
 
-    not_in_use = f"which is not one of the {len(source.categories)} classes in use"
     checks: Checks = (
         ("boxes of an unknown image", has_image, lambda row: "belongs to no image of the file"),
         (
             "boxes of a class not in use",
             has_category,
-            lambda row: f"has category {source.box_category_ids[row]}, {not_in_use}",
+            lambda row: f"has category {source.box_category_ids[row]}, which is not in use",
         ),
         ("boxes that are not finite", finite, lambda row: "holds a number that is not finite"),
         ("boxes without area", has_area | scored, lambda row: "has no area"),
@@ -247,6 +255,10 @@ def _check_boxes(source: Source, split: str, on_error: OnError, image_used: Flag
     if not scored:
         low, high = np.maximum(start[rows], 0), np.minimum(end[rows], limits[rows])
         source.boxes_xywh[rows] = np.hstack([low, high - low])
+    labels = np.column_stack([positions, source.box_category_ids, source.crowd, source.boxes_xywh])
+    first = np.unique(labels[usable], axis=0, return_index=True)[1]
+    again = np.delete(np.flatnonzero(usable), first)
+    source.notes.add(REPEATED, again, describe=partial(describe, problem="repeats another"))
     return positions, usable
 
 

@@ -30,18 +30,19 @@ import numpy as np
 import models
 from conf import schema
 from conf.cli import run_files
-from data import Annotations, DataConfig, DataError, ImageSource, OnError, check_same_classes, images, layouts, validate
+from data import Annotations, DataConfig, DataError, ImageSource, OnError, check_same_classes, images, layouts
 from data.anchors import LOW_RECALL, Sizes, fix_of_anchors, network_sizes, objects_per_image, recall, too_small
 from data.geometry import ImageSize
 from data.index import read_annotations
 from data.io import Findings
 from data.progress import counted, log, tracked
+from data.validate import CUT, REPEATED, SCORED_EMPTY, SCORED_OUTSIDE, TINY_BOXES, UNLIKE
 from train_utils import build
 from train_utils.report import draw, plots
 
 BOTH = "train and val"
 EVERY_SPLIT = "train", "val", "test"
-FAULTS = (validate.CUT, validate.SCORED_OUTSIDE, validate.SCORED_EMPTY, validate.TINY_BOXES, validate.UNLIKE)
+FAULTS = CUT, REPEATED, SCORED_EMPTY, SCORED_OUTSIDE, TINY_BOXES, UNLIKE
 
 
 @dataclass
@@ -117,7 +118,6 @@ def check_dataset(
         notes = checked.notes[split]
         for kind, count in changed.counts.items():
             (problems if kind.startswith(FAULTS) else notes).add(kind, changed.examples[kind], count)
-        problems.add("repeated boxes", repeated_boxes(annotations), describe=partial(_box_name, annotations))
         empty = np.flatnonzero(objects_per_image(annotations) == 0)
         notes.add("images without boxes", empty, describe=annotations.path)
         with suppress(DataError):  # of which _check_images says more
@@ -170,20 +170,6 @@ def _pixel_hash(source: ImageSource, index: int) -> tuple[bytes | str, str | Non
         return error.sentence, None
     damage = images.jpeg_damage(layouts.read_file(source.annotations.path(index)))
     return hashlib.blake2b(image.tobytes(), key=b"%d x %d" % image.shape[:2]).digest(), damage
-
-
-def repeated_boxes(annotations: Annotations) -> np.ndarray:
-    """The rows (n,) that repeat an earlier one: same image, class, box and crowd flag."""
-    images = np.repeat(np.arange(len(annotations)), np.diff(annotations.offsets))
-    rows = np.column_stack([images, annotations.classes, annotations.crowd, annotations.boxes_xywh])
-    first = np.unique(rows, axis=0, return_index=True)[1]
-    return np.setdiff1d(np.arange(len(rows)), first)
-
-
-def _box_name(annotations: Annotations, row: int) -> str:
-    image = int(np.searchsorted(annotations.offsets, row, side="right")) - 1
-    numbers = ", ".join(f"{number:g}" for number in annotations.boxes_xywh[row])
-    return f"{annotations.path(image)}: {annotations.names[annotations.classes[row]]} [{numbers}] (x, y, w, h)"
 
 
 def text_report(checked: CheckedSet) -> list[str]:

@@ -136,7 +136,7 @@ PLANTED: dict[str, tuple[Plant, DataFormat, str, str, str]] = {
     "cut": (outside("train"), COCO, "train", CUT, "annotation 20"),
     "outside": (outside("val"), COCO, "val", SCORED_OUTSIDE, "annotation "),
     "size": (other_size, COCO, "train", "images that cannot be read", "train/3.jpg has 128 x 96"),
-    "box twice": (box_twice, COCO, "train", "repeated boxes", "1.jpg: cat [21, 30, 40, 24]"),
+    "box twice": (box_twice, COCO, "train", "repeated boxes", "999 of 1.jpg, box [21, 30, 40, 24]"),
     "yolo pixels": (rows("val", 0, "1 60 50 20 20\n"), YOLO, "val", "rows that are not boxes", "0.txt:3 holds '1 60"),
     "yolo row": (rows("val", 2, "1 .5 .5 .1\n"), YOLO, "val", "rows that are not boxes", "2.txt:3 holds '1 .5"),
 }
