@@ -28,7 +28,7 @@ from conf.cli import program
 from conf.schema import EvalConfig
 from data import Annotations
 from data.progress import counted, log
-from train_utils import build, coco_eval, distributed, results, run_folder
+from train_utils import auto, build, coco_eval, distributed, results, run_folder
 from train_utils.distributed import World
 from train_utils.evaluator import score_network
 from train_utils.inference import open_checkpoint
@@ -57,6 +57,9 @@ def evaluate(config: EvalConfig) -> program.Outcome:
         network = open_network(config, val_set, world)
         about["trained_on"] = network.trained_on
         log.info(network.note)
+        now = repr(auto.content_of(val_set))
+        if config.split == "val" and network.val not in ("None", now):
+            log.info(f"the validation set is another one than in the training ({network.val} -> {now})")
         evaluation = score_network(config, network, val_set, world)
     if evaluation is None:
         return program.Outcome({}, out)

@@ -60,8 +60,7 @@ def is_for_validation(file_names: Sequence[str], share: float) -> Flags:
     """
     chosen = []
     for name in file_names:
-        stem = os.path.splitext(os.path.basename(name))[0]
-        stem = COPY.sub("", stem)  # all copies of an image stay in one split
+        stem = COPY.sub("", os.path.splitext(os.path.basename(name))[0])  # all copies stay in one split
         text = f"0 {unicodedata.normalize('NFC', stem)}"  # macOS writes accents as separate characters
         digest = hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).digest()
         chosen.append(int.from_bytes(digest) < share * 2**64)
@@ -102,10 +101,10 @@ def select_classes(source: Source, chosen: Any) -> Source:
 
 def merge_classes(source: Source) -> Source:
     """Count all classes as the one "object", which has the id of the first."""
-    first, known = next(iter(source.categories)), list(source.categories)
+    known = list(source.categories)
     source.notes.add("classes that count as object", list(source.categories.values()))
-    ids = np.where(np.isin(source.box_category_ids, known), first, source.box_category_ids)
-    return replace(source, box_category_ids=ids, categories={first: "object"})
+    ids = np.where(np.isin(source.box_category_ids, known), known[0], source.box_category_ids)
+    return replace(source, box_category_ids=ids, categories={known[0]: "object"})
 
 
 def _with_boxes(source: Source, boxes: Int64) -> Source:
@@ -208,8 +207,7 @@ def _check_boxes(source: Source, split: str, on_error: OnError, image_used: Flag
     scored = split != "train" and on_error != OnError.stop
 
     def image_of(row: int) -> str:
-        width, height = limits[row]
-        return f"its image of {width:g} x {height:g} pixels"
+        return f"its image of {limits[row, 0]:g} x {limits[row, 1]:g} pixels"
 
     def overshoot(row: int) -> str:
         return f"reaches {beyond[row]:,.2f} px out of {image_of(row)}"
@@ -242,7 +240,7 @@ def _check_boxes(source: Source, split: str, on_error: OnError, image_used: Flag
     kind = SCORED_OUTSIDE if scored else CUT
     source.notes.add(kind, rows, describe=lambda row: describe(row, overshoot(row)))
     boxes = source.boxes_xywh[usable]
-    is_tiny = len(boxes) > 0 and boxes[:, 2:].max() < TINY
+    is_tiny = boxes[:, 2:].max(initial=0) < TINY
     other = looks_like(boxes, source.sizes[positions[usable]], source.areas[usable])
     for kind, which, problem in (
         (SCORED_EMPTY, usable & ~has_area, "has no area: no detection can match it"),

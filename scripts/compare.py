@@ -139,8 +139,8 @@ def print_groups(groups: Sequence[Group]) -> None:
         values = map(format_metric, [*map(group.mean, METRICS), group.spread()])
         metrics.append([group.letter, str(len(group.runs)), *values])
         for run in group.runs:
-            done = run_files.progress_of(run)[0] or "-"
-            folders.append([group.letter, f"{done} of {group.setting['train.epochs']}", str(run)])
+            epochs = f"{run_files.progress_of(run)[0] or '-'} of {group.setting['train.epochs']}"
+            folders.append([group.letter, epochs, str(run)])
         settings |= group.setting
     for key in settings:
         texts = [str(group.setting.get(key, "-")) for group in groups]

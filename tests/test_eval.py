@@ -170,9 +170,10 @@ def test_what_out_holds_and_pycocotools_makes_the_same_metrics_of_it(trained, tm
 
 
 @pytest.mark.release
-def test_a_network_is_scored_on_some_of_its_classes(trained: Path, tmp_path: Path) -> None:
+def test_a_network_is_scored_on_some_of_its_classes(trained: Path, tmp_path: Path, capsys) -> None:
     for name, more in (("all", []), ("some", ["data.classes=[star,0]"])):
         evaluate([*of_run(trained, 96), *more, "evaluate.max_detections=10000", f"out={tmp_path / name}"])
+        assert ("validation set is another one than in the training ({'" in capsys.readouterr().out) == bool(more)
     every, some = (json.loads((tmp_path / name / "per_class.json").read_text()) for name in ("all", "some"))
     assert list(some) == ["circle", "star"] and all(some[name]["AP"] == every[name]["AP"] for name in some)
     assert max(row["AP"] for row in some.values()) > 0
@@ -192,12 +193,8 @@ def test_a_run_on_some_classes_is_scored_and_resumed_on_them(tmp_path: Path) -> 
     labels = [row["category_id"] for row in json.loads(annotations.read_text())["annotations"]]
     of_train = evaluate([*of_run(tmp_path, 64), "split=train"]).per_class
     assert [of_train[name]["boxes"] for name in ("circle", "star")] == [labels.count(1), labels.count(4)]
-    for other in (
-        "evaluate.confidence=0.2",
-        "split=test",
-        "data.classes=[star]",
-        f"ckpt={tmp_path}/run/checkpoints/last.pt",
-    ):
+    last = f"ckpt={tmp_path}/run/checkpoints/last.pt"
+    for other in ("evaluate.confidence=0.2", "split=test", "data.classes=[star]", last):
         key = other.partition("=")[0]
         with pytest.raises(
             ConfigError, match=rf"run holds a run, .* \({key} would differ\)\. fix: out=<other folder>$"

@@ -36,7 +36,8 @@ class TrainedNetwork:
     image_size: int | list[int]  # pixels, or height, width
     note: str
     origin: str  # the same without folders of this machine, for files that others get
-    trained_on: dict[str, Any] = field(default_factory=dict)  # digest of the training set, where it is known
+    trained_on: checkpoint.State = field(default_factory=dict)  # digest of the training set, where it is known
+    val: str = "None"  # that of its validation set, as text: a forged value may not compare
     exif: str = "apply"  # data.exif of the training
 
 
@@ -95,8 +96,8 @@ def open_checkpoint(ckpt: str) -> TrainedNetwork:
     size = trained_size(state["config"], ckpt)
     exif = state["config"].get("data", {}).get("exif", "apply")
     ids, note = state["category_ids"], f"{ckpt}: {origin}"
-    trained_on = state.get("data", {})
-    return TrainedNetwork(model.eval(), names, ids, size, note, origin, trained_on, exif)
+    sets = state.get("data", {}), repr(state.get("val"))
+    return TrainedNetwork(model.eval(), names, ids, size, note, origin, *sets, exif)
 
 
 class Facts(msgspec.Struct):
