@@ -29,6 +29,8 @@ HOST = torch.device("cpu")
 PREFETCHED_BATCHES = 4  # per worker, at most
 PINNED_BYTES = 2e9  # of waiting batches in page-locked memory, which other programs cannot use
 PATIENCE = 0.4  # share of the time-out: the cause is reported before other ranks stop waiting
+# Workers obey it from their parent alone; macOS does not name the sender, and there it ends them.
+OF_PARENT = [signal.SIGTERM] if hasattr(signal, "sigwaitinfo") else []
 LOOKING_SECONDS = 10.0  # without a batch, to look whether the workers are alive
 DEVICE_FIELDS = ("images", "targets", "gains")  # that the device needs; the others stay on the host
 MIN_DIVISOR = 1e-6  # of colours: far below the distance between two levels
@@ -157,13 +159,21 @@ class BatchLoader(torch.utils.data.DataLoader[Batch]):
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         return self._loaded() if self.copies is None else copied_ahead(self._loaded(), self.copies)
 
+    def _started(self) -> Iterator[Any]:
+        """Torch's iterator. Its workers inherit a mask: libraries start threads in them at once."""
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, OF_PARENT)
+        try:
+            return super().__iter__()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
     def _loaded(self) -> Iterator[Batch]:
         """The batches on the host."""
         batches = None
         waited = 0.0
         while True:
             try:
-                batches = super().__iter__() if batches is None else batches
+                batches = self._started() if batches is None else batches
                 batch = next(batches, None)
             except RuntimeError as error:
                 if killed := of_killed_loader(error):
@@ -269,8 +279,8 @@ def _start_worker(worker: int) -> None:
     for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     # SIGTERM must not be ignored: the training process ends leftover workers with it.
-    if hasattr(signal, "sigwaitinfo"):  # macOS does not name the sender, and there SIGTERM ends the worker
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    if OF_PARENT:
+        signal.pthread_sigmask(signal.SIG_BLOCK, OF_PARENT)
         threading.Thread(target=_obey_parent, daemon=True).start()
     end_with_parent()  # torch looks for the forkserver, which would wait for us; its thread inherits the mask
     cv2.setNumThreads(0)

@@ -9,7 +9,7 @@ Variants take turns, each in a fresh process, because memory settings outlast a 
 import multiprocessing
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -45,34 +45,6 @@ def configured(*options: str) -> schema.TrainConfig:
     return compose.compose("train", schema.TrainConfig, ["data=shapes", *options])
 
 
-def new_step(
-    network: Darknet, world: distributed.World, dtype: torch.dtype | None, compiled: str = "off"
-) -> Callable[[Iterable[Batch]], engine.EpochResult]:
-    """A function that trains on batches as train.py does: input, forward, loss, backward, update.
-
-    ``network`` is on its device; ``dtype`` is autocast's, and ``compiled`` train.compile.
-    """
-    config = configured()
-    state = train_state.TrainState.create(network, config, STEPS // config.train.epochs, {})
-    state.scaler = torch.amp.GradScaler(world.device.type, enabled=dtype is torch.float16)
-    loss: Any = build.build_loss(network.heads, config.loss)
-    to_input: Any = Batch.network_input
-    if compiled != "off":
-        loss, to_input = compile.compile_step(network, loss, to_input, compiled, 1)
-    forward = engine.ForwardPass(distributed.wrap_ddp(network, world), loss, to_input, dtype, world)
-    return partial(
-        engine.train_one_epoch,
-        forward,
-        state,
-        guard=engine.NonFiniteGuard(network, 50, print),
-        stop=distributed.StopRequest(),
-        writer=checkpoint.CheckpointWriter(Path(), print),
-        log_step=lambda step, metrics: None,
-        progress=progress.Progress(0, "", enabled=False),
-        accumulate=1,
-    )
-
-
 def synthetic(images: int, side: int, device: torch.device) -> Batch:
     """A batch of noise on the device, with boxes and colour gains, the same each time."""
     torch.manual_seed(0)
@@ -97,15 +69,31 @@ def take_turns(measured: Callable[[str], float], names: Sequence[str], rounds: i
 
 
 def measure(model: str, image_size: int, batch_size: int, variant: str) -> float:
-    """Median seconds per step; call it in a fresh process."""
+    """Median seconds per step of train.py, from input to update; call it in a fresh process."""
     precision, _, change = variant.partition(" ")
     options = [f"train.{name}={str(name == change).lower()}" for name in ("sync_bn", "fused_norm")]
-    config, world = configured(*options).train, distributed.init_distributed_mode("auto", 600)
-    numerics.prepare_numerics(config)
+    config, world = configured(*options), distributed.init_distributed_mode("auto", 600)
+    numerics.prepare_numerics(config.train)
     network = new_network(model).to(world.device).to(memory_format=torch.channels_last)
-    sync_batchnorm.convert_batch_norm(network, config, world, batch_size)
+    sync_batchnorm.convert_batch_norm(network, config.train, world, batch_size)
     dtype = None if precision == "float32" else getattr(torch, precision)
-    step = new_step(network, world, dtype, "default" if change == "compiled" else "off")
+    state = train_state.TrainState.create(network, config, STEPS // config.train.epochs, {})
+    state.scaler = torch.amp.GradScaler(world.device.type, enabled=dtype is torch.float16)
+    loss: Any = build.build_loss(network.heads, config.loss)
+    to_input: Any = Batch.network_input
+    if change == "compiled":
+        loss, to_input = compile.compile_step(network, loss, to_input, "default", 1)
+    step = partial(
+        engine.train_one_epoch,
+        engine.ForwardPass(distributed.wrap_ddp(network, world), loss, to_input, dtype, world),
+        state,
+        guard=engine.NonFiniteGuard(network, 50, print),
+        stop=distributed.StopRequest(),
+        writer=checkpoint.CheckpointWriter(Path(), print),
+        log_step=lambda step, metrics: None,
+        progress=progress.Progress(0, "", enabled=False),
+        accumulate=1,
+    )
     batch, steps = synthetic(batch_size, image_size, world.device), STEPS_AT_ONCE
     if world.device.type == "cpu":
         batch.gains, steps = batch.gains[:0], 1  # the loader changes colours there

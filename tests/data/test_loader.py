@@ -8,6 +8,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -125,9 +126,11 @@ def test_a_worker_that_hangs_or_is_killed_ends_the_epoch_with_a_sentence(coco_se
 
 
 def test_workers_outlive_the_signals_of_others_and_end_by_their_parent_s(coco_set) -> None:
-    loader = plain_loader(coco_set, NO_AUGMENT, 2)
+    loader, forks = plain_loader(coco_set, NO_AUGMENT, 2), [True]  # with a thread each, as some libraries start
+    os.register_at_fork(after_in_child=lambda: forks and Thread(target=time.sleep, args=(60,), daemon=True).start())
     batches = iter(loader)
     next(batches), next(batches)  # both workers have started
+    forks.clear()
     workers = loader._iterator._workers
     for name in ("TERM", "USR1", "USR2", "HUP", "INT"):
         subprocess.run(["kill", f"-{name}", *(str(worker.pid) for worker in workers)], check=True)
