@@ -71,7 +71,7 @@ def resampled_aps(runs: Sequence[Evaluation], draws: ndarray) -> ndarray:
     AP is pycocotools' mean over the classes with boxes, the IoUs and 101 recalls of the best
     precision at that recall or a higher one.
     """
-    matches = [find_matches(run.truth, run.detections) for run in runs]
+    matches = [find_matches(run.truth, run.detections, ious=10) for run in runs]
     return np.array([resampled_ap(of_run, draws) for of_run in matches])
 
 

@@ -68,11 +68,14 @@ def choose_scorer(wanted: Scorer = Scorer.auto) -> str:
     return f"pycocotools {version('pycocotools')}"
 
 
-def match(truth: GroundTruth, detections: Detections, scorer: str | None = None, every_size: bool = True) -> Any:
+def match(
+    truth: GroundTruth, detections: Detections, scorer: str | None = None, every_size: bool = True, ious: int = 10
+) -> Any:
     """Return COCOeval of pycocotools or hotcoco after ``evaluate`` and ``accumulate``.
 
     It numbers images, classes, boxes and detections from 1. ``scorer`` comes from choose_scorer.
-    ``every_size`` matches small, medium and large boxes once more.
+    ``every_size`` matches small, medium and large boxes once more; ``ious`` of COCO's ten count,
+    from .5 on.
     """
     assert np.isin(detections["image_id"], truth.image_ids).all(), "a detection on an unknown image"
     by_id = np.argsort(truth.image_ids)
@@ -100,6 +103,7 @@ def match(truth: GroundTruth, detections: Detections, scorer: str | None = None,
     parameters = evaluation.params
     if not every_size:
         parameters.areaRng, parameters.areaRngLbl = parameters.areaRng[:1], parameters.areaRngLbl[:1]
+    parameters.iouThrs = parameters.iouThrs[:ious]
     evaluation.params = parameters  # hotcoco's is a copy
     evaluation.evaluate()
     evaluation.accumulate()
@@ -145,38 +149,39 @@ def score(truth: GroundTruth, detections: Detections, scorer: str | None = None)
 
 
 class Matches(NamedTuple):
-    """n detections, by class and image, and boxes of K classes on N images, at COCO's 10 IoUs."""
+    """n detections, by class and image, and boxes of K classes on N images, at T of COCO's IoUs."""
 
     classes: ndarray  # int64 (n,)
     images: ndarray  # int64 (n,) positions in the order of image ids
     scores: ndarray  # float64 (n,)
-    right: ndarray  # bool (10, n) matched with a box that counts
-    wrong: ndarray  # bool (10, n) matched with none; those matched with crowds are neither
+    right: ndarray  # bool (T, n) matched with a box that counts
+    wrong: ndarray  # bool (T, n) matched with none; those matched with crowds are neither
     boxes: ndarray  # int64 (K, N) number of boxes that count, all but crowds
     found: ndarray  # int64 (n,) positions in canonical order
     labels: ndarray  # int64 (n,) the box that each is matched with at IoU .5; -1: none
 
 
-def find_matches(truth: GroundTruth, detections: Detections, scorer: str | None = None) -> Matches:
-    """The matches that AP is computed from; ``scorer`` is that of ``match``."""
-    pairs = filter(None, match(truth, detections, scorer, every_size=False).evalImgs)
+def find_matches(truth: GroundTruth, detections: Detections, scorer: str | None = None, ious: int = 1) -> Matches:
+    """The matches that AP is computed from; ``scorer`` and ``ious`` are those of ``match``."""
+    pairs = filter(None, match(truth, detections, scorer, every_size=False, ious=ious).evalImgs)
     boxes = np.zeros((len(truth.names), len(truth.image_ids)), np.int64)
     places, scores = [], []
     numbers = []
-    matches, ignores = [np.zeros((10, 0))], [np.zeros((10, 0))]
+    matches: list[list[int]] = [[] for _ in range(ious)]
+    ignores: list[list[int]] = [[] for _ in range(ious)]
     for pair in sorted(pairs, key=itemgetter("category_id", "image_id")):
         place = pair["category_id"] - 1, pair["image_id"] - 1
-        boxes[place] = np.logical_not(pair["gtIgnore"]).sum()
+        boxes[place] = [*pair["gtIgnore"]].count(0)
         places += [place] * len(pair["dtScores"])
         scores += pair["dtScores"]
         numbers += pair["dtIds"]
-        matches.append(np.reshape(pair["dtMatches"], (10, -1)))
-        ignores.append(np.reshape(pair["dtIgnore"], (10, -1)))
+        for iou in range(ious):
+            matches[iou].extend(pair["dtMatches"][iou])
+            ignores[iou].extend(pair["dtIgnore"][iou])
     classes, images = np.array(places, np.int64).reshape(-1, 2).T
-    partners = np.hstack(matches)
-    counted = np.hstack(ignores) == 0
+    partners, counted = np.array(matches, np.int64), ~np.array(ignores, bool)
     right, wrong = (partners > 0) & counted, (partners == 0) & counted
-    found, labels = np.array(numbers, np.int64) - 1, partners[0].astype(np.int64) - 1
+    found, labels = np.array(numbers, np.int64) - 1, partners[0] - 1
     return Matches(classes, images, np.array(scores, np.float64), right, wrong, boxes, found, labels)
 
 

@@ -56,7 +56,7 @@ def assert_equal_to_pycocotools(case: Case, truth_file: Path, category_ids: list
         labels = expected.cocoGt.loadAnns(expected.cocoGt.getAnnIds(catIds=ids, iscrowd=0))
         assert line[1:3] == [str(len({label["image_id"] for label in labels})), str(len(labels))]
 
-    matches = find_matches(truth, found)
+    matches = find_matches(truth, found, ious=10)
     columns = matches.classes, matches.images, matches.scores, *matches.right, *matches.wrong
     image_ids, points, boxes = sorted(truth.image_ids.tolist()), [], np.zeros_like(matches.boxes)
     for pair in expected.evalImgs:

@@ -246,7 +246,7 @@ def count_confusions(evaluation: Evaluation, threshold: float) -> ndarray:
     classes = len(truth.names)
     labelled = np.append(truth.classes, classes)  # the last one is for match 0: none
     counts = np.zeros((classes + 1, classes + 1), np.int64)
-    for image in match(one_class, found, evaluation.scorer, every_size=False).evalImgs:
+    for image in match(one_class, found, evaluation.scorer, every_size=False, ious=1).evalImgs:
         if image is not None:
             label_ids, found_ids, ignored = np.array([image["dtMatches"][0], image["dtIds"], image["dtIgnore"][0]], int)
             np.add.at(counts, (labelled[label_ids - 1], reported[found_ids - 1]), 1 - ignored)
