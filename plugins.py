@@ -56,8 +56,6 @@ def import_plugins(files: Sequence[str]) -> None:
 @cache
 def _additions_of(path: Path) -> list[dict[str, Any]]:
     """Import a file; return what it adds to each of DICTIONARIES."""
-    if not path.is_file():
-        raise ConfigError(f"plugins: there is no {path}", "plugins=[<its file>], as seen from the current folder")
     before = [set(dictionary) for dictionary in DICTIONARIES]
     sys.path.append(str(path.parent))  # spawned loader workers import it by its name
     spec = importlib.util.find_spec(path.stem)

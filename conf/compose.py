@@ -218,8 +218,10 @@ def explain(error: Exception, schema: Any) -> ConfigError:
     if unknown := re.search(r"(?ms)\A(In '[^']+': )?.*?(?:Could not override '|^Key '(?=[^']+' not in))([^']+)", text):
         key = str(full_key or unknown[2])
         if key in (kinds := kinds_of(schema)):  # that of another choice
+            if unknown[1]:
+                return ConfigError(f"{unknown[1]}{key} has a dot", "the section, and the key nested below it")
             group = key.partition(".")[0]
-            return ConfigError(f"{key} is not an option of the {group}= that is chosen", "leave it out; YAML nests it")
+            return ConfigError(f"{key} is not an option of the {group}= that is chosen", "leave it out")
         return suggestions.answer([(f"{unknown[1] or ''}{key}=", key, "")], kinds)
     if choice := re.search(r"Could not (?:find|load) '((?:hydra/)?[^/]+)/(.+)'\.?$", text, re.MULTILINE):
         group, name = choice.groups()

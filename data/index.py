@@ -226,7 +226,7 @@ def _read(config: DataConfig, split: str, located: LocatedSplit) -> tuple[Column
     if config.format != DataFormat.shapes:
         _note_what_is_beside(config, split, source)
     if config.format in (DataFormat.yolo, DataFormat.voc):
-        ids = np.array(validate.ids_by_name(source.file_names), np.int64)
+        ids = np.array(validate.ids_by_name(source.file_names), np.int64)  # as predict.py's of the same images
         of_boxes = ids[np.searchsorted(source.image_ids, source.box_image_ids)]
         source = replace(source, image_ids=ids, box_image_ids=of_boxes)
     turn = headers.TurnRule(config.exif, unclear=True)

@@ -73,7 +73,7 @@ def check(config: schema.CheckDataConfig) -> CheckedSet:
     out = Path(config.out or f"runs/check_data/{config.data.name}_{time.strftime('%Y-%m-%d_%H-%M-%S')}")
     run_files.refuse_existing(out, "out")
     out.mkdir(parents=True, exist_ok=True)  # before anything is read
-    splits = [config.split.value] if config.split else EVERY_SPLIT
+    splits = [config.split] if config.split else EVERY_SPLIT
     checked = check_dataset(config.data, config.image_size, anchors, config.min_iou, splits)
     sentence = models.warn_of_reach(heads, config.image_size)
     if sentence is not None:

@@ -25,7 +25,7 @@ from hydra.core.hydra_config import HydraConfig
 from conf import CONF_DIR, ConfigError, TrainError, compose, schema
 from conf.cli import command_line, help, launch, run_files
 from conf.cli.from_checkpoint import complete_conversion, complete_from_checkpoint, complete_training
-from conf.options import Options, Words, refuse_unread
+from conf.options import Options, Words, at_home, refuse_unread
 from data.errors import as_started, word_of
 from data.output import LOST, keep_numbers
 from models.cfg import ZOO, load_cfg
@@ -60,6 +60,8 @@ class Program:
     def complete(self, options: Options, named: Words) -> Options:
         """Import the plugins that the composed ``options`` name, then fill in the options."""
         plugins = options.get("plugins", [])
+        if missing := [file for file in plugins if not os.path.isfile(at_home(file))]:
+            raise ConfigError(f"plugins: there is no {missing[0]}", "plugins=[<its file>], as seen from this folder")
         ours = __name__.replace("conf.cli.program", "plugins")  # in an application below hydra_yolov3_spp
         if plugins or ours in sys.modules:  # otherwise there is nothing to do, and this imports torch
             from plugins import import_plugins
@@ -87,8 +89,6 @@ PROGRAMS = {  # the key is the name of the YAML file in conf/
     "compare": Program(schema.CompareConfig, "scripts.compare:compare", bare="runs..."),
     "tune": Program(schema.TuneConfig, "scripts.tune:tune"),
 }
-
-
 PRINTING = "eval", "compare", "anchors", "get_weights"  # programs whose results are what they print
 
 

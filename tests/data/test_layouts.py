@@ -256,7 +256,7 @@ def test_a_file_of_our_own_options_and_a_choice_by_its_name(yolo_set: YoloSet, m
     assert (mine.name, mine.root, mine.format) == ("cats", "/data/cats", "coco") and mine.train.images == "train2017"
     assert composed("train", "data=coco").root == "datasets/coco"  # bare words are names
     yolo_set.write("dots.yaml", "train.epochs: 7\n")
-    for word, said in (("data=mine", r"did you mean data=mine/\? there are: bccd"), ("experiment=dots.yaml", "nests")):
+    for word, said in (("data=mine", r"did you mean data=mine/\? there are: bccd"), ("experiment=dots.yaml", "a dot")):
         with pytest.raises(ConfigError, match=said):
             composed("train", word)
     assert composed("train", "data=./coco").root == f"{yolo_set.root}/coco/data.yaml"

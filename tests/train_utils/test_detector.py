@@ -164,9 +164,9 @@ def test_a_call_has_its_own_limits_in_any_thread(folder: Path, pictures: list[Pa
 
 def test_a_prediction_is_read_as_arrays_one_by_one_and_drawn(folder, pictures, tmp_path) -> None:
     detector = Detector(folder / "random.pt", **LOW)
-    start = time.perf_counter()
+    detector._predictor.for_one.register_forward_pre_hook(lambda *_: time.sleep(0.2))
     found = detector(pictures[2])
-    assert 0 < sum(found.speed.values()) <= 1000 * (time.perf_counter() - start) and found.speed["inference"] > 0
+    assert found.speed["inference"] >= 200 > min(found.speed.values()) > 0 and len(found.speed) == 3
     with pytest.raises(AttributeError, match=r"no attribute speed. fix: call the picture alone"):
         detector(pictures[2:])[0].speed  # noqa: B018 - the attribute raises
     boxes, scores, classes, names = zip(*found, strict=True)

@@ -54,7 +54,7 @@ def draw_evaluation(folder: Path, evaluation: Evaluation, read: Read, name_of: N
     threshold = evaluation.at_best_f1["threshold"]
     if threshold == ABSENT:
         threshold = USUAL_THRESHOLD
-    sheet = folder / "val_detections.jpg"
+    sheet = folder / f"{evaluation.about.get('split', 'val')}_detections.jpg"
     save_plot(folder / "precision_recall.png", warn, draw_precision_recall, evaluation)
     save_plot(folder / "confidence.png", warn, draw_over_confidence, evaluation)
     save_plot(folder / "confusion.png", warn, draw_confusion, evaluation, threshold)
