@@ -167,8 +167,8 @@ def find_matches(truth: GroundTruth, detections: Detections, scorer: str | None 
     boxes = np.zeros((len(truth.names), len(truth.image_ids)), np.int64)
     places, scores = [], []
     numbers = []
-    matches: list[list[int]] = [[] for _ in range(ious)]
-    ignores: list[list[int]] = [[] for _ in range(ious)]
+    matches: Any = [[] for _ in range(ious)]  # lists of whole numbers, by IoU
+    ignores: Any = [[] for _ in range(ious)]
     for pair in sorted(pairs, key=itemgetter("category_id", "image_id")):
         place = pair["category_id"] - 1, pair["image_id"] - 1
         boxes[place] = [*pair["gtIgnore"]].count(0)

@@ -60,7 +60,7 @@ class Program:
     def complete(self, options: Options, named: Words) -> Options:
         """Import the plugins that the composed ``options`` name, then fill in the options."""
         plugins = options.get("plugins", [])
-        if missing := [file for file in plugins if not os.path.isfile(at_home(file))]:
+        if missing := [file for file in plugins if not os.path.isfile(at_home(str(file)))]:
             raise ConfigError(f"plugins: there is no {missing[0]}", "plugins=[<its file>], as seen from this folder")
         ours = __name__.replace("conf.cli.program", "plugins")  # in an application below hydra_yolov3_spp
         if plugins or ours in sys.modules:  # otherwise there is nothing to do, and this imports torch
